@@ -1,0 +1,30 @@
+"""posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
+
+from posenc import frequencies, functional
+from posenc.attention import Explanation, attention, explain
+from posenc.bibliography import cite
+from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.encodings import (
+    ENCODINGS,
+    T5,
+    ALiBi,
+    Binary,
+    Integer,
+    Learned,
+    NoPE,
+    Normalized,
+    Rotary,
+    Sinusoidal,
+    create,
+    from_spec,
+)
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ENCODINGS", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned", "NoPE",
+    "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "create", "explain",
+    "frequencies", "from_spec", "functional",
+]  # fmt: skip

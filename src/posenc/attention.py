@@ -1,0 +1,165 @@
+"""The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.backends import BACKENDS, Backend, Problem
+from posenc.encoding import Encoding, as_terms
+from posenc.errors import InputError, unknown
+from posenc.positions import Positions
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Encoding | None = None,
+    positions: Positions | None = None,
+    *,
+    causal: bool | None = None,
+    scale: float | None = None,
+    sink: float | Tensor | None = None,
+    dropout_p: float = 0.0,
+    layer: int = 0,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention under a positional encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
+
+    Args:
+        q: (batch, num_heads, num_queries, head_dim), not yet rotated.
+        k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated; num_heads is a multiple of num_kv_heads
+            (grouped-query attention), and keys are not copied per head.
+        v: (batch, num_kv_heads, num_keys, any width).
+        encoding: what position does; its `rotate`, `bias`, `values` and `scale` act here (`embed` acts on the
+            model's input). None: nothing.
+        positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
+            num_queries == num_keys if an encoding or causal uses them.
+        causal: overrides the positions' own causality.
+        scale: overrides the encoding's factor of q . k.
+        sink: logit of an extra key whose value is zero, a number or one per head (num_heads,): 0.0 is softmax_1,
+            exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink.
+        dropout_p: probability of dropping an attention weight.
+        layer: index of the layer, for encodings that differ per layer.
+        backend: "auto" (the fastest exact one), "sdpa", or "reference".
+
+    A query that sees no key gets zeros. Raises InputError for shapes that do not fit, an unknown backend, or a
+    backend that cannot serve the request (the message says why).
+    """
+    problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer)
+    return _choose(problem, backend).attend(problem)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backend `attention` takes, why, what it costs, and what would be faster."""
+
+    backend: str
+    reason: str
+    extra_bytes: int
+    """Memory on top of q, k, v and the output."""
+    faster: str
+
+    def __str__(self) -> str:
+        size = f"{self.extra_bytes / 2**20:.1f} MiB" if self.extra_bytes >= 2**20 else f"{self.extra_bytes} bytes"
+        return f"{self.backend}: {self.reason}; {size} extra" + (f"; {self.faster}" if self.faster else "")
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Encoding | None = None,
+    positions: Positions | None = None,
+    *,
+    causal: bool | None = None,
+    scale: float | None = None,
+    sink: float | Tensor | None = None,
+    dropout_p: float = 0.0,
+    layer: int = 0,
+    backend: str = "auto",
+) -> Explanation:
+    """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
+    problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer)
+    chosen = _choose(problem, backend)
+    name = next(name for name, known in BACKENDS.items() if known is chosen)
+    return Explanation(name, *chosen.plan(problem))
+
+
+def _choose(problem: Problem, name: str) -> Backend:
+    if name == "auto":
+        return next(b for b in BACKENDS.values() if b.refusal(problem) is None)
+    if name not in BACKENDS:
+        raise unknown("backend", name, ["auto", *BACKENDS])
+    refusal = BACKENDS[name].refusal(problem)
+    if refusal is not None:
+        raise InputError(f"backend={name!r} cannot serve this: {refusal}; pass backend='auto'")
+    return BACKENDS[name]
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
+    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int,
+) -> Problem:  # fmt: skip
+    _check_shapes(q, k, v)
+    if positions is None:
+        if q.shape[2] != k.shape[2] and (causal or encoding is not None):
+            raise InputError(
+                f"{q.shape[2]} queries and {k.shape[2]} keys without positions: say where they are, "
+                "e.g. positions=Positions.arange(n, offset=cached)"
+            )
+        if q.shape[2] == k.shape[2]:
+            positions = Positions.arange(q.shape[2], device=q.device)
+        else:
+            where = [Positions.arange(n, device=q.device) for n in (q.shape[2], k.shape[2])]
+            positions = Positions.cross(*where)
+    if causal is not None:
+        positions = positions.with_causal(causal)
+    _check_positions(q, k, positions)
+    if not 0 <= dropout_p < 1:
+        raise InputError(f"dropout_p={dropout_p}: a probability below 1")
+    head_dim = q.shape[-1]
+    terms, values, factor = [], None, float(head_dim**-0.5)
+    if encoding is not None:
+        terms = as_terms(encoding.bias(q, k, positions, layer))
+        values = encoding.values(positions, layer)
+        factor = encoding.scale(head_dim) if scale is None else scale
+        q, k = encoding.rotate(q, k, positions, layer)
+    elif scale is not None:
+        factor = scale
+    logit = None
+    if sink is not None:
+        logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):
+            raise InputError(f"sink of shape {tuple(logit.shape)}: pass a number or one logit per head ({q.shape[1]},)")
+        logit = logit.expand(q.shape[1])
+    return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim)")
+        if not x.is_floating_point() or x.dtype != q.dtype or x.device != q.device:
+            raise InputError(
+                f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them one float dtype"
+            )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
+    if q.shape[1] % k.shape[1]:
+        raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
+
+
+def _check_positions(q: Tensor, k: Tensor, positions: Positions) -> None:
+    if (positions.num_queries, positions.num_keys) != (q.shape[2], k.shape[2]):
+        raise InputError(
+            f"positions are for {positions.num_queries} queries and {positions.num_keys} keys, "
+            f"q has {q.shape[2]} and k has {k.shape[2]}"
+        )
+    if positions.batch not in (1, q.shape[0]):
+        raise InputError(
+            f"positions have {positions.batch} rows, q has a batch of {q.shape[0]}: give one row or as many"
+        )
+    if positions.q.device != q.device:
+        raise InputError(f"positions are on {positions.q.device}, q on {q.device}: use positions.to(q.device)")

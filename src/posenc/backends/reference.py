@@ -1,0 +1,51 @@
+"""The oracle: the equation as the papers write it, one dense tensor per symbol, in float64 if the inputs are."""
+
+import torch
+from torch import Tensor
+
+from posenc.backends.problem import Problem
+from posenc.bias import dense_sum
+
+
+class Reference:
+    """Serves everything, slowly and in num_queries x num_keys memory."""
+
+    def refusal(self, problem: Problem) -> str | None:
+        return None
+
+    def plan(self, problem: Problem) -> tuple[str, int, str]:
+        batch, heads, queries = problem.q.shape[:3]
+        cells = batch * heads * queries * problem.k.shape[2]
+        size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
+        why = "a term on the values needs the probabilities" if problem.values is not None else "asked for"
+        return f"{why}: scores and probabilities are materialised", 3 * cells * size, ""
+
+    def attend(self, problem: Problem) -> Tensor:
+        positions, dtype = problem.positions, problem.q.dtype
+        precise = torch.promote_types(dtype, torch.float32)
+        groups = problem.q.shape[1] // problem.k.shape[1]
+        q = problem.q.to(precise)
+        k, v = (x.to(precise).repeat_interleave(groups, dim=1) for x in (problem.k, problem.v))
+
+        scores = problem.scale * (q @ k.mT)
+        bias = dense_sum(problem.bias, q.device)
+        if bias is not None:
+            scores = scores + bias
+        visible = positions.mask()
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if problem.sink is not None:
+            sink = problem.sink.to(precise)[:, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, sink), -1)
+        # a row without any visible key has no softmax; its weights are zero
+        empty = ~visible.any(-1, keepdim=True) if problem.sink is None else torch.zeros_like(visible[..., :1])
+        weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)[..., : k.shape[2]]
+        weights = torch.nn.functional.dropout(weights, problem.dropout_p)
+
+        out = weights @ v
+        if problem.values is not None:
+            at = problem.values.index(positions.q[:, :, None] - positions.k[:, None, :])
+            table = problem.values.table.to(precise)
+            binned = weights.new_zeros(*weights.shape[:3], table.shape[-2])
+            binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)
+            out = out + binned @ table
+        return out.to(dtype)

@@ -1,0 +1,172 @@
+"""The score-side structures: what an encoding may add to the attention scores, as structure rather than as a tensor.
+
+Each structure gives one closure, `score_mod()`, in FlexAttention's signature and written on positions with
+broadcastable operations. Fused by FlexAttention it is a kernel; evaluated on broadcast index grids it is the dense
+bias. There is no second implementation that could drift. `distance` is always query position minus key position:
+positive when the key is in the past. Terms are added after the scores have been scaled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from posenc.positions import Positions, grid_indices, rowwise
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+OfDistance = Callable[[Tensor], Tensor]
+
+
+class Score:
+    """One additive term b_ij of the attention scores."""
+
+    num_heads: int
+    num_queries: int
+    num_keys: int
+    batch: int
+
+    def score_mod(self) -> ScoreMod:
+        """The term as (score, batch, head, query index, key index) -> score, on broadcastable index tensors."""
+        raise NotImplementedError  # abstract: the structures below define it
+
+    def dense(self, device: torch.device) -> Tensor:
+        """The term as a (batch or 1, num_heads, num_queries, num_keys) tensor."""
+        grid = grid_indices(self.batch, self.num_heads, self.num_queries, self.num_keys, device)
+        term = self.score_mod()(torch.zeros((), device=device), *grid)
+        return term.expand(self.batch, self.num_heads, self.num_queries, self.num_keys)
+
+
+@dataclass(eq=False)
+class Relative(Score):
+    """b[head, distance]: T5, ALiBi, KERPLE and every bias that depends on the distance alone.
+
+    function(head, distance) -> bias takes broadcastable tensors; distance has a trailing axes dimension when the
+    positions have one.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    num_heads: int
+    positions: Positions
+
+    def __post_init__(self) -> None:
+        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
+        self.batch = self.positions.batch
+
+    def score_mod(self) -> ScoreMod:
+        q, k = rowwise(self.positions.q), rowwise(self.positions.k)
+        return lambda score, b, h, i, j: score + self.function(h, q(b, i) - k(b, j))
+
+    def vector(self, device: torch.device) -> Tensor:
+        """Every value a contiguous sequence needs, (num_heads, num_queries + num_keys - 1), from the longest
+        distance (last query, first key) to the shortest: entry r + j belongs to the r-th query from the end."""
+        assert self.positions.start is not None
+        first_query, first_key = self.positions.start
+        longest = first_query + self.num_queries - 1 - first_key
+        distance = longest - torch.arange(self.num_queries + self.num_keys - 1, device=device)
+        heads = torch.arange(self.num_heads, device=device)
+        return self.function(heads[:, None], distance).expand(self.num_heads, -1)
+
+    def dense(self, device: torch.device) -> Tensor:
+        if self.positions.start is None:
+            return super().dense(device)
+        return hankel(self.vector(device), self.num_keys).flip(-2)[None]
+
+
+def hankel(vector: Tensor, num_keys: int) -> Tensor:
+    """The Hankel view (..., rows, num_keys) of a vector (..., rows + num_keys - 1): entry [r, j] is vector[r + j].
+    No copy. Read with the queries reversed, it is a bias that depends on the distance alone."""
+    return vector.unfold(-1, num_keys, 1)
+
+
+@dataclass(eq=False)
+class _Projected(Score):
+    content: Tensor  # (batch, num_heads, n, head_dim), any factor of the scale already applied
+    table: Tensor  # (num_heads or 1, rows, head_dim)
+    index: OfDistance  # distance -> row of the table
+    positions: Positions
+
+    def __post_init__(self) -> None:
+        self.batch, self.num_heads = self.content.shape[:2]
+        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
+
+    def _mod(self, of_query: bool) -> ScoreMod:
+        projected = self.content @ self.table.mT  # (batch, num_heads, n, rows)
+        q, k = rowwise(self.positions.q), rowwise(self.positions.k)
+
+        def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + projected[b, h, i if of_query else j, self.index(q(b, i) - k(b, j))]
+
+        return mod
+
+
+class QueryRelative(_Projected):
+    """q_i . r[distance]: Shaw's keys, Transformer-XL and XLNet, DeBERTa's content-to-position."""
+
+    def score_mod(self) -> ScoreMod:
+        return self._mod(of_query=True)
+
+
+class KeyRelative(_Projected):
+    """k_j . r[distance]: DeBERTa's position-to-content. Keys are per query head."""
+
+    def score_mod(self) -> ScoreMod:
+        return self._mod(of_query=False)
+
+
+@dataclass(eq=False)
+class Factored(Score):
+    """a_i . b_j: TUPE, absolute terms, and every term that separates exactly.
+
+    left is (batch or 1, num_heads, num_queries, m), right (batch or 1, num_heads, num_keys, m).
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __post_init__(self) -> None:
+        self.batch = max(self.left.shape[0], self.right.shape[0])
+        self.num_heads, self.num_queries = self.left.shape[1:3]
+        self.num_keys = self.right.shape[2]
+
+    def score_mod(self) -> ScoreMod:
+        def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            a = self.left[b if self.left.shape[0] > 1 else 0, h, i]
+            c = self.right[b if self.right.shape[0] > 1 else 0, h, j]
+            return score + (a * c).sum(-1)
+
+        return mod
+
+    def dense(self, device: torch.device) -> Tensor:
+        return self.left @ self.right.mT
+
+
+@dataclass(eq=False)
+class Dense(Score):
+    """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, said out loud."""
+
+    tensor: Tensor
+
+    def __post_init__(self) -> None:
+        self.batch, self.num_heads, self.num_queries, self.num_keys = self.tensor.shape
+
+    def score_mod(self) -> ScoreMod:
+        rows, heads = self.tensor.shape[:2]
+        return lambda score, b, h, i, j: score + self.tensor[b if rows > 1 else 0, h if heads > 1 else 0, i, j]
+
+    def dense(self, device: torch.device) -> Tensor:
+        return self.tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """w_ij, what position adds to the values: a table (num_heads or 1, rows, head_dim) and distance -> row (Shaw)."""
+
+    table: Tensor
+    index: OfDistance
+
+
+def dense_sum(terms: Sequence[Score], device: torch.device) -> Tensor | None:
+    """The sum of all terms as one tensor, or None when there is no term."""
+    return reduce(torch.add, (term.dense(device) for term in terms)) if terms else None

@@ -1,0 +1,31 @@
+"""The papers behind the encodings, as BibTeX."""
+
+import re
+from importlib.resources import files
+
+from posenc.encoding import Encoding
+from posenc.encodings import lookup
+
+
+def cite(encoding: Encoding | type[Encoding] | str) -> str:
+    """BibTeX of an encoding's papers, entries separated by blank lines; empty for one without a paper.
+
+    encoding: an encoding, its class, or its name ("rope", or several joined by "+").
+
+    Raises:
+        InputError: an unknown name.
+    """
+    if isinstance(encoding, str):
+        classes = [lookup(name.strip().split(":")[0]) for name in encoding.split("+")]
+        keys = tuple(dict.fromkeys(key for cls in classes for key in cls.papers))
+    else:
+        keys = encoding.papers
+    known = entries()
+    return "\n\n".join(known[key] for key in keys)
+
+
+def entries() -> dict[str, str]:
+    """Every BibTeX entry of papers.bib by key."""
+    text = files("posenc").joinpath("papers.bib").read_text(encoding="utf-8")
+    found = (entry.strip() for entry in re.split(r"\n(?=@)", text))
+    return {match[1]: entry for entry in found if (match := re.match(r"@\w+\{([^,]+),", entry))}

@@ -1,0 +1,198 @@
+"""The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; a user's mistake is one line."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from posenc import __version__
+from posenc.errors import InputError, unknown
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(prog="posenc", description="Positional encodings: list, compare, cite.")
+    parser.add_argument("--version", action="version", version=f"posenc {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, (add, help_text) in COMMANDS.items():
+        add(commands.add_parser(name, help=help_text, description=help_text, formatter_class=_help_formatter))
+    named = f"posenc {arguments[0]}" if arguments and arguments[0] in COMMANDS else "posenc"
+    try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            raise unknown("command", arguments[0], COMMANDS)
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return USAGE
+        run: Callable[[argparse.Namespace, str], int] = options.run
+        return run(options, shlex.join(["posenc", *arguments]))
+    except InputError as error:
+        print(f"{named}: error: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(f"{named}: interrupted", file=sys.stderr)
+        return FAILED
+    except RuntimeError as error:
+        print(f"{named}: failed: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.ArgumentDefaultsHelpFormatter(prog, max_help_position=32, width=110)
+
+
+# -------------------------------------------------------------------- list, cite
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_list)
+
+
+def _list(options: argparse.Namespace, command: str) -> int:
+    from posenc.listing import rows, table
+
+    print(json.dumps(rows(), indent=1) if options.json else table())
+    return DONE
+
+
+def _add_cite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="an encoding, or several joined by +")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_cite)
+
+
+def _cite(options: argparse.Namespace, command: str) -> int:
+    from posenc.bibliography import cite
+
+    found = cite(options.name)
+    if options.json:
+        print(json.dumps({"name": options.name, "bibtex": found}))
+    elif found:
+        print(found)
+    else:
+        print(f"{options.name} has no paper of its own", file=sys.stderr)
+    return DONE
+
+
+# -------------------------------------------------------------------- compare
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    from posenc.lab.config import PRESETS
+
+    parser.epilog = (
+        "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
+        "joined by + (rope+alibi). A comparison that was stopped goes on when the same command is given again."
+    )
+    add = parser.add_argument
+    missing: Any = argparse.SUPPRESS
+    add("--encodings", nargs="+", metavar="NAME", default=missing, help="what to compare (default: the preset's)")
+    add("--preset", default="standard", help=f"size of the comparison: {', '.join(PRESETS)}")
+    add(
+        "--data",
+        default="pydoc",
+        metavar="TEXT",
+        help="pydoc (Python's reference), a text file or folder, or hf:NAME[:CONFIG]",
+    )
+    add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
+    add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
+    for flag, kind, text in (
+        ("--length", int, "training length in bytes"),
+        ("--steps", int, "training steps"),
+        ("--batch-size", int, "texts per step"),
+        ("--dim", int, "width of the model"),
+        ("--num-layers", int, "layers of the model"),
+        ("--num-heads", int, "attention heads"),
+        ("--learning-rate", float, "of Muon, for the model's matrices"),
+        ("--adamw-learning-rate", float, "of AdamW, for embedding and norms"),
+        ("--position-learning-rate", float, "of AdamW, for an encoding's tables"),
+        ("--windows", int, "held-out passages"),
+        ("--targets", int, "scored bytes at the end of each passage"),
+    ):
+        add(
+            flag,
+            type=kind,
+            metavar="X" if kind is float else "N",
+            default=missing,
+            help=f"{text} (default: the preset's)",
+        )
+    add(
+        "--factors",
+        type=int,
+        nargs="+",
+        metavar="F",
+        default=missing,
+        help="test lengths over the training length (default: the preset's)",
+    )
+    add("--workers", type=int, metavar="N", default=missing, help="models trained at a time (default: one per core)")
+    add("--json", action="store_true", help="print results.json instead of the table")
+    parser.set_defaults(run=_compare)
+
+
+def _compare(options: argparse.Namespace, command: str) -> int:
+    from dataclasses import fields, replace
+
+    from posenc.lab.compare import Comparison, compare, names
+    from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.data import load
+    from posenc.lab.sweep import Interrupted
+    from posenc.report.terminal import Terminal
+
+    if options.preset not in PRESETS:
+        raise unknown("--preset", options.preset, PRESETS)
+    preset = PRESETS[options.preset]
+    given = {f.name: getattr(options, f.name) for f in fields(Settings) if hasattr(options, f.name)}
+    if "factors" in given:
+        given["factors"] = tuple(given["factors"])
+    comparison = Comparison(
+        names(options.encodings) if hasattr(options, "encodings") else preset.encodings,
+        getattr(options, "seeds", preset.seeds),
+        replace(preset.settings, **given),
+    )
+    corpus = load(options.data)
+    with Terminal(options.out) as terminal:
+        try:
+            workers = getattr(options, "workers", None)
+            results = compare(
+                comparison, corpus, options.out, workers=workers, progress=terminal.progress, command=command
+            )
+        except Interrupted:
+            print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
+            return FAILED
+    if options.json:
+        print(json.dumps(results))
+    else:
+        terminal.show(results)
+    if not results["complete"]:
+        done = results["runs"]
+        print(
+            f"posenc compare: interrupted; {done['finished']} of {done['planned']} runs are kept and reported, "
+            "the same command goes on from there",
+            file=sys.stderr,
+        )
+        return FAILED
+    return DONE
+
+
+COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "list": (_add_list, "Every encoding: what it is, where it acts, its paper."),
+    "compare": (
+        _add_compare,
+        "Train the same small Transformer with each encoding and test it past its training length.",
+    ),
+    "cite": (_add_cite, "BibTeX of an encoding's papers."),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

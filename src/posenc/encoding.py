@@ -1,0 +1,219 @@
+"""The contract: the places where position may enter attention, and how encodings compose.
+
+One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(scale * <q_i, k_j> + b_ij).
+An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc.bias import Score, Values
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+SITES = ("embed", "rotate", "bias", "values", "scale")
+
+
+class Encoding(nn.Module):
+    """What position does to attention. Shapes: x is (batch, seq, dim); q is (batch, heads, num_queries, head_dim),
+    k is (batch, kv_heads, num_keys, head_dim), both as projected, before any rotation.
+
+    Every constructor argument is kept under its own name, so that `spec()` can give them back. Constant tables go
+    through `tables()`: they are never in the state_dict and survive `.to(dtype)` and meta-device initialisation.
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ()
+    """Keys into papers.bib, for `cite`."""
+    shift_invariant: ClassVar[bool] = False
+    """Attention is unchanged when every position moves by the same amount."""
+    needs_length: ClassVar[bool] = False
+    """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
+    extrapolates: ClassVar[str] = ""
+    """What the source claims happens past the training length."""
+    max_positions: int | None = None
+    """Positions the encoding is defined for; None: any."""
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """Queries and keys before their product; may change their width, equally for both."""
+        return q, k
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
+        """b_ij, added to the scaled scores: a structure, or several to be summed."""
+        return None
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+        """w_ij, added to the values."""
+        return None
+
+    def scale(self, head_dim: int) -> float:
+        """The factor of q . k; head_dim is the width before `rotate`."""
+        return float(head_dim**-0.5)
+
+    # ---------------------------------------------------------------- what every encoding can do
+
+    @classmethod
+    def sites(cls) -> tuple[str, ...]:
+        """The sites this class overrides: where its position enters."""
+        return tuple(site for site in SITES if getattr(cls, site) is not getattr(Encoding, site))
+
+    @classmethod
+    def arguments(cls) -> dict[str, inspect.Parameter]:
+        """The constructor's named arguments."""
+        found = inspect.signature(cls.__init__).parameters
+        return {n: p for n, p in found.items() if n != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+    def spec(self) -> dict[str, Any]:
+        """A small serialisable dict from which `posenc.from_spec` builds the same encoding (parameters apart)."""
+        from posenc.encodings import name_of
+
+        return {"name": name_of(type(self))} | {name: getattr(self, name) for name in self.arguments()}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments())
+
+    def __add__(self, other: "Encoding") -> "Sum":
+        return Sum(self, other)
+
+    # ---------------------------------------------------------------- constant tables
+
+    def tables(self) -> dict[str, Tensor]:
+        """Constant tables by name, computed from the constructor's arguments in float64."""
+        return {}
+
+    def register_tables(self) -> None:
+        """Call at the end of a constructor that defines `tables()`."""
+        for name, table in self.tables().items():
+            self.register_buffer(name, table, persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
+        # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, table in self.tables().items():
+            buffer = self._buffers[name]
+            assert buffer is not None
+            self._buffers[name] = table.to(table_device(buffer.device))
+        return self
+
+
+def table_device(device: torch.device) -> torch.device:
+    """Where a float64 table can live: devices without float64 (MPS) read it from the CPU."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+class _Composite(Encoding):
+    """An encoding made of parts: its traits are the strictest of theirs."""
+
+    name: ClassVar[str]
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__()
+        if not parts:
+            raise InputError(f"{type(self).__name__}() needs at least one encoding")
+        self.parts = nn.ModuleList(parts)
+        limits = [p.max_positions for p in parts if p.max_positions is not None]
+        self.max_positions = min(limits, default=None)
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return all(part.shift_invariant for part in self)
+
+    @property
+    def needs_length(self) -> bool:  # type: ignore[override]
+        return any(part.needs_length for part in self)
+
+    @property
+    def papers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(paper for part in self for paper in part.papers))
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "parts": [part.spec() for part in self]}
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class Sum(_Composite):
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
+
+    name = "sum"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self:
+            x = part.embed(x, positions, layer)
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        for part in self:
+            q, k = part.rotate(q, k, positions, layer)
+        return q, k
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
+        return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+        found = [w for part in self if (w := part.values(positions, layer)) is not None]
+        if len(found) > 1:
+            raise InputError("the sum holds several encodings that act on the values: use one of them")
+        return found[0] if found else None
+
+    def scale(self, head_dim: int) -> float:
+        usual = super().scale(head_dim)
+        unusual = {scale for part in self if (scale := part.scale(head_dim)) != usual}
+        if len(unusual) > 1:
+            raise InputError(f"the sum's parts want different scales {sorted(unusual)}: pass scale= to attention")
+        return unusual.pop() if unusual else usual
+
+
+class PerLayer(_Composite):
+    """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
+    layer. Each part counts only the layers that are its own."""
+
+    name = "per_layer"
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        """The encoding of one layer, and which of its own layers that is."""
+        own, index = divmod(layer, len(self.parts))
+        return self.parts[index], own  # type: ignore[return-value]
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, own = self.at(layer)
+        return part.embed(x, positions, own)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        part, own = self.at(layer)
+        return part.rotate(q, k, positions, own)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
+        part, own = self.at(layer)
+        return part.bias(q, k, positions, own)
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+        part, own = self.at(layer)
+        return part.values(positions, own)
+
+    def scale(self, head_dim: int) -> float:
+        scales = {part.scale(head_dim) for part in self}
+        if len(scales) > 1:
+            raise InputError(f"PerLayer's parts want different scales {sorted(scales)}: pass scale= to attention")
+        return scales.pop()
+
+
+def as_terms(bias: Score | Sequence[Score] | None) -> list[Score]:
+    """What `bias` returned, as a list."""
+    if bias is None:
+        return []
+    return [bias] if isinstance(bias, Score) else list(bias)

@@ -1,0 +1,123 @@
+"""Every encoding by name, and how to make one from a name, a short text or a spec."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
+from posenc.encodings.distance import T5, ALiBi
+from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
+from posenc.encodings.rotary import Rotary
+from posenc.errors import InputError, unknown
+
+__all__ = [
+    "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
+    "Sinusoidal", "create", "from_spec", "name_of",
+]  # fmt: skip
+
+ENCODINGS: dict[str, type[Encoding]] = {
+    "none": NoPE,
+    "normalized": Normalized,
+    "integer": Integer,
+    "binary": Binary,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rope": Rotary,
+    "t5": T5,
+    "alibi": ALiBi,
+}
+
+
+def create(
+    name: str,
+    *,
+    dim: int | None = None,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    max_positions: int | None = None,
+    causal: bool | None = None,
+    **options: Any,
+) -> Encoding:
+    """An encoding by name for a model of the given shape; each takes of the shape what it needs.
+
+    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), and several
+    joined by "+" ("rope+alibi"). options: keyword arguments of the class; they go with a single name.
+
+    Raises:
+        InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
+    """
+    if "+" in name:
+        if options:
+            raise InputError(
+                f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half"
+            )
+        shape = {"dim": dim, "num_heads": num_heads, "head_dim": head_dim}
+        parts = (create(p, **shape, max_positions=max_positions, causal=causal) for p in name.split("+"))
+        return Sum(*parts)
+    name, *written = name.strip().split(":")
+    cls = lookup(name)
+    parameters = cls.arguments()
+    for item in written:
+        key, found, value = item.partition("=")
+        if not found or key not in parameters:
+            raise unknown(f"option of {name}", item, parameters)
+        options[key] = _literal(value)
+    for key in options:
+        if key not in parameters:
+            raise unknown(f"option of {name}", key, parameters)
+    if head_dim is None and dim is not None and num_heads is not None:
+        head_dim = dim // num_heads
+    given = {
+        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "max_positions": max_positions,
+        "bidirectional": None if causal is None else not causal,
+    }  # fmt: skip
+    shape = {k: v for k, v in given.items() if k in parameters and k not in options and v is not None}
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in shape | options]
+    if missing:
+        raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
+    return cls(**shape, **options)
+
+
+def from_spec(spec: Mapping[str, Any]) -> Encoding:
+    """The encoding that `spec()` described; parameters are initialised afresh.
+
+    Raises:
+        InputError: an unknown name or arguments that the encoding does not take.
+    """
+    arguments = dict(spec)
+    name = arguments.pop("name", None)
+    composites = {c.name: c for c in (Sum, PerLayer)}
+    if name in composites:
+        return composites[name](*(from_spec(part) for part in arguments["parts"]))
+    try:
+        return lookup(name)(**arguments)
+    except TypeError as error:
+        raise InputError(f"spec of {name!r}: {error}") from None
+
+
+def lookup(name: object) -> type[Encoding]:
+    """The class behind a name; a class's own name, as in "Rotary", is recognised in the hint."""
+    if isinstance(name, str) and name in ENCODINGS:
+        return ENCODINGS[name]
+    for known, cls in ENCODINGS.items():
+        if str(name).lower() == cls.__name__.lower():
+            raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
+    raise unknown("encoding", name, ENCODINGS)
+
+
+def name_of(cls: type[Encoding]) -> str:
+    """The registry's name of a class; a class of the user's own goes by its class name."""
+    return next((name for name, known in ENCODINGS.items() if known is cls), cls.__name__)
+
+
+def _literal(text: str) -> Any:
+    """A number, true/false/none, or the text itself."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

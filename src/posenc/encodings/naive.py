@@ -1,0 +1,115 @@
+"""No position at all, and the three first ideas that everyone has and the literature rejects: honest baselines."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from posenc.encoding import Encoding
+from posenc.encodings.absolute import Absolute
+from posenc.errors import InputError, unknown
+from posenc.functional import binary_digits
+from posenc.positions import Positions
+
+
+class NoPE(Encoding):
+    """No positional encoding: a causal model can still count the tokens it sees (Haviv et al. 2022;
+    Kazemnejad et al. 2023); a bidirectional one is blind to order."""
+
+    papers = ("haviv2022transformer", "kazemnejad2023impact")
+    shift_invariant = True
+    extrapolates = "better than RoPE on small algorithmic tasks"
+
+
+class _Scalar(Absolute):
+    """A number per position, spread over the channels.
+
+    spread: "learned" multiplies it by a learned direction (dim,), "first_channel" writes it into channel 0.
+    """
+
+    def __init__(self, dim: int, merge: str = "add", spread: str = "learned", init_std: float = 0.02) -> None:
+        super().__init__(dim, merge)
+        if spread not in ("learned", "first_channel"):
+            raise unknown("spread", spread, ("learned", "first_channel"))
+        self.spread, self.init_std = spread, init_std
+        if spread == "learned":
+            self.direction = nn.Parameter(torch.empty(dim))
+            nn.init.normal_(self.direction, std=init_std)
+
+    def number(self, positions: Positions) -> Tensor:
+        """The number of each query, (batch or 1, num_queries)."""
+        raise NotImplementedError  # abstract: the two classes below define it
+
+    def codes(self, positions: Positions) -> Tensor:
+        number = self.number(positions)[..., None]
+        if self.spread == "learned":
+            return number.to(self.direction.dtype) * self.direction
+        return pad(number, (0, self.dim - 1))
+
+
+class Normalized(_Scalar):
+    """Position scaled to [0, 1]: k / (length - 1). A step means something else in every length, and the code of the
+    first token changes when a later one is appended: cached decoding cannot reproduce the full pass unless `length`
+    is fixed beforehand.
+
+    length: the length to divide by; None uses each sequence's own. Raises InputError when None meets a cache.
+    """
+
+    extrapolates = "no: the step shrinks with the length"
+
+    def __init__(
+        self,
+        dim: int,
+        merge: str = "add",
+        spread: str = "learned",
+        init_std: float = 0.02,
+        length: int | None = None,
+    ) -> None:
+        super().__init__(dim, merge, spread, init_std)
+        if length is not None and length < 1:
+            raise InputError(f"length={length}: must be at least 1")
+        self.length = length
+
+    @property
+    def needs_length(self) -> bool:  # type: ignore[override]
+        return self.length is None
+
+    def number(self, positions: Positions) -> Tensor:
+        if self.length is not None:
+            return positions.q / max(self.length - 1, 1)
+        if positions.num_queries != positions.num_keys:
+            raise InputError(
+                f"Normalized divides by the whole sequence's length, but only {positions.num_queries} of "
+                f"{positions.num_keys} tokens are here: pass the full sequence, or fix Normalized(length=...)"
+            )
+        return positions.q / (positions.lengths() - 1).clamp(min=1)
+
+
+class Integer(_Scalar):
+    """The position itself, k: unbounded, so tokens late in a long text get codes far outside anything trained on."""
+
+    extrapolates = "no: unbounded"
+
+    def number(self, positions: Positions) -> Tensor:
+        return positions.q
+
+
+class Binary(Absolute):
+    """The binary digits of the position, least significant first, in the first `bits` channels. Unique below 2^bits,
+    but neighbours jump: 7 = 111 and 8 = 0001 differ in four digits, 6 and 7 in one.
+
+    bits: how many digits; None takes 16, or dim if that is less. signed: digits are -1 and 1 instead of 0 and 1.
+    Raises InputError for more bits than channels, or fractional positions.
+    """
+
+    extrapolates = "no: unseen digits, then repetition"
+
+    def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:
+        super().__init__(dim, merge)
+        bits = min(dim, 16) if bits is None else bits
+        if not 1 <= bits <= min(dim, 62):
+            raise InputError(f"bits={bits}: must lie between 1 and {min(dim, 62)} (dim={dim})")
+        self.bits, self.signed = bits, signed
+
+    def codes(self, positions: Positions) -> Tensor:
+        digits = binary_digits(positions.q, self.bits).to(torch.get_default_dtype())
+        return pad(2 * digits - 1 if self.signed else digits, (0, self.dim - self.bits))

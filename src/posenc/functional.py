@@ -1,0 +1,193 @@
+"""Pure tensor functions: the formulas of the encodings, without modules or state."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError, unknown
+
+Layout = Literal["half", "interleaved"]
+SinusoidalLayout = Literal["interleaved", "concat"]
+
+CURVES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "geometric": lambda t, base, exponent: torch.pow(base, -t),
+    "power": lambda t, base, exponent: t**exponent,
+}
+"""Frequency curves theta(t), t in [0, 1]: 10000^-t of the Transformer, and t^exponent (1 is linear, 1/2 the root)."""
+
+
+def frequency_curve(
+    dim: int, base: float = 10000.0, curve: str = "geometric", exponent: float = 1.0, endpoint: bool = False
+) -> Tensor:
+    """The dim/2 angular frequencies theta(t_c), float64, of sinusoidal codes and rotations.
+
+    t_c = 2c/dim, c = 0 .. dim/2-1 (Vaswani et al. 2017, section 3.5); with endpoint=True t_c = c/(dim/2-1), so that
+    the last frequency is exactly theta(1) (tensor2tensor, fairseq, Whisper). The curves besides base^-t are those
+    compared by Su, kexue.fm/archives/8231.
+
+    Raises:
+        InputError: odd dim, base not above 0, unknown curve, or a power curve that is not increasing.
+    """
+    check_even("dim", dim)
+    if not base > 0:
+        raise InputError(f"base={base}: must be a positive number")
+    if curve not in CURVES:
+        raise unknown("curve", curve, CURVES)
+    if curve == "power" and not exponent > 0:
+        raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
+    pairs = dim // 2
+    steps = max(pairs - 1, 1) if endpoint else pairs
+    t = torch.arange(pairs, dtype=torch.float64) / steps
+    return CURVES[curve](t, base, exponent)
+
+
+def sinusoidal(
+    positions: Tensor,
+    dim: int,
+    base: float = 10000.0,
+    layout: SinusoidalLayout = "interleaved",
+    *,
+    curve: str = "geometric",
+    exponent: float = 1.0,
+    endpoint: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Sinusoidal codes: sin(k theta_c), cos(k theta_c). (...) positions -> (..., dim), computed in float64.
+
+    layout: "interleaved" alternates sin and cos (Vaswani et al. 2017, section 3.5); "concat" puts all sines before
+    all cosines (Transformer-XL, Marian, RoFormer). dtype defaults to torch's default.
+
+    Raises:
+        InputError: odd dim, unknown layout, or what `frequency_curve` refuses.
+    """
+    frequencies = frequency_curve(dim, base, curve, exponent, endpoint)
+    return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
+
+
+def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
+    """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype."""
+    angles = positions.to(frequencies)[..., None] * frequencies
+    if layout == "interleaved":
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+    if layout == "concat":
+        return torch.cat((angles.sin(), angles.cos()), -1)
+    raise unknown("layout", layout, ("interleaved", "concat"))
+
+
+def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: SinusoidalLayout = "interleaved") -> Tensor:
+    """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t: a rotation per frequency.
+
+    Raises:
+        InputError: odd dim or unknown layout.
+    """
+    angles = shift * frequency_curve(dim, base)
+    cos, sin = angles.cos(), angles.sin()
+    matrix = torch.zeros(dim, dim, dtype=torch.float64)
+    if layout not in ("interleaved", "concat"):
+        raise unknown("layout", layout, ("interleaved", "concat"))
+    sines = torch.arange(0, dim, 2) if layout == "interleaved" else torch.arange(dim // 2)
+    cosines = sines + (1 if layout == "interleaved" else dim // 2)
+    matrix[sines, sines], matrix[sines, cosines] = cos, sin
+    matrix[cosines, sines], matrix[cosines, cosines] = -sin, cos
+    return matrix
+
+
+def binary_digits(positions: Tensor, bits: int) -> Tensor:
+    """Binary digits of integer positions, least significant first: (...) -> (..., bits) of zeros and ones.
+    Positions from 2^bits on repeat the earlier ones.
+
+    Raises:
+        InputError: fractional positions, or bits outside 1 .. 62.
+    """
+    if positions.is_floating_point():
+        raise InputError("binary digits exist for integer positions only: round them first")
+    if not 1 <= bits <= 62:
+        raise InputError(f"bits={bits}: must lie between 1 and 62")
+    return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half") -> Tensor:
+    """Rotate pairs of channels: (..., seq, head_dim) -> the same shape and dtype (Su et al. 2021, RoFormer, eq. 34).
+
+    cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair. The first 2 * pairs channels
+    are rotated and the rest passes through (partial rotary). layout: "half" pairs channel c with c + pairs
+    (GPT-NeoX, Llama in transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J).
+
+    Raises:
+        InputError: tables wider than half of head_dim, or an unknown layout.
+    """
+    pairs, width = cos.shape[-1], x.shape[-1]
+    if 2 * pairs > width:
+        raise InputError(
+            f"cos has {pairs} columns for head_dim={width}: pass one per rotated pair, at most head_dim/2 (tables that "
+            "repeat each angle, as in transformers, are cos[..., :head_dim//2] here)"
+        )
+    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    if layout == "half":
+        a, b = turned[..., :pairs], turned[..., pairs:]
+        # each half is cast before the concatenation: under Inductor this is what reaches the speed of a copy
+        turned = torch.cat(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1)
+    elif layout == "interleaved":
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1).flatten(-2)
+    else:
+        raise unknown("layout", layout, ("half", "interleaved"))
+    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), -1)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """ALiBi's slope of each head, (num_heads,) float64, for any number of heads (Press et al. 2022, section 3).
+
+    Powers of two: 2^(-8(h+1)/H). Otherwise the slopes of the power of two below, then every second one of the
+    power of two above, as in the authors' code.
+
+    Raises:
+        InputError: num_heads < 1.
+    """
+    if num_heads < 1:
+        raise InputError(f"num_heads={num_heads}: must be at least 1")
+    lower = 1 << (num_heads.bit_length() - 1)
+
+    def geometric(count: int) -> Tensor:
+        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
+
+    return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: num_heads - lower]))
+
+
+def t5_bucket(
+    relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
+) -> Tensor:
+    """T5's bucket of key position minus query position: int64, same shape (Raffel et al. 2020, section 2.1).
+
+    Half of a direction's buckets hold one distance each, the other half grow logarithmically up to max_distance.
+    bidirectional: the upper half of the buckets is for keys after the query; otherwise those share bucket 0.
+
+    Raises:
+        InputError: too few buckets, or max_distance not beyond the exact ones.
+    """
+    per_side = num_buckets // 2 if bidirectional else num_buckets
+    exact = per_side // 2
+    if exact < 1 or max_distance <= exact:
+        raise InputError(
+            f"num_buckets={num_buckets}, max_distance={max_distance}: needs at least {4 if bidirectional else 2} "
+            f"buckets and max_distance above {exact}"
+        )
+    if bidirectional:
+        side = (relative_position > 0).long() * per_side
+        distance = relative_position.abs()
+    else:
+        side = torch.zeros_like(relative_position, dtype=torch.long)
+        distance = (-relative_position).clamp(min=0)
+    # float32 on purpose: T5's own logarithms are, and the bucket edges are to be the same
+    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
+    return side + torch.where(distance < exact, distance.long(), far)
+
+
+def check_even(name: str, value: int) -> None:
+    """Refuse a width that cannot be split into pairs."""
+    if value < 2 or value % 2:
+        raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")

@@ -1,0 +1,2 @@
+"""The lab: train the same small Transformer under each encoding, test it past its training length, and say how sure
+one can be. The way through: config -> data -> train -> evaluate -> sweep -> store -> results."""

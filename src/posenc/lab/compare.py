@@ -1,0 +1,164 @@
+"""The main job: train every encoding on the same text, test past the training length, write results and report."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import posenc
+from posenc.errors import InputError
+from posenc.lab.config import Run, Settings
+from posenc.lab.data import Corpus, check_long_enough
+from posenc.lab.results import numbers, ranked
+from posenc.lab.store import Cell, Store
+from posenc.lab.sweep import Interrupted, cores, sweep, work
+from posenc.lab.train import build
+from posenc.lab.wording import answer, limits
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings."""
+
+    encodings: tuple[str, ...]
+    seeds: int
+    settings: Settings
+
+    def runs(self, corpus: Corpus) -> list[Run]:
+        """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
+        return [Run(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
+
+    def check(self, corpus: Corpus) -> None:
+        """Refuse, before any training, what could not be run to its end.
+
+        Raises:
+            InputError: unknown encodings or ones that do not fit the model, no seed, a text too short.
+        """
+        if self.seeds < 1:
+            raise InputError(f"--seeds {self.seeds}: must be at least 1")
+        if not self.encodings:
+            raise InputError("--encodings: name at least one")
+        twice = {e for e in self.encodings if self.encodings.count(e) > 1}
+        if twice:
+            raise InputError(f"--encodings: {', '.join(sorted(twice))} is named twice")
+        for run in self.runs(corpus)[: len(self.encodings)]:
+            try:
+                build(run)
+            except InputError as error:
+                raise InputError(f"--encodings {run.encoding}: {error}") from None
+        check_long_enough(corpus, self.settings)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a comparison tells about its course: hooks that default to silence."""
+
+    planned: Callable[[int, int, int], None] = lambda runs, kept, work: None
+    advanced: Callable[[Run, int], None] = lambda run, work: None
+    finished: Callable[[Run, Cell], None] = lambda run, cell: None
+
+
+def compare(
+    comparison: Comparison,
+    corpus: Corpus,
+    directory: str | Path,
+    *,
+    workers: int | None = None,
+    progress: Progress = Progress(),
+    command: str = "",
+) -> dict[str, Any]:
+    """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds.
+
+    Raises:
+        InputError: settings, data or folder that cannot serve, or a loss that diverged. Interrupted: Ctrl-C before
+        a single run had finished; afterwards what was measured is reported, with "complete": false.
+    """
+    comparison.check(corpus)
+    workers = cores() if workers is None else workers
+    if workers < 1:
+        raise InputError(f"--workers {workers}: must be at least 1")
+    store = Store(directory)
+    runs = comparison.runs(corpus)
+    cells = {run: cell for run in runs if (cell := store.load(run)) is not None}
+    todo = [run for run in runs if run not in cells]
+    progress.planned(len(runs), len(cells), sum(map(work, todo)))
+
+    def keep(run: Run, cell: Cell) -> None:
+        cells[run] = cell
+        progress.finished(run, cell)
+
+    started = time.perf_counter()
+    try:
+        sweep(todo, corpus, store, workers, progress.advanced, keep)
+    except Interrupted:
+        if not cells:
+            raise
+    cells = {run: cells[run] for run in runs if run in cells}
+    arms = ranked(cells, comparison.settings)
+    results = {
+        "schema": SCHEMA,
+        "kind": "compare",
+        "complete": len(cells) == len(runs),
+        "runs": {"planned": len(runs), "finished": len(cells), "kept_from_before": len(runs) - len(todo)},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.perf_counter() - started, 1),
+        "command": command,
+        "settings": asdict(comparison.settings) | {"encodings": list(comparison.encodings)},
+        "seeds": list(range(comparison.seeds)),
+        "data": {
+            "name": corpus.name,
+            "sha256": corpus.digest,
+            "train_bytes": len(corpus.train),
+            "test_bytes": len(corpus.test),
+        },
+        "machine": machine(workers),
+        "answer": answer(arms, comparison.settings),
+        **numbers(arms, comparison.settings),
+        "limits": limits(arms, comparison.settings),
+        "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
+    }
+    write(store, results)
+    return results
+
+
+def write(store: Store, results: Mapping[str, Any]) -> None:
+    """results.json and report.html."""
+    from posenc.report.page import page
+
+    store.write("results.json", json.dumps(results, indent=1))
+    store.write("report.html", page(results))
+
+
+def machine(workers: int) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "posenc": posenc.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "workers": workers,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Encodings from the command line: separated by spaces or commas."""
+    return tuple(name for text in texts for name in text.split(",") if name)

@@ -1,0 +1,111 @@
+"""What a comparison is, as data: frozen settings, presets, and runs whose id is the hash of their content."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+
+import posenc
+from posenc.encoding import Encoding
+from posenc.encodings import create
+from posenc.errors import InputError
+from posenc.transformer import TransformerConfig
+
+VOCAB_SIZE = 256
+"""Texts are read as bytes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that the runs of one comparison share.
+
+    length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. steps, batch_size.
+    dim, num_layers, num_heads: the host model. learning_rate: of Muon, for the matrices of the host;
+    adamw_learning_rate: for embedding and norms; position_learning_rate: for an encoding's own tables, which see
+    less signal than the rest. windows: held-out passages; targets: the tokens at their end that are scored.
+    """
+
+    length: int = 128
+    factors: tuple[int, ...] = (1, 2, 4, 8)
+    steps: int = 150
+    batch_size: int = 16
+    dim: int = 96
+    num_layers: int = 3
+    num_heads: int = 3
+    learning_rate: float = 0.04
+    adamw_learning_rate: float = 0.01
+    position_learning_rate: float = 0.05
+    windows: int = 32
+    targets: int = 64
+
+    def __post_init__(self) -> None:
+        small = {"length": 8, "steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1, "windows": 2}
+        for name, least in small.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{_flag(name)} {getattr(self, name)}: must be at least {least}")
+        if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
+            raise InputError(f"--factors {' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
+        if not 1 <= self.targets <= self.length:
+            raise InputError(f"--targets {self.targets}: must lie between 1 and --length ({self.length})")
+        for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{_flag(name)} {getattr(self, name)}: must be above 0")
+        if self.dim % self.num_heads:
+            raise InputError(f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads})")
+
+    @property
+    def longest(self) -> int:
+        """The longest test length."""
+        return self.length * self.factors[-1]
+
+    def model(self) -> TransformerConfig:
+        return TransformerConfig(VOCAB_SIZE, self.dim, self.num_layers, self.num_heads)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model to train and test: an encoding and a seed under shared settings, on data known by its digest."""
+
+    encoding: str
+    seed: int
+    settings: Settings
+    data: str
+
+    @property
+    def id(self) -> str:
+        """Hash of the content and of the library versions: equal ids give equal numbers on one machine."""
+        content = asdict(self) | {"posenc": posenc.__version__, "torch": torch.__version__}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def make_encoding(self) -> Encoding:
+        """The encoding for the host. A learned table gives positions past the training length its last row, since
+        it has no other."""
+        s = self.settings
+        name = self.encoding
+        if name.split(":")[0] == "learned" and "beyond=" not in name:
+            name += ":beyond=clamp"
+        return create(name, dim=s.dim, num_heads=s.num_heads, max_positions=s.length, causal=True)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named size of comparison."""
+
+    settings: Settings
+    encodings: tuple[str, ...]
+    seeds: int
+
+
+CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
+NAIVE = ("normalized", "integer", "binary")
+
+PRESETS = {
+    "quick": Preset(Settings(steps=60, windows=24), ("none", "sinusoidal", "rope", "alibi"), 2),
+    "standard": Preset(Settings(), CORE, 3),
+    "thorough": Preset(Settings(steps=500, dim=128, num_heads=4, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
+}

@@ -1,0 +1,84 @@
+"""Testing a trained model past its training length, paired: the same targets, only the context before them grows."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.encoding import Encoding
+from posenc.encodings import Rotary
+from posenc.lab.config import Settings
+from posenc.transformer import Transformer
+
+BATCH_TOKENS = 8192
+BINS_PER_LENGTH = 8
+"""Bins of the loss by position within one training length."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to use a trained model: its name, and the encoding it takes when the context grows by a factor."""
+
+    name: str
+    at: Callable[[float], Encoding]
+    trained: bool = True
+
+
+def arms(name: str, encoding: Encoding) -> list[Arm]:
+    """The model as trained and, for RoPE, the same weights under interpolation and NTK scaling, without retraining."""
+    found = [Arm(name, lambda factor: encoding)]
+    if isinstance(encoding, Rotary):
+        rope = encoding
+        for label, schedule in (("NTK", "ntk"), ("PI", "linear")):
+            found.append(
+                Arm(f"{name} + {label}", lambda f, s=schedule: rope.with_schedule(s, factor=f), trained=False)  # type: ignore[misc]
+            )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Losses in nats per byte. paired: factor -> (windows,) mean over the targets. by_position: (windows, bins) mean
+    over the positions of each bin, at the longest length."""
+
+    paired: dict[int, Tensor]
+    by_position: Tensor
+
+
+@torch.no_grad()
+def evaluate(
+    model: Transformer, arm: Arm, tokens: Tensor, settings: Settings, on_batch: Callable[[int], None] = lambda n: None
+) -> Scores:
+    """Test one arm on held-out (n,) uint8 tokens; on_batch is told how many tokens have been read."""
+    s = settings
+    ends = torch.linspace(s.longest, len(tokens) - 1, s.windows).long()
+    paired: dict[int, Tensor] = {}
+    by_position = torch.empty(0)
+    own = model.encoding
+    try:
+        for factor in s.factors:
+            model.encoding = arm.at(factor)
+            length = s.length * factor
+            losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in _batches(ends, length)])
+            paired[factor] = losses[:, -s.targets :].mean(1)
+            if factor == s.factors[-1]:
+                width = max(1, s.length // BINS_PER_LENGTH)
+                whole = losses[:, : losses.shape[1] // width * width]
+                by_position = whole.unflatten(1, (-1, width)).mean(2)
+    finally:
+        model.encoding = own
+    return Scores(paired, by_position)
+
+
+def _batches(ends: Tensor, length: int) -> Iterator[Tensor]:
+    yield from ends.split(max(1, BATCH_TOKENS // length))
+
+
+def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
+    """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
+    window = tokens[ends[:, None] - length + torch.arange(length + 1)].long()
+    logits = model(window[:, :-1])
+    on_batch(window[:, 1:].numel())
+    return F.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none")

@@ -1,0 +1,151 @@
+"""From what the runs measured to every number of the report, with intervals."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.lab.config import Run, Settings
+from posenc.lab.evaluate import BINS_PER_LENGTH
+from posenc.lab.statistics import Estimate, estimate
+from posenc.lab.store import ArmScores, Cell
+
+HOLDS = 0.05
+"""An arm holds when its loss at the longest length has risen by less than this (nats per byte, upper bound)."""
+CURVE_POINTS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One row of the comparison: the same arm over all seeds."""
+
+    name: str
+    encoding: str
+    trained: bool
+    cells: dict[int, Cell]
+    scores: dict[int, ArmScores]
+
+    def paired(self, factor: int, seeds: Sequence[int]) -> Tensor:
+        """Loss by (seed, window)."""
+        return torch.tensor([self.scores[s].paired[str(factor)] for s in seeds], dtype=torch.float64)
+
+
+def collect(cells: Mapping[Run, Cell]) -> list[Arm]:
+    """The arms of finished runs, in the order of the runs."""
+    found: dict[str, Arm] = {}
+    for run, cell in cells.items():
+        for scores in cell.arms:
+            arm = found.setdefault(scores.name, Arm(scores.name, run.encoding, scores.trained, {}, {}))
+            arm.cells[run.seed], arm.scores[run.seed] = cell, scores
+    return list(found.values())
+
+
+def difference(a: Arm, b: Arm, factor: int) -> Estimate:
+    """Loss of a minus loss of b on the same windows and seeds."""
+    seeds = sorted(set(a.scores) & set(b.scores))
+    return estimate(a.paired(factor, seeds) - b.paired(factor, seeds))
+
+
+def change(arm: Arm, factor: int) -> Estimate:
+    """How much an arm's loss rises from the training length to factor times it, on the same targets."""
+    seeds = sorted(arm.scores)
+    return estimate(arm.paired(factor, seeds) - arm.paired(1, seeds))
+
+
+def ranked(cells: Mapping[Run, Cell], settings: Settings) -> list[Arm]:
+    """The arms of finished runs, the lowest loss at the longest length first."""
+    last = settings.factors[-1]
+    return sorted(collect(cells), key=lambda arm: estimate(arm.paired(last, sorted(arm.scores))).mean)
+
+
+def numbers(arms: Sequence[Arm], settings: Settings) -> dict[str, Any]:
+    """The measured part of results.json, for ranked arms."""
+    return {"arms": [_row(arm, arms[0], settings) for arm in arms], "extensions": _extensions(arms, settings)}
+
+
+def _row(arm: Arm, best: Arm, settings: Settings) -> dict[str, Any]:
+    seeds = sorted(arm.scores)
+    cells = [arm.cells[s] for s in seeds]
+    lengths = [
+        {
+            "factor": f,
+            "length": f * settings.length,
+            "loss": asdict(estimate(arm.paired(f, seeds))),
+            "change": asdict(change(arm, f)),
+            "behind_best": asdict(difference(arm, best, f)),
+        }
+        for f in settings.factors
+    ]
+    return {
+        "name": arm.name,
+        "encoding": arm.encoding,
+        "trained": arm.trained,
+        "seeds": seeds,
+        "verdict": verdict(arm, settings),
+        "lengths": lengths,
+        "by_position": _by_position(arm, seeds, settings),
+        "training": _training(cells),
+        "parameters": cells[0].parameters,
+        "position_parameters": cells[0].position_parameters,
+        "train_tokens_per_second": _median([c.tokens_per_second for c in cells]),
+        "test_tokens_per_second": _median([arm.scores[s].tokens_per_second for s in seeds]),
+        "training_seconds": _median([c.training_seconds for c in cells]),
+        "memory_bytes": cells[0].memory_bytes,
+    }
+
+
+def verdict(arm: Arm, settings: Settings) -> str:
+    """What happens past the training length, in a word or three."""
+    if len(settings.factors) == 1:
+        return "not tested"
+    end, soon = change(arm, settings.factors[-1]), change(arm, settings.factors[1])
+    if end.high < HOLDS:
+        return "holds"
+    if end.low <= 0:
+        return "unclear"
+    if soon.low > HOLDS and soon.mean > 0.5 * end.mean and len(settings.factors) > 2:
+        return "breaks at once"
+    return "degrades"
+
+
+def _extensions(arms: Sequence[Arm], settings: Settings) -> list[dict[str, Any]]:
+    """Each untrained arm against the model it takes its weights from, at every length past the training one."""
+    named = {arm.name: arm for arm in arms}
+    return [
+        {
+            "arm": arm.name,
+            "against": arm.encoding,
+            "factor": f,
+            "difference": asdict(difference(arm, named[arm.encoding], f)),
+        }
+        for arm in arms
+        if not arm.trained
+        for f in settings.factors[1:]
+    ]
+
+
+def _by_position(arm: Arm, seeds: Sequence[int], settings: Settings) -> list[dict[str, float]]:
+    losses = torch.tensor([arm.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, windows, bins
+    width = max(1, settings.length // BINS_PER_LENGTH)
+    rows = []
+    for index in range(losses.shape[2]):
+        e = estimate(losses[:, :, index])
+        rows.append({"position": (index + 0.5) * width, "loss": e.mean, "low": e.low, "high": e.high})
+    return rows
+
+
+def _training(cells: Sequence[Cell]) -> list[dict[str, float]]:
+    curve = torch.tensor([c.losses for c in cells], dtype=torch.float64).mean(0)
+    width = max(1, math.ceil(len(curve) / CURVE_POINTS))
+    return [{"step": i + len(part), "loss": part.mean().item()} for i, part in _chunks(curve, width)]
+
+
+def _chunks(curve: Tensor, width: int) -> list[tuple[int, Tensor]]:
+    return [(i, curve[i : i + width]) for i in range(0, len(curve), width)]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,60 @@
+"""How sure a mean over seeds and windows is."""
+
+from dataclasses import dataclass
+from math import inf, sqrt
+
+from torch import Tensor
+
+T_975 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179,
+    15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980, inf: 1.960,
+}  # fmt: skip
+"""Student's t, 97.5 % quantile by degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, its standard error, and the 95 % interval [low, high]."""
+
+    mean: float
+    error: float
+    low: float
+    high: float
+
+    @property
+    def sigma(self) -> float:
+        """How many standard errors the mean is from zero."""
+        return abs(self.mean) / self.error if self.error > 0 else inf
+
+
+def estimate(values: Tensor) -> Estimate:
+    """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
+
+    Seeds and windows are crossed: every model reads the same windows. The variance of the mean is that of the window
+    means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
+    Satterthwaite's. One seed tells nothing about trainings: the interval is then over windows only.
+    """
+    seeds, windows = values.shape
+    mean = values.mean().item()
+    parts = [(values.mean(0).var().item() / windows, windows - 1)]
+    if seeds > 1:
+        parts.append((values.mean(1).var().item() / seeds, seeds - 1))
+    variance = sum(part for part, _ in parts)
+    if variance <= 0:
+        return Estimate(mean, 0.0, mean, mean)
+    freedom = variance**2 / sum(part**2 / df for part, df in parts)
+    half = t_quantile(freedom) * sqrt(variance)
+    return Estimate(mean, sqrt(variance), mean - half, mean + half)
+
+
+def t_quantile(freedom: float) -> float:
+    """Student's t at 97.5 %, between the tabled degrees of freedom linear in their inverse."""
+    known = sorted(T_975)
+    if freedom <= known[0]:
+        return T_975[1]
+    below = max(k for k in known if k <= freedom)
+    above = min(k for k in known if k >= freedom)
+    if below == above:
+        return T_975[below]
+    weight = (1 / below - 1 / freedom) / (1 / below - 1 / above)
+    return T_975[below] + weight * (T_975[above] - T_975[below])

@@ -1,0 +1,90 @@
+"""A comparison's folder: one file per finished run, written whole or not at all, so that nothing is lost or doubled.
+
+DIR/cells/<run id>.json     what one run measured; a run whose file is there is not run again
+DIR/results.json            every number of the report
+DIR/report.html             the report
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.errors import InputError
+from posenc.lab.config import Run
+
+
+@dataclass(frozen=True)
+class ArmScores:
+    """What one arm of a run measured, as plain numbers (nats per byte)."""
+
+    name: str
+    trained: bool
+    paired: dict[str, list[float]]
+    """factor -> loss of each window"""
+    by_position: list[list[float]]
+    """window -> loss of each bin of positions"""
+    tokens_per_second: float
+    """tested tokens per second, all lengths together"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One finished run."""
+
+    run: dict[str, Any]
+    arms: list[ArmScores]
+    losses: list[float]
+    """training loss of each step"""
+    parameters: int
+    position_parameters: int
+    training_seconds: float
+    tokens_per_second: float
+    memory_bytes: int
+    """what one training batch keeps for its backward pass"""
+
+
+class Store:
+    """The folder of one comparison.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.cells = self.directory / "cells"
+        probe = self.cells / f".probe-{os.getpid()}"
+        try:
+            self.cells.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise InputError(f"--out {directory}: {error.strerror}; give a folder that can be written") from None
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file whole: readers see the old one or the new one."""
+        path = self.directory / name
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            scratch.write_text(text, encoding="utf-8")
+            os.replace(scratch, path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise InputError(
+                f"--out {self.directory}: {error.strerror} while writing {name}; free some space"
+            ) from None
+        return path
+
+    def save(self, run: Run, cell: Cell) -> None:
+        """Keep what a run measured."""
+        self.write(f"cells/{run.id}.json", json.dumps(asdict(cell)))
+
+    def load(self, run: Run) -> Cell | None:
+        """What a run measured, or None if it has not finished here; a damaged file counts as not finished."""
+        try:
+            raw = json.loads((self.cells / f"{run.id}.json").read_text(encoding="utf-8"))
+            return Cell(**(raw | {"arms": [ArmScores(**arm) for arm in raw["arms"]]}))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None

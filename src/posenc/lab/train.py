@@ -1,0 +1,111 @@
+"""Training one model of a comparison: the same data order, the same initial host, the same steps for all."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.errors import InputError
+from posenc.lab.config import Run, Settings
+from posenc.transformer import Attention, Transformer
+
+WARM_UP = 0.05
+"""Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
+
+
+def train(
+    run: Run, tokens: Tensor, on_step: Callable[[int], None] = lambda step: None
+) -> tuple[Transformer, list[float]]:
+    """Train the run's model on (n,) uint8 tokens: the model in eval mode, and the loss (nats per byte) of every step.
+
+    Raises:
+        InputError: the loss is no longer finite.
+    """
+    s = run.settings
+    model = build(run)
+    optimizers = _optimizers(model, run)
+    peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
+    order = torch.Generator().manual_seed(run.seed)
+    losses: list[float] = []
+    for step in range(s.steps):
+        for optimizer, rates in zip(optimizers, peaks, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * _schedule(step, s.steps)
+        starts = torch.randint(len(tokens) - s.length, (s.batch_size,), generator=order)
+        batch = tokens[starts[:, None] + torch.arange(s.length + 1)].long()
+        logits = model(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise InputError(
+                f"--learning-rate {s.learning_rate}: the loss of {run.encoding!r} (seed {run.seed}) is no longer "
+                f"finite at step {step + 1} of {s.steps}; give a smaller one"
+            )
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        on_step(step + 1)
+    return model.eval(), losses
+
+
+def activation_bytes(model: Transformer, tokens: Tensor, settings: Settings) -> int:
+    """Memory that one training batch keeps between its forward and its backward pass, parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    shape = (settings.batch_size, settings.length)
+    count = settings.batch_size * settings.length
+    batch = tokens.repeat(-(-count // len(tokens)))[:count].view(shape).long()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        loss = F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+    del loss
+    return sum(kept.values())
+
+
+def build(run: Run) -> Transformer:
+    """The untrained model: for one seed, the host starts from the same weights under every encoding."""
+    torch.manual_seed(run.seed)
+    encoding = run.make_encoding()
+    torch.manual_seed(run.seed)
+    return Transformer(run.settings.model(), encoding)
+
+
+def _schedule(step: int, steps: int) -> float:
+    rise = min(1.0, (step + 1) / max(1.0, WARM_UP * steps))
+    return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _optimizers(model: Transformer, run: Run) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
+    With AdamW alone a minute of training is too short to tell encodings apart."""
+    s = run.settings
+    head = model.head.weight
+    matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m.weight is not head]
+    taken = {id(p) for p in matrices}
+    # Muon's steps do not shrink with a weight: queries that start smaller, to make up for an encoding's larger
+    # scale, need steps as much smaller, or that encoding would see a higher rate than the others
+    damping = model.query_damping(model.encoding)
+    queries = [m.query.weight for m in model.modules() if isinstance(m, Attention)]
+    others = [p for p in matrices if all(p is not q for q in queries)]
+    muon: list[dict[str, Any]] = [{"params": others}, {"params": queries, "lr": s.learning_rate * damping}]
+    tables = [p for p in model.encoding.parameters() if id(p) not in taken]
+    taken |= {id(p) for p in tables}
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    groups = [{"params": rest, "lr": s.adamw_learning_rate}]
+    if tables:
+        groups.append({"params": tables, "lr": s.position_learning_rate})
+    return [
+        torch.optim.Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
+    ]

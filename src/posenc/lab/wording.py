@@ -1,0 +1,114 @@
+"""The answer in words, and what the run does not show: every sentence follows from the numbers."""
+
+from collections.abc import Sequence
+
+import torch
+
+from posenc.encodings import T5, Rotary
+from posenc.functional import t5_bucket
+from posenc.lab.config import Run, Settings
+from posenc.lab.results import Arm, change, difference, verdict
+from posenc.lab.statistics import Estimate, estimate
+
+UNDERTRAINED = 0.3
+"""An arm this much behind the best at the training length has learned too little for its flatness to count."""
+
+
+def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
+    """What a reader wants to know first, for ranked arms."""
+    trained = [a for a in arms if a.trained]
+    if not trained:
+        return []
+    seeds = {a.name: sorted(a.scores) for a in trained}
+    within = min(trained, key=lambda a: estimate(a.paired(1, seeds[a.name])).mean)
+    loss = estimate(within.paired(1, seeds[within.name])).mean
+    ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
+    tied = f"; {_listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
+    lines = [
+        f"Up to the training length of {settings.length} bytes, {within.name} predicts best ({loss:.3f} nats per byte){tied}."
+    ]
+    if len(settings.factors) > 1:
+        last = settings.factors[-1]
+        lines.append(_past(arms, settings, f"At {last} times that length ({settings.longest} bytes)"))
+        by_verdict = {
+            v: [a for a in arms if a.trained and verdict(a, settings) == v] for v in ("holds", "breaks at once")
+        }
+        if by_verdict["holds"]:
+            parts = [f"{a.name} ({_signed(change(a, last))})" for a in by_verdict["holds"]]
+            lines.append(f"Holds its loss: {_listed(parts)}.")
+        if by_verdict["breaks at once"]:
+            first = settings.factors[1]
+            parts = [f"{a.name} ({_signed(change(a, first))})" for a in by_verdict["breaks at once"]]
+            lines.append(f"Breaks as soon as the text is {first} times as long: {_listed(parts)}.")
+    return lines
+
+
+def _past(arms: Sequence[Arm], settings: Settings, opening: str) -> str:
+    last = settings.factors[-1]
+    best = arms[0]
+    loss = estimate(best.paired(last, sorted(best.scores))).mean
+    ties = [a.name for a in arms[1:] if difference(a, best, last).low <= 0]
+    tied = f"; {_listed(ties)} cannot be told apart from it" if ties else ""
+    return f"{opening}, {best.name} predicts best ({loss:.3f}){tied}."
+
+
+def limits(arms: Sequence[Arm], settings: Settings) -> list[str]:
+    """What this comparison does not show, as far as it can be computed from what was run."""
+    notes = []
+    trained = [a for a in arms if a.trained]
+    best = min((estimate(a.paired(1, sorted(a.scores))).mean for a in trained), default=0.0)
+    late = [a.name for a in trained if estimate(a.paired(1, sorted(a.scores))).mean > best + UNDERTRAINED]
+    if late:
+        notes.append(
+            f"{_listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "
+            "above the best. A model that has learned little has little to lose past its training length, so a flat curve "
+            "is no merit there; with more steps (--preset thorough) it steepens."
+        )
+    for arm in trained:
+        made = Run(arm.encoding, 0, settings, "").make_encoding()
+        if isinstance(made, T5):
+            notes.append(_t5_note(arm.name, made, settings.length))
+        if isinstance(made, Rotary):
+            notes.append(
+                f"{arm.name} + NTK and {arm.name} + PI are the same trained weights under other frequencies, with no "
+                "fine-tuning; interpolation (PI) is meant to be followed by some."
+            )
+        if arm.encoding.split(":")[0] == "learned":
+            notes.append(
+                f"{arm.name} has no code past position {settings.length - 1}: later tokens are given its last one."
+            )
+    notes.append(
+        f"One small model ({settings.num_layers} layers, width {settings.dim}), bytes of one text, {settings.steps} steps, "
+        "the same learning rates for all. The order may differ at other sizes; the intervals cover the choice of test "
+        "passages and of seeds, not that."
+    )
+    if len({s for a in arms for s in a.scores}) == 1:
+        notes.append("Only one seed was run: the intervals cover the test passages, not the luck of training.")
+    return notes
+
+
+def _t5_note(name: str, encoding: T5, length: int) -> str:
+
+    distances = torch.arange(length)
+    buckets = t5_bucket(-distances, encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
+    last = t5_bucket(torch.tensor([-(10**6)]), encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
+    pairs = length - distances
+    share = pairs[buckets == last].sum().item() / pairs.sum().item()
+    if share == 0:
+        return (
+            f"{name} gives all distances past its last bucket's edge one bias, and no pair of a training text of "
+            f"{length} bytes falls into that bucket: past the training length its bias is as it was initialised."
+        )
+    return (
+        f"{name} gives all distances from {int(distances[buckets == last][0])} on one bias, and only {100 * share:.1f} % "
+        f"of the pairs in a training text of {length} bytes are that far apart: its far buckets are hardly trained here, "
+        "so this run does not settle how well it extrapolates. Longer training or longer texts do."
+    )
+
+
+def _signed(e: Estimate) -> str:
+    return f"{e.mean:+.3f}, 95 % interval {e.low:+.3f} to {e.high:+.3f}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -1,0 +1,317 @@
+"""Where tokens are: positions, validity, documents and causality of one forward pass, in one object."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+T = TypeVar("T")
+
+
+def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Read a (batch or 1, n, ...) tensor at (row, index); a single row serves every row of the batch."""
+    if table.shape[0] == 1:
+        return lambda row, index: table[0, index]
+    return lambda row, index: table[row, index]
+
+
+def grid_indices(
+    batch: int, heads: int, queries: int, keys: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Index tensors (batch,1,1,1), (1,heads,1,1), (1,1,queries,1), (1,1,1,keys): a FlexAttention closure
+    called with them is evaluated on the whole grid at once."""
+
+    def axis(size: int, dim: int) -> Tensor:
+        return torch.arange(size, device=device).view([-1 if d == dim else 1 for d in range(4)])
+
+    return axis(batch, 0), axis(heads, 1), axis(queries, 2), axis(keys, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Where the queries and the keys of one attention call are, and which keys each query may see.
+
+    Build it once per forward pass with one of the constructors; positions and mask come from the same object,
+    so padding or packing cannot be half done.
+
+    Attributes:
+        q: positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float.
+        k: positions of the keys, likewise.
+        q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is not above its own.
+            Kept apart from the positions, which may be shared by tokens, fractional or restart per document.
+        causal: whether order restricts what a query sees.
+        valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
+        q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
+        start: (first query position, first key position) when both run contiguously by ones, identically in every
+            row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
+    """
+
+    q: Tensor
+    k: Tensor
+    q_order: Tensor
+    k_order: Tensor
+    causal: bool = False
+    valid: Tensor | None = None
+    q_document: Tensor | None = None
+    k_document: Tensor | None = None
+    start: tuple[int, int] | None = None
+    _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
+
+    # ---------------------------------------------------------------- constructors
+
+    @classmethod
+    def arange(
+        cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: torch.device | str | None = None
+    ) -> "Positions":
+        """n new tokens that follow `offset` tokens of a KV cache: queries offset..offset+n-1, keys 0..offset+n-1.
+
+        offset may be an int or a (batch,) tensor; rows of a ragged cache keep the key of position p in slot p, and
+        slots that a shorter row has not filled are invalid.
+
+        Raises:
+            InputError: n < 1 or a negative offset.
+        """
+        if n < 1:
+            raise InputError(f"n={n}: a sequence needs at least one token")
+        if isinstance(offset, Tensor):
+            if offset.dim() != 1 or offset.is_floating_point() or int(offset.min()) < 0:
+                raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
+            device = offset.device if device is None else device
+            offset = offset.to(device)
+            q = offset[:, None] + torch.arange(n, device=device)
+            k = torch.arange(int(offset.max()) + n, device=device)[None]
+            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=k < offset[:, None] + n)
+        if offset < 0:
+            raise InputError(f"offset={offset}: the number of cached tokens cannot be negative")
+        k = torch.arange(offset + n, device=device)[None]
+        q = k if offset == 0 else k[:, offset:]
+        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0))
+
+    @classmethod
+    def from_ids(cls, position_ids: Tensor, key_ids: Tensor | None = None, *, causal: bool = False) -> "Positions":
+        """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, in any order.
+
+        key_ids, when given, are the positions of all keys (cached ones first), so the queries are the last tokens.
+
+        Raises:
+            InputError: a wrong rank, a non-finite value, or fewer keys than causal queries.
+        """
+        q = _ids("position_ids", position_ids)
+        k = q if key_ids is None else _ids("key_ids", key_ids)
+        if causal and k.shape[1] < q.shape[1]:
+            raise InputError(
+                f"key_ids has {k.shape[1]} keys for {q.shape[1]} queries: causal keys include the queries' own"
+            )
+        k_order = torch.arange(k.shape[1], device=k.device)[None]
+        q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
+        return cls(q=q, k=k, q_order=q_order, k_order=k_order, causal=causal)
+
+    @classmethod
+    def from_mask(cls, attention_mask: Tensor, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
+        """Left or right padding, from a (batch, num_keys) mask of ones (token) and zeros (padding).
+
+        The first real token of each row is at position 0. With a cache, `num_queries` says how many of the last
+        columns are the queries of this call.
+
+        Raises:
+            InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
+        """
+        if attention_mask.dim() != 2 or not _is_binary(attention_mask):
+            raise InputError(
+                f"attention_mask of shape {tuple(attention_mask.shape)}: pass (batch, num_keys) of ones and zeros"
+            )
+        keys = attention_mask.shape[1]
+        queries = keys if num_queries is None else num_queries
+        if not 1 <= queries <= keys:
+            raise InputError(f"num_queries={queries}: must lie between 1 and the mask's {keys} columns")
+        valid = attention_mask.bool()
+        k = (valid.long().cumsum(1) - 1).clamp(min=0)
+        order = torch.arange(keys, device=k.device)[None]
+        first = keys - queries
+        return cls(q=k[:, first:], k=k, q_order=order[:, first:], k_order=order, causal=causal, valid=valid)
+
+    @classmethod
+    def packed(
+        cls,
+        lengths: Sequence[int] | Tensor | None = None,
+        *,
+        cu_seqlens: Sequence[int] | Tensor | None = None,
+        document_ids: Tensor | None = None,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Several documents in one sequence; each starts at position 0 and sees only itself.
+
+        Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
+        (FlashAttention's convention); `document_ids`, (n,) or (batch, n), where negative ids mark padding.
+
+        Raises:
+            InputError: none or several of the three given, or lengths that are not positive.
+        """
+        given = [x for x in (lengths, cu_seqlens, document_ids) if x is not None]
+        if len(given) != 1:
+            raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
+        if document_ids is None:
+            if cu_seqlens is not None:
+                edges = torch.as_tensor(cu_seqlens, device=device).long()
+                if edges.dim() != 1 or len(edges) < 2 or int(edges[0]) != 0:
+                    raise InputError(f"cu_seqlens={edges.tolist()}: one more entry than documents, from 0")
+                sizes = edges.diff()
+            else:
+                sizes = torch.as_tensor(lengths, device=device).long()
+            if sizes.dim() != 1 or len(sizes) == 0 or int(sizes.min()) < 1:
+                raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
+            document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+        documents = document_ids[None] if document_ids.dim() == 1 else document_ids
+        if documents.dim() != 2 or documents.is_floating_point():
+            raise InputError(f"document_ids of shape {tuple(document_ids.shape)}: pass integers (n,) or (batch, n)")
+        order = torch.arange(documents.shape[1], device=documents.device)[None]
+        first = torch.ones_like(documents, dtype=torch.bool)
+        first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        ids = order - torch.where(first, order, 0).cummax(1).values
+        valid = None if int(documents.min()) >= 0 else documents >= 0
+        return cls(
+            q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid,
+            q_document=documents, k_document=documents,
+        )  # fmt: skip
+
+    @classmethod
+    def grid(
+        cls, height: int, width: int, frames: int | None = None, *, device: torch.device | str | None = None
+    ) -> "Positions":
+        """Patches of an image, row by row, at (y, x); of a video, frame by frame, at (t, y, x).
+
+        Positions are (1, height * width [* frames], 2 or 3).
+
+        Raises:
+            InputError: a size below 1.
+        """
+        sizes = [height, width] if frames is None else [frames, height, width]
+        if min(sizes) < 1:
+            raise InputError(f"grid of height={height}, width={width}, frames={frames}: each must be at least 1")
+        axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
+        return cls.from_ids(torch.stack(axes, -1).reshape(1, -1, len(sizes)))
+
+    @classmethod
+    def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
+        """Cross-attention: where `queries` are, against where `keys` are and which of them are valid.
+
+        Documents carry over when both sides are packed: document i of the queries sees document i of the keys.
+        """
+        together = queries.q_document is not None and keys.k_document is not None
+        return cls(
+            q=queries.q, k=keys.k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid,
+            q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- reading
+
+    @property
+    def num_queries(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def axes(self) -> int:
+        """Coordinates per token: 1 for text, 2 for images, 3 for video."""
+        return 1 if self.q.dim() == 2 else self.q.shape[2]
+
+    def require_one_axis(self, user: str) -> None:
+        """Refuse positions on a grid, for an encoding of one-dimensional positions.
+
+        Raises:
+            InputError: more than one coordinate per token.
+        """
+        if self.axes > 1:
+            raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
+
+    @property
+    def batch(self) -> int:
+        """Rows that differ from one another; 1 when one row serves any batch."""
+        tensors = (self.q, self.k, self.q_order, self.k_order, self.valid, self.q_document, self.k_document)
+        return max(t.shape[0] for t in tensors if t is not None)
+
+    def mask_mod(self) -> MaskMod:
+        """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
+        q_order, k_order = rowwise(self.q_order), rowwise(self.k_order)
+        valid = None if self.valid is None else rowwise(self.valid)
+        documents = None
+        if self.q_document is not None and self.k_document is not None:
+            documents = rowwise(self.q_document), rowwise(self.k_document)
+        causal = self.causal
+
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            seen = (b >= 0) & (i >= 0) & (j >= 0)
+            if causal:
+                seen = seen & (k_order(b, j) <= q_order(b, i))
+            if valid is not None:
+                seen = seen & valid(b, j)
+            if documents is not None:
+                seen = seen & (documents[0](b, i) == documents[1](b, j))
+            return seen
+
+        return visible
+
+    def mask(self) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key."""
+        return self.mask_mod()(*grid_indices(self.batch, 1, self.num_queries, self.num_keys, self.q.device))
+
+    @property
+    def all_visible(self) -> bool:
+        """True when it is known, without reading a tensor, that every query sees every key."""
+        if self.valid is not None or self.q_document is not None:
+            return False
+        if not self.causal:
+            return True
+        return self.start is not None and self.start[0] >= self.start[1] + self.num_keys - 1
+
+    def lengths(self) -> Tensor:
+        """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
+        documents = self.q_document if self.q_document is not None else torch.zeros_like(self.q_order)
+        valid = torch.ones_like(documents, dtype=torch.bool) if self.valid is None else self.valid
+        rows = max(documents.shape[0], valid.shape[0])
+        documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
+        _, index = documents.unique(return_inverse=True)
+        counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
+        return counts.scatter_add_(1, index, valid.long()).gather(1, index)
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """A value that every layer of this forward pass can share, made once. Only for values without gradient:
+        the same Positions may serve several steps of training."""
+        if torch.compiler.is_compiling():
+            return make()
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]  # type: ignore[return-value]
+
+    def with_causal(self, causal: bool) -> "Positions":
+        """The same tokens under another causality."""
+        return self if causal == self.causal else replace(self, causal=causal)
+
+    def to(self, device: torch.device | str) -> "Positions":
+        """The same positions on another device."""
+        names = ("q", "k", "q_order", "k_order", "valid", "q_document", "k_document")
+        moved = {n: t.to(device) for n in names if (t := getattr(self, n)) is not None}
+        return replace(self, **moved, _shared={})
+
+
+def _ids(name: str, ids: Tensor) -> Tensor:
+    if ids.dim() == 1:
+        ids = ids[None]
+    if ids.dim() not in (2, 3) or 0 in ids.shape:
+        raise InputError(f"{name} of shape {tuple(ids.shape)}: pass (n,), (batch, n) or (batch, n, axes), not empty")
+    if ids.is_floating_point() and not torch.compiler.is_compiling() and not bool(ids.isfinite().all()):
+        raise InputError(f"{name} holds values that are not finite: positions must be numbers")
+    return ids
+
+
+def _is_binary(mask: Tensor) -> bool:
+    return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())

@@ -1,0 +1,110 @@
+"""One function per figure: rows of results in, a plotly figure out. Colours of text and grid belong to the page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posenc.errors import InputError
+
+try:
+    import plotly.graph_objects as go
+except ImportError:
+    raise InputError("reports need plotly, which is not installed: pip install 'posenc[lab]'") from None
+
+PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
+"""Colours that stay apart on light and on dark ground, and for most colour-blind readers in this order."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def styles(arms: Rows) -> dict[str, dict[str, Any]]:
+    """A line style per arm: one colour per trained model, dashes for the ways to use it without training."""
+    encodings = list(dict.fromkeys(sorted(arm["encoding"] for arm in arms)))
+    found: dict[str, dict[str, Any]] = {}
+    for arm in sorted(arms, key=lambda arm: (not arm["trained"], arm["name"])):
+        index = encodings.index(arm["encoding"])
+        siblings = sum(other["encoding"] == arm["encoding"] for other in arms if other["name"] in found)
+        found[arm["name"]] = {
+            "color": PALETTE[index % len(PALETTE)],
+            "dash": DASHES[siblings % len(DASHES)] if index < len(PALETTE) else DASHES[(siblings + 1) % len(DASHES)],
+        }
+    return found
+
+
+def change_by_length(arms: Rows) -> go.Figure:
+    """How much the loss on the same targets rises as the text before them grows past the training length."""
+    figure, style = go.Figure(), styles(arms)
+    for arm in arms:
+        points = arm["lengths"]
+        change = [p["change"] for p in points]
+        figure.add_scatter(
+            x=[p["length"] for p in points],
+            y=[c["mean"] for c in change],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [c["high"] - c["mean"] for c in change],
+                "arrayminus": [c["mean"] - c["low"] for c in change],
+                "thickness": 1.2,
+                "width": 4,
+            },
+            name=arm["name"],
+            mode="lines+markers",
+            line={**style[arm["name"]], "width": 2.2},
+            hovertemplate="%{y:+.3f} at %{x} bytes<extra>" + _escape(arm["name"]) + "</extra>",
+        )
+    lengths = [p["length"] for p in arms[0]["lengths"]] if arms else []
+    figure.update_xaxes(
+        title="bytes of text before the end of the test passage", type="log", tickvals=lengths, ticktext=lengths
+    )
+    figure.update_yaxes(title="rise of the loss, nats per byte", zeroline=True)
+    return figure
+
+
+def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
+    """The loss at each position of the longest test texts."""
+    figure, style = go.Figure(), styles(arms)
+    for arm in arms:
+        points = arm["by_position"]
+        figure.add_scatter(
+            x=[p["position"] for p in points],
+            y=[p["loss"] for p in points],
+            customdata=[[p["low"], p["high"]] for p in points],
+            name=arm["name"],
+            mode="lines",
+            line={**style[arm["name"]], "width": 1.8},
+            hovertemplate="%{y:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f}) around position %{x:.0f}"
+            "<extra>" + _escape(arm["name"]) + "</extra>",
+        )
+    figure.add_vline(x=trained_length, line={"dash": "dot", "width": 1.5, "color": "#888"})
+    figure.add_annotation(
+        x=trained_length, y=1, yref="paper", text="training length", showarrow=False, xanchor="left", xshift=6
+    )
+    figure.update_xaxes(title="position in the test text")
+    figure.update_yaxes(title="loss, nats per byte")
+    return figure
+
+
+def training(arms: Rows) -> go.Figure:
+    """The loss of the training batches, mean over seeds."""
+    trained = [arm for arm in arms if arm["trained"]]
+    figure, style = go.Figure(), styles(arms)
+    for arm in trained:
+        figure.add_scatter(
+            x=[p["step"] for p in arm["training"]],
+            y=[p["loss"] for p in arm["training"]],
+            name=arm["name"],
+            mode="lines",
+            line={**style[arm["name"]], "width": 1.8},
+            hovertemplate="%{y:.3f} up to step %{x}<extra>" + _escape(arm["name"]) + "</extra>",
+        )
+    figure.update_xaxes(title="training step")
+    figure.update_yaxes(title="loss of the batch, nats per byte")
+    return figure
+
+
+def _escape(text: str) -> str:
+    """Names may hold what plotly would read as markup or as a template."""
+    for raw, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("{", "&#123;"), ("}", "&#125;")):
+        text = text.replace(raw, safe)
+    return text

@@ -1,0 +1,79 @@
+"""Results in, one HTML file out: it needs no network, and a reader who has never met the project can read it."""
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment
+from plotly.offline import get_plotlyjs
+
+from posenc.encodings import ENCODINGS
+from posenc.report import figures
+
+DESCRIPTIONS = {
+    "none": "no positions at all; a causal model can still count what it sees",
+    "normalized": "position divided by the text's length, between 0 and 1",
+    "integer": "the position itself, as a number",
+    "binary": "the binary digits of the position",
+    "sinusoidal": "sines and cosines of many frequencies, added to the input (Transformer, 2017)",
+    "learned": "one learned vector per position, added to the input (BERT, GPT-2)",
+    "rope": "queries and keys turned by an angle that grows with position (RoFormer, Llama)",
+    "t5": "a learned number per head and range of distances, added to the scores (T5)",
+    "alibi": "a fixed penalty proportional to the distance, added to the scores (ALiBi)",
+}
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """report.html for what results.json holds."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(signed=_signed, interval=_interval, count=_count, mebibytes=_mebibytes, clock=_clock)
+    template = environment.from_string(files("posenc.report").joinpath("template.html").read_text(encoding="utf-8"))
+    arms = results["arms"]
+    shown = {
+        "change": figures.change_by_length(arms),
+        "position": figures.loss_by_position(arms, results["settings"]["length"]),
+        "training": figures.training(arms),
+    }
+    return template.render(
+        r=results,
+        first=results["settings"]["factors"][0],
+        factors=results["settings"]["factors"],
+        described=_described(results),
+        figures={name: json.loads(figure.to_json()) for name, figure in shown.items()},
+        plotly=get_plotlyjs(),
+    )
+
+
+def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The encodings of this comparison, and what each does."""
+    found = []
+    for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
+        parts = [part.split(":")[0] for part in name.split("+")]
+        found.append((name, "; ".join(DESCRIPTIONS.get(part, _first_line(part)) for part in parts)))
+    return found
+
+
+def _first_line(name: str) -> str:
+    return (ENCODINGS[name].__doc__ or name).splitlines()[0]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _interval(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['low']:+.3f} to {estimate['high']:+.3f}".replace("-", "−")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ")
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / 2**20:.0f} MiB"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

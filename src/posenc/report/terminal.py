@@ -1,0 +1,96 @@
+"""A comparison on the terminal: a progress bar while it runs, the ranked table and where the report is at the end."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.errors import InputError
+from posenc.lab.compare import Progress
+from posenc.lab.config import Run
+from posenc.lab.store import Cell
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Table
+except ImportError:
+    raise InputError("the lab needs rich and plotly, which are not installed: pip install 'posenc[lab]'") from None
+
+
+class Terminal:
+    """Shows progress on stderr: a bar with the time left on a terminal, a line per finished run elsewhere."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+        self.err = Console(stderr=True, highlight=False)
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.err,
+            disable=not self.err.is_terminal,
+            transient=True,
+        )
+        self.task: TaskID | None = None
+        self.runs = self.done = 0
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> "Terminal":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self._planned, self._advanced, self._finished)
+
+    def _planned(self, runs: int, kept: int, work: int) -> None:
+        self.runs, self.done = runs, kept
+        if kept:
+            print(f"{kept} of {runs} runs are here already", file=sys.stderr)
+        self.task = self.bar.add_task(f"{kept}/{runs} runs", total=work)
+
+    def _advanced(self, run: Run, work: int) -> None:
+        if self.task is not None:
+            self.bar.advance(self.task, work)
+
+    def _finished(self, run: Run, cell: Cell) -> None:
+        self.done += 1
+        if self.task is not None:
+            self.bar.update(self.task, description=f"{self.done}/{self.runs} runs")
+        if not self.err.is_terminal:
+            seconds = time.perf_counter() - self.started
+            print(f"[{self.done}/{self.runs}] {seconds:5.0f} s  {run.encoding}, seed {run.seed}", file=sys.stderr)
+
+    def show(self, results: Mapping[str, Any]) -> None:
+        """The answer, the ranked table, and the files, on stdout."""
+        out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+        settings = results["settings"]
+        lengths = [f * settings["length"] for f in settings["factors"]]
+        for sentence in results["answer"]:
+            out.print(f"- {sentence}", markup=False)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("", "encoding", f"loss at {lengths[0]}", *(f"rise at {n}" for n in lengths[1:]), "verdict"):
+            table.add_column(title, justify="left" if title in ("encoding", "verdict") else "right", no_wrap=True)
+        for rank, arm in enumerate(results["arms"], 1):
+            changes = [_with_half_width(point["change"], "+.3f") for point in arm["lengths"][1:]]
+            loss = _with_half_width(arm["lengths"][0]["loss"], ".3f")
+            table.add_row(str(rank), arm["name"], loss, *changes, arm["verdict"])
+        out.print()
+        out.print(table)
+        out.print()
+        out.print("Nats per byte, lower is better; ± is half a 95 % interval.", markup=False)
+        out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
+        out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
+
+
+def _with_half_width(estimate: Mapping[str, float], form: str) -> str:
+    return f"{estimate['mean']:{form}} ± {(estimate['high'] - estimate['low']) / 2:.3f}"
