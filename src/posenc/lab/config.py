@@ -29,11 +29,11 @@ class Settings:
     length: int = 128
     factors: tuple[int, ...] = (1, 2, 4, 8)
     steps: int = 150
-    batch_size: int = 16
+    batch_size: int = 12
     dim: int = 96
     num_layers: int = 3
-    num_heads: int = 3
-    learning_rate: float = 0.04
+    num_heads: int = 2
+    learning_rate: float = 0.05
     adamw_learning_rate: float = 0.01
     position_learning_rate: float = 0.05
     windows: int = 32
@@ -106,6 +106,6 @@ NAIVE = ("normalized", "integer", "binary")
 
 PRESETS = {
     "quick": Preset(Settings(steps=60, windows=24), ("none", "sinusoidal", "rope", "alibi"), 2),
-    "standard": Preset(Settings(), CORE, 3),
+    "standard": Preset(Settings(), CORE, 4),
     "thorough": Preset(Settings(steps=500, dim=128, num_heads=4, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
 }

@@ -13,7 +13,7 @@ from posenc.lab.config import Settings
 from posenc.transformer import Transformer
 
 BATCH_TOKENS = 8192
-BINS_PER_LENGTH = 8
+BINS_PER_LENGTH = 4
 """Bins of the loss by position within one training length."""
 
 

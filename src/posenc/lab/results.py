@@ -49,6 +49,11 @@ def difference(a: Arm, b: Arm, factor: int) -> Estimate:
     return estimate(a.paired(factor, seeds) - b.paired(factor, seeds))
 
 
+def loss(arm: Arm, factor: int) -> Estimate:
+    """The loss of an arm at factor times the training length."""
+    return estimate(arm.paired(factor, sorted(arm.scores)))
+
+
 def change(arm: Arm, factor: int) -> Estimate:
     """How much an arm's loss rises from the training length to factor times it, on the same targets."""
     seeds = sorted(arm.scores)
@@ -58,24 +63,25 @@ def change(arm: Arm, factor: int) -> Estimate:
 def ranked(cells: Mapping[Run, Cell], settings: Settings) -> list[Arm]:
     """The arms of finished runs, the lowest loss at the longest length first."""
     last = settings.factors[-1]
-    return sorted(collect(cells), key=lambda arm: estimate(arm.paired(last, sorted(arm.scores))).mean)
+    return sorted(collect(cells), key=lambda arm: loss(arm, last).mean)
 
 
 def numbers(arms: Sequence[Arm], settings: Settings) -> dict[str, Any]:
     """The measured part of results.json, for ranked arms."""
-    return {"arms": [_row(arm, arms[0], settings) for arm in arms], "extensions": _extensions(arms, settings)}
+    best = {f: min(arms, key=lambda arm: loss(arm, f).mean) for f in settings.factors}
+    return {"arms": [_row(arm, best, settings) for arm in arms], "extensions": _extensions(arms, settings)}
 
 
-def _row(arm: Arm, best: Arm, settings: Settings) -> dict[str, Any]:
+def _row(arm: Arm, best: Mapping[int, Arm], settings: Settings) -> dict[str, Any]:
     seeds = sorted(arm.scores)
     cells = [arm.cells[s] for s in seeds]
     lengths = [
         {
             "factor": f,
             "length": f * settings.length,
-            "loss": asdict(estimate(arm.paired(f, seeds))),
+            "loss": asdict(loss(arm, f)),
             "change": asdict(change(arm, f)),
-            "behind_best": asdict(difference(arm, best, f)),
+            "behind_best": asdict(difference(arm, best[f], f)),
         }
         for f in settings.factors
     ]

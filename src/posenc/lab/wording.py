@@ -7,8 +7,8 @@ import torch
 from posenc.encodings import T5, Rotary
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
-from posenc.lab.results import Arm, change, difference, verdict
-from posenc.lab.statistics import Estimate, estimate
+from posenc.lab.results import Arm, change, difference, loss, verdict
+from posenc.lab.statistics import Estimate
 
 UNDERTRAINED = 0.3
 """An arm this much behind the best at the training length has learned too little for its flatness to count."""
@@ -19,13 +19,11 @@ def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
     trained = [a for a in arms if a.trained]
     if not trained:
         return []
-    seeds = {a.name: sorted(a.scores) for a in trained}
-    within = min(trained, key=lambda a: estimate(a.paired(1, seeds[a.name])).mean)
-    loss = estimate(within.paired(1, seeds[within.name])).mean
+    within = min(trained, key=lambda a: loss(a, 1).mean)
     ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
     tied = f"; {_listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
     lines = [
-        f"Up to the training length of {settings.length} bytes, {within.name} predicts best ({loss:.3f} nats per byte){tied}."
+        f"Up to the training length of {settings.length} bytes, {within.name} predicts best ({loss(within, 1).mean:.3f} nats per byte){tied}."
     ]
     if len(settings.factors) > 1:
         last = settings.factors[-1]
@@ -46,18 +44,17 @@ def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
 def _past(arms: Sequence[Arm], settings: Settings, opening: str) -> str:
     last = settings.factors[-1]
     best = arms[0]
-    loss = estimate(best.paired(last, sorted(best.scores))).mean
     ties = [a.name for a in arms[1:] if difference(a, best, last).low <= 0]
     tied = f"; {_listed(ties)} cannot be told apart from it" if ties else ""
-    return f"{opening}, {best.name} predicts best ({loss:.3f}){tied}."
+    return f"{opening}, {best.name} predicts best ({loss(best, last).mean:.3f}){tied}."
 
 
 def limits(arms: Sequence[Arm], settings: Settings) -> list[str]:
     """What this comparison does not show, as far as it can be computed from what was run."""
     notes = []
     trained = [a for a in arms if a.trained]
-    best = min((estimate(a.paired(1, sorted(a.scores))).mean for a in trained), default=0.0)
-    late = [a.name for a in trained if estimate(a.paired(1, sorted(a.scores))).mean > best + UNDERTRAINED]
+    best = min((loss(a, 1).mean for a in trained), default=0.0)
+    late = [a.name for a in trained if loss(a, 1).mean > best + UNDERTRAINED]
     if late:
         notes.append(
             f"{_listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "

@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from posenc.encodings import ENCODINGS
@@ -27,7 +28,9 @@ DESCRIPTIONS = {
 def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(signed=_signed, interval=_interval, count=_count, mebibytes=_mebibytes, clock=_clock)
+    environment.filters.update(
+        loss=_loss, signed=_signed, interval=_interval, count=_count, mebibytes=_mebibytes, clock=_clock
+    )
     template = environment.from_string(files("posenc.report").joinpath("template.html").read_text(encoding="utf-8"))
     arms = results["arms"]
     shown = {
@@ -56,6 +59,12 @@ def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _first_line(name: str) -> str:
     return (ENCODINGS[name].__doc__ or name).splitlines()[0]
+
+
+def _loss(point: Mapping[str, Mapping[str, float]]) -> Markup:
+    behind = point["behind_best"]
+    small = "best" if behind["mean"] <= 0 else f"{_signed(behind['mean'])} ({_interval(behind)})"
+    return Markup("{:.3f}<small>{}</small>").format(point["loss"]["mean"], small)
 
 
 def _signed(value: float) -> str:

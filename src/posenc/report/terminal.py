@@ -72,18 +72,20 @@ class Terminal:
 
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
-        out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+        out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
         settings = results["settings"]
         lengths = [f * settings["length"] for f in settings["factors"]]
         for sentence in results["answer"]:
             out.print(f"- {sentence}", markup=False)
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("", "encoding", f"loss at {lengths[0]}", *(f"rise at {n}" for n in lengths[1:]), "verdict"):
+        rises = [f"rise at {n}" for n in lengths[1:]]
+        for title in ("", "encoding", f"loss at {lengths[0]}", "behind the best", *rises, "verdict"):
             table.add_column(title, justify="left" if title in ("encoding", "verdict") else "right", no_wrap=True)
         for rank, arm in enumerate(results["arms"], 1):
             changes = [_with_half_width(point["change"], "+.3f") for point in arm["lengths"][1:]]
-            loss = _with_half_width(arm["lengths"][0]["loss"], ".3f")
-            table.add_row(str(rank), arm["name"], loss, *changes, arm["verdict"])
+            first = arm["lengths"][0]
+            behind = _with_half_width(first["behind_best"], "+.3f") if first["behind_best"]["mean"] > 0 else "best"
+            table.add_row(str(rank), arm["name"], f"{first['loss']['mean']:.3f}", behind, *changes, arm["verdict"])
         out.print()
         out.print(table)
         out.print()
