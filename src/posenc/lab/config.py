@@ -107,5 +107,5 @@ NAIVE = ("normalized", "integer", "binary")
 PRESETS = {
     "quick": Preset(Settings(steps=60, windows=24), ("none", "sinusoidal", "rope", "alibi"), 2),
     "standard": Preset(Settings(), CORE, 4),
-    "thorough": Preset(Settings(steps=500, dim=128, num_heads=4, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
+    "thorough": Preset(Settings(steps=500, dim=128, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
 }

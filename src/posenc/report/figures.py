@@ -62,7 +62,7 @@ def change_by_length(arms: Rows) -> go.Figure:
 
 
 def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
-    """The loss at each position of the longest test texts."""
+    """The loss at each position of the longest test texts, as it is or above the best arm's."""
     figure, style = go.Figure(), styles(arms)
     for arm in arms:
         points = arm["by_position"]
@@ -79,6 +79,29 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
     figure.add_vline(x=trained_length, line={"dash": "dot", "width": 1.5, "color": "#888"})
     figure.add_annotation(
         x=trained_length, y=1, yref="paper", text="training length", showarrow=False, xanchor="left", xshift=6
+    )
+    losses = [[p["loss"] for p in arm["by_position"]] for arm in arms]
+    hover = [trace.hovertemplate for trace in figure.data]
+    plain = [f"%{{y:+.3f}} around position %{{x:.0f}}<extra>{_escape(arm['name'])}</extra>" for arm in arms]
+    above = [[loss - best for loss, best in zip(own, losses[0], strict=True)] for own in losses]
+    figure.update_layout(
+        updatemenus=[
+            {
+                "type": "buttons",
+                "direction": "right",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1.02,
+                "yanchor": "bottom",
+                "showactive": False,
+                "buttons": [
+                    {"label": "loss", "method": "restyle", "args": [{"y": losses, "hovertemplate": hover}]},
+                    {"label": f"above {_escape(arms[0]['name'])}", "method": "restyle", "args": [{"y": above, "hovertemplate": plain}]},
+                ],
+            }
+        ]
+        if arms
+        else []
     )
     figure.update_xaxes(title="position in the test text")
     figure.update_yaxes(title="loss, nats per byte")

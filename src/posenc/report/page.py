@@ -29,7 +29,7 @@ def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        loss=_loss, signed=_signed, interval=_interval, count=_count, mebibytes=_mebibytes, clock=_clock
+        loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
     )
     template = environment.from_string(files("posenc.report").joinpath("template.html").read_text(encoding="utf-8"))
     arms = results["arms"]
@@ -63,7 +63,7 @@ def _first_line(name: str) -> str:
 
 def _loss(point: Mapping[str, Mapping[str, float]]) -> Markup:
     behind = point["behind_best"]
-    small = "best" if behind["mean"] <= 0 else f"{_signed(behind['mean'])} ({_interval(behind)})"
+    small = "best" if behind["mean"] <= 0 else f"{_signed(behind['mean'])} {_half_width(behind)}"
     return Markup("{:.3f}<small>{}</small>").format(point["loss"]["mean"], small)
 
 
@@ -71,8 +71,8 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
-def _interval(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['low']:+.3f} to {estimate['high']:+.3f}".replace("-", "−")
+def _half_width(estimate: Mapping[str, float]) -> str:
+    return f"± {(estimate['high'] - estimate['low']) / 2:.3f}"
 
 
 def _count(value: float) -> str:

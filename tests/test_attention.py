@@ -1,0 +1,299 @@
+"""Both backends against attention written entry by entry in float64, over every kind of positions and structure."""
+
+import math
+
+import pytest
+import torch
+from references import loops
+
+from posenc import ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, T5, attention, explain
+from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
+
+BACKENDS = ["reference", "sdpa"]
+B, H, D = 2, 4, 8
+
+LAYOUTS = {
+    "bidirectional": (5, 5, lambda: Positions.arange(5)),
+    "causal": (5, 5, lambda: Positions.arange(5, causal=True)),
+    "cached": (2, 5, lambda: Positions.arange(2, 3, causal=True)),
+    "one new token": (1, 5, lambda: Positions.arange(1, 4, causal=True)),
+    "ragged cache": (2, 6, lambda: Positions.arange(2, torch.tensor([4, 1]), causal=True)),
+    "left padded": (5, 5, lambda: Positions.from_mask(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]), causal=True)),
+    "right padded": (5, 5, lambda: Positions.from_mask(torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))),
+    "packed": (5, 5, lambda: Positions.packed([2, 3], causal=True)),
+    "fractional": (4, 4, lambda: Positions.from_ids(torch.tensor([[0.0, 0.25, 0.5, 2.0]]), causal=True)),
+    "own ids per row": (4, 4, lambda: Positions.from_ids(torch.tensor([[3, 1, 0, 9], [0, 1, 2, 3]]))),
+    "cross": (3, 5, lambda: Positions.cross(Positions.arange(3), Positions.arange(5))),
+    "cross, keys padded": (
+        3, 4, lambda: Positions.cross(Positions.arange(3), Positions.from_mask(torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])))
+    ),
+}  # fmt: skip
+
+
+def tensors(queries: int, keys: int, kv_heads: int = H, width: int = D, seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    shapes = ((B, H, queries, D), (B, kv_heads, keys, D), (B, kv_heads, keys, width))
+    return tuple(torch.randn(s, dtype=torch.float64, generator=g) for s in shapes)
+
+
+def at(ids: torch.Tensor, b: int, n: int) -> float:
+    return float(ids[min(b, ids.shape[0] - 1), n])
+
+
+def sees(p: Positions):
+    mask = p.mask()
+    return lambda b, i, j: bool(mask[min(b, mask.shape[0] - 1), 0, i, j])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_plain_and_grouped_queries(layout, kv_heads, backend):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = tensors(queries, keys, kv_heads, width=3)
+    p = make()
+    want = loops.attend(q, k, v, scale=D**-0.5, visible=sees(p))
+    assert torch.allclose(attention(q, k, v, positions=p, backend=backend), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_alibi_entry_by_entry(layout, backend):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = tensors(queries, keys)
+    p, slopes = make(), loops.alibi_slopes(H)
+    want = loops.attend(
+        q, k, v, scale=D**-0.5, visible=sees(p), bias=lambda b, h, i, j: -slopes[h] * abs(at(p.q, b, i) - at(p.k, b, j))
+    )
+    assert torch.allclose(attention(q, k, v, ALiBi(H), p, backend=backend), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "fractional"])
+def test_t5_entry_by_entry(layout, bidirectional, backend):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = tensors(queries, keys)
+    p = make()
+    t5 = T5(H, bidirectional, num_buckets=8, max_distance=6, init_std=1.0).double()
+
+    def bias(b, h, i, j):
+        return float(t5.table.detach()[h, loops.t5_bucket(int(at(p.k, b, j) - at(p.q, b, i)), bidirectional, 8, 6)])
+
+    want = loops.attend(q, k, v, scale=1.0, visible=sees(p), bias=bias)
+    assert torch.allclose(attention(q, k, v, t5, p, backend=backend), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rotary_dim", [None, 4])
+@pytest.mark.parametrize("channels", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rotary_entry_by_entry(layout, channels, rotary_dim, backend):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = tensors(queries, keys, kv_heads=2)
+    p = make()
+    rope = Rotary(D, 100.0, channels, rotary_dim)
+    turned = [
+        loops.rotate_all(x, ids.expand(B, -1), 100.0, channels, rotary_dim) for x, ids in ((q, p.q), (k, p.k))
+    ]
+    want = loops.attend(*turned, v, scale=D**-0.5, visible=sees(p))
+    assert torch.allclose(attention(q, k, v, rope, p, backend=backend), want, atol=1e-12)
+
+
+class Everything(Encoding):
+    """Every structure at once, with tables drawn at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(1)
+
+        def draw(*shape):
+            return torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=g))
+
+        self.curve, self.of_query, self.of_key, self.of_value = draw(H), draw(1, 7, D), draw(H, 7, D), draw(1, 7, D)
+        self.left, self.right, self.any = draw(1, H, 5, 3), draw(B, H, 5, 3), draw(1, 1, 5, 5)
+
+    @staticmethod
+    def row(distance):
+        return (distance.clamp(-3, 3) + 3).long()
+
+    def bias(self, q, k, positions, layer=0):
+        return [
+            Relative(lambda head, distance: self.curve[head] * distance, H, positions),
+            QueryRelative(q, self.of_query, self.row, positions),
+            KeyRelative(k, self.of_key, self.row, positions),
+            Factored(self.left, self.right),
+            Dense(self.any),
+        ]
+
+    def values(self, positions, layer=0):
+        return Values(self.of_value, self.row)
+
+    def entry(self, q, k, p):
+        def bias(b, h, i, j):
+            distance = int(at(p.q, b, i) - at(p.k, b, j))
+            row = max(-3, min(3, distance)) + 3
+            return float(
+                self.curve[h] * distance
+                + q[b, h, i] @ self.of_query[0, row]
+                + k[b, h, j] @ self.of_key[h, row]
+                + self.left[0, h, i] @ self.right[b, h, j]
+                + self.any[0, 0, i, j]
+            )
+
+        return bias
+
+    def added(self, p):
+        return lambda b, h, i, j: self.of_value[0, max(-3, min(3, int(at(p.q, b, i) - at(p.k, b, j)))) + 3].detach()
+
+
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded", "packed"])
+def test_every_structure_entry_by_entry(layout):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = tensors(queries, keys)
+    p, encoding = make(), Everything()
+    want = loops.attend(
+        q, k, v, scale=D**-0.5, visible=sees(p), bias=encoding.entry(q, k, p), added_value=encoding.added(p)
+    )
+    assert torch.allclose(attention(q, k, v, encoding, p), want, atol=1e-12)
+    assert explain(q, k, v, encoding, p).backend == "reference"
+    with pytest.raises(InputError, match="backend='sdpa' cannot serve this: a term on the values"):
+        attention(q, k, v, encoding, p, backend="sdpa")
+    encoding.values = lambda positions, layer=0: None
+    both = [attention(q, k, v, encoding, p, backend=name) for name in BACKENDS]
+    assert torch.allclose(*both, atol=1e-12)
+
+
+def test_closures_evaluated_one_entry_at_a_time_are_the_dense_bias():
+    q, k, _ = tensors(5, 5)
+    p, encoding = Positions.arange(5), Everything()
+    terms = encoding.bias(q, k, p)
+    dense = dense_sum(terms, q.device)
+    for b, h, i, j in [(0, 0, 0, 4), (1, 3, 4, 0), (1, 2, 2, 2)]:
+        score = torch.tensor(0.5, dtype=torch.float64)
+        for term in terms:
+            score = term.score_mod()(score, *(torch.tensor(n) for n in (b, h, i, j)))
+        row = min(b, dense.shape[0] - 1)
+        assert score.item() == pytest.approx(0.5 + dense[row, h, i, j].item())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("encoding", [None, ALiBi(H), Rotary(D) + ALiBi(H)], ids=["none", "alibi", "rope+alibi"])
+@pytest.mark.parametrize("logits", [0.0, math.log(3.0), [0.5, -1.0, 2.0, 0.0]], ids=["softmax_1", "softmax_3", "learned"])
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded"])
+def test_sinks(layout, logits, encoding, backend):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = tensors(queries, keys)
+    p, slopes = make(), loops.alibi_slopes(H)
+    per_head = logits if isinstance(logits, list) else [logits] * H
+    turned = (q, k)
+    if isinstance(encoding, Sum):
+        turned = tuple(loops.rotate_all(x, p.q.expand(B, -1), 1e4, "half") for x in (q, k))
+    want = loops.attend(
+        *turned, v, scale=D**-0.5, visible=sees(p), sink=per_head,
+        bias=(lambda b, h, i, j: 0.0) if encoding is None
+        else (lambda b, h, i, j: -slopes[h] * abs(at(p.q, b, i) - at(p.k, b, j))),
+    )  # fmt: skip
+    sink = torch.tensor(logits, dtype=torch.float64) if isinstance(logits, list) else logits
+    assert torch.allclose(attention(q, k, v, encoding, p, sink=sink, backend=backend), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["causal", "left padded", "packed", "cached"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "sink"])
+def test_gradients(name, layout, backend):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = (x.requires_grad_() for x in tensors(queries, keys, kv_heads=2))
+    p = make()
+    encoding = {"rope": Rotary(D), "alibi": ALiBi(H), "t5": T5(H, False, 8, 6).double(), "sink": None}[name]
+    learned = [torch.zeros(H, dtype=torch.float64, requires_grad=True)] if name == "sink" else []
+    if name == "t5":
+        learned = [encoding.table]
+
+    def run(q, k, v, *_):
+        return attention(q, k, v, encoding, p, sink=learned[0] if name == "sink" else None, backend=backend)
+
+    assert torch.autograd.gradcheck(run, (q, k, v, *learned), fast_mode=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("encoding", [None, ALiBi(H)], ids=["none", "alibi"])
+def test_rows_that_see_nothing_are_zero_with_finite_gradients(encoding, backend):
+    q, k, v = (x.requires_grad_() for x in tensors(4, 4))
+    p = Positions.from_mask(torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]), causal=True)
+    out = attention(q, k, v, encoding, p, backend=backend)
+    assert not out[0].any()
+    assert not out[1, :, :2].any()
+    assert out[1, :, 2:].all()
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_precision_stays_near_float64(backend):
+    q, k, v = tensors(300, 300)
+    p = Positions.arange(300, causal=True)
+    for encoding in (None, Rotary(D), ALiBi(H), T5(H, False, init_std=1.0)):
+        exact = attention(q, k, v, encoding, p, backend="reference")
+        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.06), (torch.float16, 0.01)):
+            got = attention(q.to(dtype), k.to(dtype), v.to(dtype), encoding, p, backend=backend)
+            assert got.dtype == dtype
+            assert (got.double() - exact).abs().max() < bound, (encoding, dtype)
+
+
+def test_dropout_drops_and_scale_overrides():
+    q, k, v = tensors(6, 6)
+    torch.manual_seed(0)
+    for backend in BACKENDS:
+        kept = torch.stack([attention(q, k, v, dropout_p=0.5, backend=backend) for _ in range(4000)]).mean(0)
+        assert (kept - attention(q, k, v)).abs().max() < 0.15
+        want = loops.attend(q, k, v, scale=0.5, visible=lambda b, i, j: True)
+        assert torch.allclose(attention(q, k, v, T5(H, init_std=0.0).double(), scale=0.5, backend=backend), want)
+
+
+def test_what_explain_says_is_what_happens():
+    q, k, v = (x.float() for x in tensors(64, 64))
+    plain = explain(q, k, v, Rotary(D), causal=True)
+    assert (plain.backend, plain.extra_bytes) == ("sdpa", 0)
+    strided = explain(q, k, v, ALiBi(H), causal=True)
+    assert strided.extra_bytes < 64 * 64 * H * 4
+    assert "strided view" in str(strided)
+    learned = explain(q, k, v, T5(H), causal=True)
+    assert "gradient" in learned.reason
+    with torch.no_grad():
+        assert "gradient" not in explain(q, k, v, T5(H), causal=True).reason
+    packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]))
+    assert packed.extra_bytes == H * 64 * 64 * 4
+    assert "MiB" in str(explain(*[torch.zeros(1, H, 600, D)] * 3, ALiBi(H), sink=0.0))
+    assert explain(q, k, v, backend="reference").backend == "reference"
+
+
+def test_layers_may_differ():
+    q, k, v = tensors(5, 5)
+    encoding = PerLayer(Rotary(D), ALiBi(H))
+    for layer, one in ((0, Rotary(D)), (1, ALiBi(H)), (2, Rotary(D))):
+        assert torch.equal(attention(q, k, v, encoding, layer=layer), attention(q, k, v, one))
+
+
+def test_bad_input_is_named():
+    q, k, v = tensors(5, 5)
+    cases = [
+        (lambda: attention(q[0], k, v), "q of shape"),
+        (lambda: attention(q, k.float(), v), "k is torch.float32"),
+        (lambda: attention(q.long(), k.long(), v.long()), "make them one float dtype"),
+        (lambda: attention(q, k, v[:, :, :3]), "do not belong together"),
+        (lambda: attention(q, k[:, :3], v[:, :3]), "4 query heads cannot share 3 key heads"),
+        (lambda: attention(q[:, :, :2], k, v, causal=True), "2 queries and 5 keys without positions"),
+        (lambda: attention(q, k, v, positions=Positions.arange(4)), "positions are for 4 queries"),
+        (lambda: attention(q, k, v, positions=Positions.from_mask(torch.ones(3, 5))), "positions have 3 rows"),
+        (lambda: attention(q, k, v, positions=Positions.arange(5, device="meta")), "positions are on meta"),
+        (lambda: attention(q, k, v, dropout_p=1.0), "dropout_p=1.0"),
+        (lambda: attention(q, k, v, sink=torch.zeros(3)), "sink of shape"),
+        (lambda: attention(q, k, v, backend="spda"), "did you mean 'sdpa'"),
+        (lambda: attention(q, k, v, Rotary(16)), "head_dim 8: this Rotary was made with head_dim=16"),
+        (lambda: attention(q, k, v, ALiBi(8)), "q with 4 heads: this ALiBi has num_heads=8"),
+        (lambda: attention(q[:, :, :4], k[:, :, :4], v[:, :, :4], ALiBi(4), Positions.grid(2, 2)), "one coordinate"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError, match=message):
+            call()

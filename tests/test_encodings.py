@@ -1,0 +1,206 @@
+"""Absolute codes against the formulas, the registry, specs, composition, and refusals."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from references import loops
+
+import posenc
+from posenc import Binary, Integer, Learned, NoPE, Normalized, PerLayer, Positions, Rotary, Sinusoidal, Sum
+
+SHAPE = {"dim": 16, "num_heads": 2, "max_positions": 32, "causal": True}
+
+
+def codes(encoding, positions):
+    """What an encoding adds to a zero input."""
+    n = positions.num_queries
+    return encoding.embed(torch.zeros(positions.batch, n, encoding.dim, dtype=torch.float64), positions)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concat"])
+@given(base=st.sampled_from([100.0, 1e4]), offset=st.integers(0, 2000))
+def test_sinusoidal_codes(layout, base, offset):
+    p = Positions.arange(3, offset)
+    want = torch.tensor([loops.sinusoidal(offset + i, 8, base, layout) for i in range(3)], dtype=torch.float64)
+    assert torch.allclose(codes(Sinusoidal(8, base, layout), p)[0], want, atol=1e-10)
+
+
+def test_sinusoidal_merges():
+    x, p = torch.randn(2, 5, 8, dtype=torch.float64), Positions.arange(5)
+    code = codes(Sinusoidal(8), p)
+    assert torch.allclose(Sinusoidal(8, amplitude=0.5).embed(x, p), x + 0.5 * code)
+    assert torch.allclose(Sinusoidal(8, merge="multiply").embed(x, p), x * (1 + code))
+    concat = Sinusoidal(8, merge="concat").double()
+    weight = concat.projection.weight
+    assert torch.allclose(concat.embed(x, p), x @ weight[:, :8].T + code @ weight[:, 8:].T)
+    assert torch.equal(weight[:, :8], torch.eye(8, dtype=torch.float64))
+    assert torch.allclose(weight[:, 8:] @ weight[:, 8:].T, torch.eye(8, dtype=torch.float64), atol=1e-6)
+
+
+def test_positions_enter_once():
+    x, p = torch.randn(1, 5, 8), Positions.arange(5)
+    assert Sinusoidal(8).embed(x, p, layer=1) is x
+
+
+@pytest.mark.parametrize(("length", "step"), [(5, 0.25), (9, 0.125), (1, 0.0)])
+def test_normalized_steps_depend_on_the_length(length, step):
+    out = codes(Normalized(4, spread="first_channel"), Positions.arange(length))[0]
+    assert out[:, 0].tolist() == pytest.approx([i * step for i in range(length)])
+    assert not out[:, 1:].any()
+
+
+def test_normalized_counts_each_document_and_row():
+    packed = codes(Normalized(2, spread="first_channel"), Positions.packed([3, 2]))
+    assert packed[0, :, 0].tolist() == [0, 0.5, 1, 0, 1]
+    padded = codes(Normalized(2, spread="first_channel"), Positions.from_mask(torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])))
+    assert padded[:, :, 0].tolist() == [[0, 0, 0.5, 1], pytest.approx([0, 1 / 3, 2 / 3, 1])]
+    fixed = codes(Normalized(2, spread="first_channel", length=5), Positions.arange(1, 3))
+    assert fixed[0, 0, 0] == 0.75
+
+
+def test_integer_and_learned_direction():
+    encoding = Integer(4).double()
+    p = Positions.arange(2, 70)
+    assert torch.allclose(codes(encoding, p)[0], torch.tensor([[70.0], [71.0]]).double() * encoding.direction)
+    assert codes(Integer(4, spread="first_channel"), p)[0, :, 0].tolist() == [70, 71]
+
+
+def test_binary_digits_jump():
+    out = codes(Binary(6, bits=4), Positions.arange(9))[0]
+    assert out[5].tolist() == [1, 0, 1, 0, 0, 0]
+    assert (out[7] - out[8]).square().sum() == 4
+    assert (out[6] - out[7]).square().sum() == 1
+    assert len({tuple(row) for row in codes(Binary(6, bits=4), Positions.arange(16))[0].tolist()}) == 16
+    assert codes(Binary(4, bits=2, signed=True), Positions.arange(3))[0].tolist()[2] == [-1, 1, 0, 0]
+
+
+def test_learned_looks_up_and_only_touches_used_rows():
+    encoding = Learned(10, 4).double()
+    ids = torch.tensor([[3, 3, 9]])
+    out = codes(encoding, Positions.from_ids(ids))
+    assert torch.equal(out[0], encoding.table[ids[0]])
+    out.sum().backward()
+    assert encoding.table.grad.sum(1).tolist() == [0, 0, 0, 8, 0, 0, 0, 0, 0, 4]
+    clamped = Learned(4, 2, beyond="clamp")
+    assert torch.equal(codes(clamped, Positions.arange(6))[0, 3:], clamped.table[3].double().expand(3, 2))
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_spec_round_trip_and_repr(name):
+    encoding = posenc.create(name, **SHAPE)
+    again = posenc.from_spec(encoding.spec())
+    assert type(again) is type(encoding)
+    assert again.spec() == encoding.spec()
+    assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in encoding.state_dict().items()}
+    assert type(encoding).__name__ in repr(encoding)
+
+
+def test_composites():
+    both = Rotary(8) + posenc.ALiBi(2) + NoPE()
+    assert [type(p).__name__ for p in both] == ["Rotary", "ALiBi", "NoPE"]
+    assert both.shift_invariant
+    assert both.papers == (*Rotary.papers, *posenc.ALiBi.papers, *NoPE.papers)
+    nested = PerLayer(both, Learned(7, 16))
+    assert (nested.max_positions, nested.shift_invariant, nested.needs_length) == (7, False, False)
+    assert posenc.from_spec(nested.spec()).spec() == nested.spec()
+    assert Sum(posenc.T5(2), NoPE()).scale(64) == 1.0
+    assert (Normalized(4) + NoPE()).needs_length
+    embedded = PerLayer(NoPE(), Sinusoidal(8))
+    x, p = torch.randn(1, 3, 8), Positions.arange(3)
+    assert torch.equal(embedded.embed(x, p, 0), x)
+    assert torch.equal(embedded.embed(x, p, 1), Sinusoidal(8).embed(x, p))
+    assert torch.equal(embedded.embed(x, p, 3), x)
+
+
+def test_create_reads_options_and_sums():
+    rope = posenc.create("rope:rope_theta=500:layout=interleaved:rotary_dim=4", **SHAPE)
+    assert (rope.rope_theta, rope.layout, rope.rotary_dim) == (500, "interleaved", 4)
+    assert posenc.create("t5:scaled=true", **SHAPE).scaled is True
+    assert posenc.create("t5", num_heads=2, causal=False).bidirectional
+    assert not posenc.create("t5", num_heads=2, causal=True).bidirectional
+    assert [type(p).__name__ for p in posenc.create("rope+alibi", **SHAPE)] == ["Rotary", "ALiBi"]
+
+
+def test_tables_stay_out_of_the_state_and_survive_casts():
+    for encoding in (Rotary(8), Sinusoidal(8), posenc.ALiBi(3)):
+        (name,) = encoding.tables()
+        assert not encoding.state_dict()
+        encoding.to(torch.bfloat16)
+        assert torch.equal(getattr(encoding, name), encoding.tables()[name])
+        with torch.device("meta"):
+            empty = type(encoding)(*([8] if name != "slopes" else [3]))
+        filled = empty.to_empty(device="cpu")
+        assert torch.equal(getattr(filled, name), encoding.tables()[name])
+
+
+def test_positions_near_2_to_the_24_keep_their_phase():
+    rope = Rotary(8)
+    q = torch.randn(1, 1, 2, 8)
+    near = rope.rotate(q, q, Positions.from_ids(torch.tensor([0, 1])))[0]
+    far = rope.rotate(q, q, Positions.from_ids(torch.tensor([2**24, 2**24 + 1])))[0]
+    assert torch.allclose(near[0, 0, 0] @ near[0, 0, 1], far[0, 0, 0] @ far[0, 0, 1], atol=1e-5)
+
+
+def test_free_schedules_share_everything_else():
+    rope = Rotary(16, 500.0, "interleaved", 8)
+    ntk = rope.with_schedule("ntk", factor=4)
+    assert ntk.spec() == {**rope.spec(), "schedule": {"name": "ntk", "factor": 4}}
+    assert ntk.inv_freq[-1] * 4 == pytest.approx(rope.inv_freq[-1].item())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: posenc.create("rotary", **SHAPE), "did you mean 'rope'"),
+        (lambda: posenc.create("sinusodial", **SHAPE), "did you mean 'sinusoidal'"),
+        (lambda: posenc.create("rope"), "rope needs head_dim: pass head_dim="),
+        (lambda: posenc.create("rope", head_dim=7), "head_dim=7: .*even"),
+        (lambda: posenc.create("rope:theta=3", **SHAPE), "option of rope 'theta=3': did you mean 'rope_theta'"),
+        (lambda: posenc.create("rope", head_dim=8, thta=3), "unknown option of rope 'thta'"),
+        (lambda: posenc.create("rope+alibi", head_dim=8, layout="half"), "write them into the text"),
+        (lambda: posenc.from_spec({"name": "rope", "dim": 3}), "spec of 'rope'"),
+        (lambda: posenc.from_spec({}), "unknown encoding None"),
+        (lambda: Rotary(8, rotary_dim=10), "rotary_dim=10: cannot exceed head_dim=8"),
+        (lambda: Rotary(8, layout="neox"), "unknown layout 'neox'"),
+        (lambda: Rotary(8, schedule={"name": "ntks"}), "did you mean 'ntk'"),
+        (lambda: Sinusoidal(7), "dim=7: .*even"),
+        (lambda: Sinusoidal(8, merge="cat"), "unknown merge 'cat'"),
+        (lambda: Sinusoidal(8, layout="half"), "unknown layout 'half'"),
+        (lambda: Normalized(0), "dim=0"),
+        (lambda: Normalized(4, length=0), "length=0"),
+        (lambda: Integer(4, spread="all"), "unknown spread"),
+        (lambda: Binary(4, bits=5), "bits=5: must lie between 1 and 4"),
+        (lambda: Learned(0, 4), "max_positions=0"),
+        (lambda: Learned(4, 4, beyond="wrap"), "unknown beyond"),
+        (lambda: posenc.T5(0), "num_heads=0"),
+        (lambda: posenc.ALiBi(0), "num_heads=0"),
+        (lambda: codes(Learned(4, 4), Positions.arange(5)), "position 4 is outside the table of 4"),
+        (lambda: codes(Learned(4, 4), Positions.from_ids(torch.tensor([-1]))), "position -1 is negative"),
+        (lambda: codes(Learned(4, 4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
+        (lambda: codes(Binary(4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
+        (lambda: codes(Normalized(4), Positions.arange(1, 3)), "only 1 of 4 tokens are here"),
+        (lambda: codes(Sinusoidal(4), Positions.grid(2, 2)), "one coordinate per token"),
+        (lambda: Sinusoidal(4).embed(torch.zeros(1, 2, 6), Positions.arange(2)), "x of width 6"),
+        (lambda: Sum(), "at least one encoding"),
+        (lambda: PerLayer(posenc.T5(2), NoPE()).scale(64), "different scales"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()
+
+
+def test_every_encoding_is_listed_and_its_papers_exist():
+    from posenc.listing import rows, table
+
+    listed = {row["name"]: row for row in rows()}
+    assert set(listed) == set(posenc.ENCODINGS)
+    assert listed["t5"]["acts_on"] == ["bias", "scale"]
+    assert listed["learned"]["learned"]
+    assert not listed["rope"]["learned"]
+    assert len(table().splitlines()) == len(listed) + 1
+    for name in posenc.ENCODINGS:
+        assert posenc.cite(name).count("@") == len(posenc.ENCODINGS[name].papers)
+    assert "RoFormer" in posenc.cite(Rotary(8) + posenc.ALiBi(2))
+    assert "Press" in posenc.cite("rope+alibi")

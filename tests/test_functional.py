@@ -1,0 +1,144 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from references import loops
+
+from posenc import InputError, frequencies
+from posenc import functional as F
+
+EVEN = st.integers(1, 16).map(lambda n: 2 * n)
+BASES = st.sampled_from([100.0, 10000.0, 500000.0])
+
+
+@given(dim=EVEN, base=BASES, layout=st.sampled_from(["interleaved", "concat"]), position=st.integers(0, 100000))
+def test_sinusoidal_is_the_papers_formula(dim, base, layout, position):
+    got = F.sinusoidal(torch.tensor([position]), dim, base, layout, dtype=torch.float64)[0]
+    want = torch.tensor(loops.sinusoidal(position, dim, base, layout), dtype=torch.float64)
+    assert torch.allclose(got, want, atol=1e-9)
+
+
+def test_sinusoidal_known_answers():
+    codes = F.sinusoidal(torch.tensor([1, 5]), 4, dtype=torch.float64)
+    expected = [[0.84147098, 0.54030231, 0.00999983, 0.99995], [-0.95892427, 0.28366219, 0.04997917, 0.99875026]]
+    assert torch.allclose(codes, torch.tensor(expected, dtype=torch.float64), atol=5e-9)
+    t2t = F.sinusoidal(torch.tensor([100]), 8, layout="concat", endpoint=True, dtype=torch.float64)[0]
+    expected = [-0.50636564, -0.99749472, 0.21378067, 0.00999983, 0.86231887, -0.07074101, 0.97688169, 0.99995]
+    assert torch.allclose(t2t, torch.tensor(expected, dtype=torch.float64), atol=5e-9)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concat"])
+@given(t=st.integers(0, 5000), a=st.integers(-300, 300), b=st.integers(-300, 300))
+def test_shift_matrix_moves_every_code_and_composes(layout, t, a, b):
+    def code(n):
+        return F.sinusoidal(torch.tensor(n), 16, 10000.0, layout, dtype=torch.float64)
+
+    move = F.shift_matrix(a, 16, layout=layout)
+    assert torch.allclose(move @ code(t), code(t + a), atol=1e-9)
+    assert torch.allclose(move @ move.T, torch.eye(16, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(move @ F.shift_matrix(b, 16, layout=layout), F.shift_matrix(a + b, 16, layout=layout), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("curve", "exponent", "theta"),
+    [("geometric", 1.0, lambda t: 10000.0**-t), ("power", 1.0, lambda t: t), ("power", 0.5, math.sqrt), ("power", 2.0, lambda t: t * t)],
+)
+def test_frequency_curves(curve, exponent, theta):
+    got = F.frequency_curve(8, curve=curve, exponent=exponent).tolist()
+    assert got == pytest.approx([theta(c / 4) for c in range(4)])
+    got = F.frequency_curve(8, curve=curve, exponent=exponent, endpoint=True).tolist()
+    assert got == pytest.approx([theta(c / 3) for c in range(4)])
+
+
+@given(st.integers(1, 40))
+def test_alibi_slopes_are_the_authors_recursion(heads):
+    assert F.alibi_slopes(heads).tolist() == pytest.approx(loops.alibi_slopes(heads), rel=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(32, 128), (64, 256), (8, 20), (10, 50)])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_are_the_formula_at_every_distance(sizes, bidirectional):
+    relative = torch.arange(-700, 701)
+    want = [loops.t5_bucket(int(r), bidirectional, *sizes) for r in relative]
+    assert F.t5_bucket(relative, bidirectional, *sizes).tolist() == want
+
+
+def test_t5_bucket_ranges_known_from_the_source():
+    past = F.t5_bucket(-torch.arange(200), bidirectional=True)
+    first = [int((past == b).nonzero()[0]) for b in range(16)]
+    assert first == [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+    causal = F.t5_bucket(-torch.arange(200), bidirectional=False)
+    first = [int((causal == b).nonzero()[0]) for b in range(16, 32)]
+    assert first == [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    assert 16 not in F.t5_bucket(torch.arange(-500, 500), bidirectional=True)
+
+
+@given(
+    pairs=st.integers(1, 6), rest=st.integers(0, 3), layout=st.sampled_from(["half", "interleaved"]),
+    base=BASES, start=st.floats(-1000, 1000), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_rotary_is_the_rotation_matrix(pairs, rest, layout, base, start, seed):
+    x = torch.randn(2, 2, 3, 2 * pairs + rest, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    positions = start + torch.arange(3, dtype=torch.float64)
+    angles = positions[:, None] * F.frequency_curve(2 * pairs, base)
+    got = F.rotary(x, angles.cos(), angles.sin(), layout=layout)
+    want = loops.rotate_all(x, positions.expand(2, 3), base, layout, 2 * pairs)
+    assert torch.allclose(got, want, atol=1e-9)
+    assert torch.allclose(got.norm(dim=-1), x.norm(dim=-1))
+
+
+def test_rotary_known_answers_and_dtype():
+    x = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)[None]
+    angles = F.frequency_curve(4)[None]
+    inter = F.rotary(x, angles.cos(), angles.sin(), layout="interleaved")[0]
+    half = F.rotary(x, angles.cos(), angles.sin(), layout="half")[0]
+    assert inter.tolist() == pytest.approx([-1.14263966, 1.92207560, 2.95985067, 4.02979950], abs=5e-9)
+    assert half.tolist() == pytest.approx([-1.98411065, 1.95990067, 2.46237790, 4.01979967], abs=5e-9)
+    assert F.rotary(x.bfloat16(), angles.cos().float(), angles.sin().float()).dtype == torch.bfloat16
+
+
+@given(st.integers(0, 2**40), st.integers(1, 40))
+def test_binary_digits_spell_the_number(position, bits):
+    digits = F.binary_digits(torch.tensor([position]), bits)[0].tolist()
+    assert sum(d << t for t, d in enumerate(digits)) == position % 2**bits
+
+
+@given(dim=st.integers(2, 64).map(lambda n: 2 * n), base=BASES, factor=st.floats(1, 64))
+def test_schedules_do_what_they_promise(dim, base, factor):
+    plain = frequencies.default(dim, base).inv_freq
+    assert torch.allclose(frequencies.linear(dim, base, factor=factor).inv_freq * factor, plain)
+    scaled = frequencies.ntk(dim, base, factor=factor).inv_freq
+    assert scaled[0] == plain[0] == 1
+    assert scaled[-1].item() * factor == pytest.approx(plain[-1].item(), rel=1e-9)
+    stretch = plain / scaled
+    assert bool((stretch.diff() >= -1e-9).all())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: F.sinusoidal(torch.arange(3), 5), "dim=5: .*even"),
+        (lambda: F.sinusoidal(torch.arange(3), 4, layout="concatenated"), "did you mean 'concat'"),
+        (lambda: F.sinusoidal(torch.arange(3), 4, base=-1), "base=-1"),
+        (lambda: F.frequency_curve(4, curve="powr"), "did you mean 'power'"),
+        (lambda: F.frequency_curve(4, curve="power", exponent=0), "exponent=0"),
+        (lambda: F.shift_matrix(1, 4, layout="x"), "unknown layout"),
+        (lambda: F.binary_digits(torch.tensor([0.5]), 4), "integer positions only"),
+        (lambda: F.binary_digits(torch.tensor([1]), 0), "bits=0"),
+        (lambda: F.rotary(torch.ones(3, 4), torch.ones(3, 4), torch.ones(3, 4)), "one per rotated pair"),
+        (lambda: F.rotary(torch.ones(3, 4), torch.ones(3, 2), torch.ones(3, 2), layout="neox"), "unknown layout"),
+        (lambda: F.alibi_slopes(0), "num_heads=0"),
+        (lambda: F.t5_bucket(torch.arange(3), True, 2), "num_buckets=2"),
+        (lambda: F.t5_bucket(torch.arange(3), True, 32, 8), "max_distance=8"),
+        (lambda: frequencies.linear(4, factor=0.5), "factor=0.5"),
+        (lambda: frequencies.ntk(2, factor=2.0), "head_dim=2"),
+        (lambda: frequencies.create({"name": "yran"}, 4, 1e4), "unknown schedule 'yran'"),
+        (lambda: frequencies.create({"name": "ntk", "scale": 2}, 4, 1e4), "schedule 'ntk'"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,143 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc import InputError, Positions
+
+
+def dense(positions: Positions) -> list[list[list[bool]]]:
+    return positions.mask()[:, 0].tolist()
+
+
+@given(n=st.integers(1, 12), offset=st.integers(0, 9), causal=st.booleans())
+def test_arange_is_the_tail_of_a_longer_sequence(n, offset, causal):
+    p = Positions.arange(n, offset, causal=causal)
+    assert p.q.tolist() == [list(range(offset, offset + n))]
+    assert p.k.tolist() == [list(range(offset + n))]
+    whole = Positions.arange(offset + n, causal=causal).mask()
+    assert torch.equal(p.mask(), whole[:, :, offset:])
+
+
+@given(offsets=st.lists(st.integers(0, 6), min_size=1, max_size=4), n=st.integers(1, 4))
+def test_ragged_cache_rows_equal_their_own_arange(offsets, n):
+    p = Positions.arange(n, torch.tensor(offsets), causal=True)
+    for row, offset in enumerate(offsets):
+        alone = Positions.arange(n, offset, causal=True)
+        assert p.q[row].tolist() == alone.q[0].tolist()
+        mask = p.mask()[row, 0]
+        assert torch.equal(mask[:, : offset + n], alone.mask()[0, 0])
+        assert not mask[:, offset + n :].any()
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.booleans())
+def test_packed_documents_see_themselves_only(lengths, causal):
+    p = Positions.packed(lengths, causal=causal)
+    assert p.q.tolist() == [[i for length in lengths for i in range(length)]]
+    blocks = [Positions.arange(length, causal=causal).mask()[0, 0].float() for length in lengths]
+    assert torch.equal(p.mask()[0, 0], torch.block_diag(*blocks).bool())
+    assert p.lengths().tolist() == [[length for length in lengths for _ in range(length)]]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    for same in (Positions.packed(cu_seqlens=starts, causal=causal), Positions.packed(document_ids=ids, causal=causal)):
+        assert torch.equal(same.q, p.q)
+        assert torch.equal(same.mask(), p.mask())
+
+
+def test_packed_batch_with_padding_at_the_end():
+    p = Positions.packed(document_ids=torch.tensor([[0, 0, 1, -1], [5, 5, 5, 5]]), causal=True)
+    assert p.q.tolist() == [[0, 1, 0, 0], [0, 1, 2, 3]]
+    assert dense(p)[0] == [
+        [True, False, False, False],
+        [True, True, False, False],
+        [False, False, True, False],
+        [False, False, False, False],
+    ]
+    assert p.lengths().tolist() == [[2, 2, 1, 0], [4, 4, 4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [([[0, 0, 1, 1, 1]], [[0, 0, 0, 1, 2]]), ([[1, 1, 1, 0, 0]], [[0, 1, 2, 2, 2]]), ([[1, 0, 1, 0, 1]], [[0, 0, 1, 1, 2]])],
+    ids=["left", "right", "holes"],
+)
+def test_padding_mask_counts_real_tokens(mask, expected):
+    p = Positions.from_mask(torch.tensor(mask))
+    assert p.q.tolist() == expected
+    assert p.mask()[0, 0].tolist() == [[bool(m) for m in mask[0]]] * 5
+    last = Positions.from_mask(torch.tensor(mask), 2, causal=True)
+    assert last.q.tolist() == [expected[0][-2:]]
+    assert torch.equal(last.mask(), Positions.from_mask(torch.tensor(mask), causal=True).mask()[:, :, -2:])
+
+
+def test_ids_keep_their_own_values_and_order_decides_causality():
+    ids = torch.tensor([[7, 0, 3]])
+    p = Positions.from_ids(ids, causal=True)
+    assert p.q is ids
+    assert torch.equal(p.mask()[0, 0], torch.ones(3, 3).tril().bool())
+    tail = Positions.from_ids(torch.tensor([3.5]), torch.tensor([0.5, 1.5, 3.5]), causal=True)
+    assert tail.mask().all()
+    assert Positions.from_ids(torch.tensor([2**24, 2**24 + 1])).q.diff().item() == 1
+
+
+def test_grid_and_axes():
+    p = Positions.grid(2, 3)
+    assert p.axes == 2
+    assert p.q[0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    video = Positions.grid(2, 1, frames=2)
+    assert video.q[0].tolist() == [[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]
+    with pytest.raises(InputError, match="one coordinate per token, these positions have 2"):
+        p.require_one_axis("Rotary")
+
+
+def test_cross_takes_each_side_from_its_own():
+    keys = Positions.from_mask(torch.tensor([[1, 1, 0], [1, 1, 1]]))
+    p = Positions.cross(Positions.arange(2, 5, causal=True), keys)
+    assert (p.num_queries, p.num_keys, p.batch, p.causal) == (2, 3, 2, False)
+    assert p.q.tolist() == [[5, 6]]
+    assert dense(p) == [[[True, True, False]] * 2, [[True, True, True]] * 2]
+    packed = Positions.cross(Positions.packed([1, 2]), Positions.packed([2, 1]))
+    assert dense(packed)[0] == [[True, True, False], [False, False, True], [False, False, True]]
+
+
+def test_all_visible_is_known_without_reading():
+    assert Positions.arange(4).all_visible
+    assert not Positions.arange(4, causal=True).all_visible
+    assert Positions.arange(1, 7, causal=True).all_visible
+    assert not Positions.from_mask(torch.ones(1, 4)).all_visible
+
+
+def test_moving_and_sharing():
+    p = Positions.from_mask(torch.tensor([[0, 1]]))
+    moved = p.to("meta")
+    assert {moved.q.device.type, moved.valid.device.type, moved.q_order.device.type} == {"meta"}
+    calls = []
+    assert p.shared("key", lambda: calls.append(1) or "made") == "made"
+    assert p.shared("key", lambda: calls.append(1) or "again") == "made"
+    assert calls == [1]
+    assert p.with_causal(False) is p
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Positions.arange(0), "n=0"),
+        (lambda: Positions.arange(2, -1), "offset=-1"),
+        (lambda: Positions.arange(2, torch.tensor([1.5])), "offset="),
+        (lambda: Positions.from_ids(torch.zeros(2, 3, 4, 5)), "position_ids of shape"),
+        (lambda: Positions.from_ids(torch.tensor([0.0, float("nan")])), "not finite"),
+        (lambda: Positions.from_ids(torch.arange(3), torch.arange(2), causal=True), "key_ids has 2 keys for 3 queries"),
+        (lambda: Positions.from_mask(torch.tensor([[0, 2]])), "ones and zeros"),
+        (lambda: Positions.from_mask(torch.ones(3)), "attention_mask of shape"),
+        (lambda: Positions.from_mask(torch.ones(1, 3), 4), "num_queries=4"),
+        (lambda: Positions.packed(), "exactly one"),
+        (lambda: Positions.packed([2], cu_seqlens=[0, 2]), "exactly one"),
+        (lambda: Positions.packed([2, 0]), "at least one token"),
+        (lambda: Positions.packed(cu_seqlens=[1, 2]), "cu_seqlens"),
+        (lambda: Positions.packed(document_ids=torch.zeros(2, 2)), "document_ids"),
+        (lambda: Positions.grid(0, 3), "height=0"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
