@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from references import loops
 
-from posenc import ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, T5, attention, explain
+from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
+from references import loops
 
 BACKENDS = ["reference", "sdpa"]
 B, H, D = 2, 4, 8
@@ -93,9 +93,7 @@ def test_rotary_entry_by_entry(layout, channels, rotary_dim, backend):
     q, k, v = tensors(queries, keys, kv_heads=2)
     p = make()
     rope = Rotary(D, 100.0, channels, rotary_dim)
-    turned = [
-        loops.rotate_all(x, ids.expand(B, -1), 100.0, channels, rotary_dim) for x, ids in ((q, p.q), (k, p.k))
-    ]
+    turned = [loops.rotate_all(x, ids.expand(B, -1), 100.0, channels, rotary_dim) for x, ids in ((q, p.q), (k, p.k))]
     want = loops.attend(*turned, v, scale=D**-0.5, visible=sees(p))
     assert torch.allclose(attention(q, k, v, rope, p, backend=backend), want, atol=1e-12)
 
@@ -179,7 +177,9 @@ def test_closures_evaluated_one_entry_at_a_time_are_the_dense_bias():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("encoding", [None, ALiBi(H), Rotary(D) + ALiBi(H)], ids=["none", "alibi", "rope+alibi"])
-@pytest.mark.parametrize("logits", [0.0, math.log(3.0), [0.5, -1.0, 2.0, 0.0]], ids=["softmax_1", "softmax_3", "learned"])
+@pytest.mark.parametrize(
+    "logits", [0.0, math.log(3.0), [0.5, -1.0, 2.0, 0.0]], ids=["softmax_1", "softmax_3", "learned"]
+)
 @pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded"])
 def test_sinks(layout, logits, encoding, backend):
     queries, keys, make = LAYOUTS[layout]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from references import loops
 
 import posenc
 from posenc import Binary, Integer, Learned, NoPE, Normalized, PerLayer, Positions, Rotary, Sinusoidal, Sum
+from references import loops
 
 SHAPE = {"dim": 16, "num_heads": 2, "max_positions": 32, "causal": True}
 
@@ -53,7 +53,9 @@ def test_normalized_steps_depend_on_the_length(length, step):
 def test_normalized_counts_each_document_and_row():
     packed = codes(Normalized(2, spread="first_channel"), Positions.packed([3, 2]))
     assert packed[0, :, 0].tolist() == [0, 0.5, 1, 0, 1]
-    padded = codes(Normalized(2, spread="first_channel"), Positions.from_mask(torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])))
+    padded = codes(
+        Normalized(2, spread="first_channel"), Positions.from_mask(torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]))
+    )
     assert padded[:, :, 0].tolist() == [[0, 0, 0.5, 1], pytest.approx([0, 1 / 3, 2 / 3, 1])]
     fixed = codes(Normalized(2, spread="first_channel", length=5), Positions.arange(1, 3))
     assert fixed[0, 0, 0] == 0.75

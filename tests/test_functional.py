@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import loops
 
 from posenc import InputError, frequencies
 from posenc import functional as F
+from references import loops
 
 EVEN = st.integers(1, 16).map(lambda n: 2 * n)
 BASES = st.sampled_from([100.0, 10000.0, 500000.0])
@@ -38,12 +38,19 @@ def test_shift_matrix_moves_every_code_and_composes(layout, t, a, b):
     move = F.shift_matrix(a, 16, layout=layout)
     assert torch.allclose(move @ code(t), code(t + a), atol=1e-9)
     assert torch.allclose(move @ move.T, torch.eye(16, dtype=torch.float64), atol=1e-12)
-    assert torch.allclose(move @ F.shift_matrix(b, 16, layout=layout), F.shift_matrix(a + b, 16, layout=layout), atol=1e-12)
+    assert torch.allclose(
+        move @ F.shift_matrix(b, 16, layout=layout), F.shift_matrix(a + b, 16, layout=layout), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
     ("curve", "exponent", "theta"),
-    [("geometric", 1.0, lambda t: 10000.0**-t), ("power", 1.0, lambda t: t), ("power", 0.5, math.sqrt), ("power", 2.0, lambda t: t * t)],
+    [
+        ("geometric", 1.0, lambda t: 10000.0**-t),
+        ("power", 1.0, lambda t: t),
+        ("power", 0.5, math.sqrt),
+        ("power", 2.0, lambda t: t * t),
+    ],
 )
 def test_frequency_curves(curve, exponent, theta):
     got = F.frequency_curve(8, curve=curve, exponent=exponent).tolist()

@@ -58,7 +58,11 @@ def test_packed_batch_with_padding_at_the_end():
 
 @pytest.mark.parametrize(
     ("mask", "expected"),
-    [([[0, 0, 1, 1, 1]], [[0, 0, 0, 1, 2]]), ([[1, 1, 1, 0, 0]], [[0, 1, 2, 2, 2]]), ([[1, 0, 1, 0, 1]], [[0, 0, 1, 1, 2]])],
+    [
+        ([[0, 0, 1, 1, 1]], [[0, 0, 0, 1, 2]]),
+        ([[1, 1, 1, 0, 0]], [[0, 1, 2, 2, 2]]),
+        ([[1, 0, 1, 0, 1]], [[0, 0, 1, 1, 2]]),
+    ],
     ids=["left", "right", "holes"],
 )
 def test_padding_mask_counts_real_tokens(mask, expected):

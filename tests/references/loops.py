@@ -89,7 +89,10 @@ def t5_bucket(relative: int, bidirectional: bool, buckets: int, max_distance: in
 
 def sinusoidal(position: float, dim: int, base: float, layout: str) -> list[float]:
     """Vaswani et al. 2017, section 3.5."""
-    pairs = [(math.sin(position / base ** (2 * c / dim)), math.cos(position / base ** (2 * c / dim))) for c in range(dim // 2)]
+    pairs = [
+        (math.sin(position / base ** (2 * c / dim)), math.cos(position / base ** (2 * c / dim)))
+        for c in range(dim // 2)
+    ]
     if layout == "interleaved":
         return [value for pair in pairs for value in pair]
     return [s for s, _ in pairs] + [c for _, c in pairs]

@@ -30,9 +30,9 @@ class Settings:
     factors: tuple[int, ...] = (1, 2, 4, 8)
     steps: int = 150
     batch_size: int = 12
-    dim: int = 96
-    num_layers: int = 3
-    num_heads: int = 2
+    dim: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
     learning_rate: float = 0.05
     adamw_learning_rate: float = 0.01
     position_learning_rate: float = 0.05
@@ -107,5 +107,5 @@ NAIVE = ("normalized", "integer", "binary")
 PRESETS = {
     "quick": Preset(Settings(steps=60, windows=24), ("none", "sinusoidal", "rope", "alibi"), 2),
     "standard": Preset(Settings(), CORE, 4),
-    "thorough": Preset(Settings(steps=500, dim=128, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
+    "thorough": Preset(Settings(steps=500, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
 }

@@ -96,7 +96,11 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
                 "showactive": False,
                 "buttons": [
                     {"label": "loss", "method": "restyle", "args": [{"y": losses, "hovertemplate": hover}]},
-                    {"label": f"above {_escape(arms[0]['name'])}", "method": "restyle", "args": [{"y": above, "hovertemplate": plain}]},
+                    {
+                        "label": f"above {_escape(arms[0]['name'])}",
+                        "method": "restyle",
+                        "args": [{"y": above, "hovertemplate": plain}],
+                    },
                 ],
             }
         ]

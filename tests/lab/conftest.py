@@ -1,0 +1,28 @@
+from dataclasses import replace
+
+import pytest
+
+from posenc.lab import data
+from posenc.lab.config import PRESETS, Settings
+
+TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
+
+
+@pytest.fixture
+def corpus():
+    return data.corpus(TEXT, "numbered lines")
+
+
+@pytest.fixture
+def tiny() -> Settings:
+    """A comparison that takes a second."""
+    return replace(
+        PRESETS["quick"].settings, length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2,
+        windows=4, targets=8,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def flags() -> list[str]:
+    """The same on the command line."""
+    return ["--length", "16", "--factors", "1", "2", "--steps", "3", "--batch-size", "2", "--dim", "8", "--num-layers", "1", "--num-heads", "2", "--windows", "4", "--targets", "8"]

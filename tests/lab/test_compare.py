@@ -1,0 +1,270 @@
+"""Comparisons end to end on a tiny text: numbers, resumption, interruption, death of a worker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posenc import InputError
+from posenc.lab.compare import Comparison, Progress, compare, names
+from posenc.lab.config import Run
+from posenc.lab.results import HOLDS, collect, difference, numbers, ranked, verdict
+from posenc.lab.store import ArmScores, Cell, Store
+from posenc.lab.sweep import measure
+from posenc.lab.wording import answer, limits
+
+ENCODINGS = ("none", "rope", "t5")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One comparison by real worker processes, for several tests to read."""
+    from lab.conftest import TEXT
+    from posenc.lab import data
+    from posenc.lab.config import Settings
+
+    settings = Settings(
+        length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, windows=4, targets=8
+    )
+    text, directory = data.corpus(TEXT, "numbered lines"), tmp_path_factory.mktemp("compare")
+    done = []
+    progress = Progress(
+        lambda *plan: done.append(plan), lambda run, work: done.append(work), lambda run, cell: done.append(run)
+    )
+    results = compare(
+        Comparison(ENCODINGS, 2, settings), text, directory, workers=2, progress=progress, command="posenc compare"
+    )
+    return settings, text, directory, results, done
+
+
+def test_results_hold_every_number(finished):
+    settings, text, directory, results, done = finished
+    assert json.loads((directory / "results.json").read_text()) == results
+    assert (results["schema"], results["complete"], results["seeds"]) == (1, True, [0, 1])
+    assert results["data"]["sha256"] == text.digest
+    assert {arm["name"] for arm in results["arms"]} == {*ENCODINGS, "rope + NTK", "rope + PI"}
+    losses = [arm["lengths"][-1]["loss"]["mean"] for arm in results["arms"]]
+    assert losses == sorted(losses)
+    best = results["arms"][0]["lengths"][-1]["behind_best"]
+    assert best["mean"] == best["error"] == 0
+    assert [(e["arm"], e["factor"]) for e in results["extensions"]] == [
+        (a["name"], 2) for a in results["arms"] if not a["trained"]
+    ]
+    planned, ticks, runs = done[0], [d for d in done if isinstance(d, int)], [d for d in done if isinstance(d, Run)]
+    assert planned[:2] == (6, 0)
+    assert 0.5 * planned[2] < sum(ticks) <= planned[2]
+    assert len(runs) == 6
+    assert len(list((directory / "cells").iterdir())) == 6
+
+
+def test_worker_processes_measure_what_this_process_measures(finished):
+    settings, text, directory, _, _ = finished
+    run = Run("t5", 1, settings, text.digest)
+    kept = Store(directory).load(run)
+    torch.set_flush_denormal(True)
+    here = measure(run, text.train, text.test)
+    torch.set_flush_denormal(False)
+    assert here.losses == pytest.approx(kept.losses, abs=1e-4)
+    assert here.arms[0].paired["2"] == pytest.approx(kept.arms[0].paired["2"], abs=1e-4)
+    assert here.memory_bytes == kept.memory_bytes
+
+
+def test_finished_runs_are_kept_and_missing_or_damaged_ones_run_again(finished, tmp_path):
+    settings, text, directory, results, _ = finished
+    cells = sorted((directory / "cells").iterdir())
+    (tmp_path / "cells").mkdir()
+    for path in cells[:5]:
+        (tmp_path / "cells" / path.name).write_bytes(path.read_bytes())
+    damaged = tmp_path / "cells" / cells[0].name
+    damaged.write_text(damaged.read_text()[:100])
+    ran = []
+    progress = Progress(finished=lambda run, cell: ran.append(run.id))
+    again = compare(Comparison(ENCODINGS, 2, settings), text, tmp_path, workers=1, progress=progress)
+    assert set(ran) == {cells[0].stem, cells[5].stem}
+    assert again["runs"] == {"planned": 6, "finished": 6, "kept_from_before": 4}
+    for one, two in zip(results["arms"], again["arms"], strict=True):
+        assert one["name"] == two["name"]
+        assert one["lengths"] == two["lengths"]
+
+
+def start(directory, flags, *more):
+    command = [sys.executable, "-m", "posenc.cli", "compare", "--out", str(directory), "--workers", "1", *flags, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(directory, count, process):
+    end = time.monotonic() + 120
+    while len(list((directory / "cells").glob("*.json"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+LONG = ["--steps", "400", "--encodings", "none", "alibi", "--seeds", "3"]
+
+
+def test_ctrl_c_keeps_and_reports_what_was_measured(tmp_path, flags):
+    process = start(tmp_path, flags, *LONG)
+    wait_for(tmp_path, 1, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert "runs are kept and reported, the same command goes on from there" in err
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert not results["complete"]
+    assert 1 <= results["runs"]["finished"] < 6
+    assert "Stopped early" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="reads /proc to see the workers leave")
+def test_a_killed_comparison_resumes_and_leaves_no_worker(tmp_path, flags):
+    process = start(tmp_path, flags, *LONG)
+    wait_for(tmp_path, 1, process)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    process.kill()
+    process.wait()
+    kept = len(list((tmp_path / "cells").glob("*.json")))
+    second = start(tmp_path, flags, *LONG)
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert f"{kept} of 6 runs are here already" in err
+    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == kept
+    assert children.split()
+    assert not [pid for pid in children.split() if os.path.exists(f"/proc/{pid}") and _alive(pid)]
+
+
+def _alive(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_dead_worker_is_named(corpus, tiny, tmp_path):
+    def shoot(run, work):
+        children = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
+        )
+        for line in children.stdout.splitlines():
+            pid, args = line.split(None, 1)
+            if "spawn_main" in args:
+                os.kill(int(pid), signal.SIGKILL)
+
+    long = replace(tiny, steps=2000)
+    with pytest.raises(RuntimeError, match="a worker process died .* finished runs are kept"):
+        compare(Comparison(("none",), 1, long), corpus, tmp_path, workers=1, progress=Progress(advanced=shoot))
+
+
+def test_divergence_stops_everything_with_one_message(corpus, tiny, tmp_path):
+    wild = replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30)
+    with pytest.raises(InputError, match="give a smaller one"):
+        compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
+    assert not (tmp_path / "results.json").exists()
+    assert not list((tmp_path / "cells").iterdir())
+
+
+def test_refusals_come_before_any_file(corpus, tiny, tmp_path):
+    out = tmp_path / "out"
+    for comparison, message in [
+        (Comparison(("ropee",), 1, tiny), "--encodings ropee: .*did you mean 'rope'"),
+        (Comparison(("rope",), 1, replace(tiny, dim=6, num_heads=2)), "head_dim=3: .*even"),
+        (Comparison(("sinusoidal",), 1, replace(tiny, dim=9, num_heads=3)), "dim=9: .*even"),
+        (Comparison(("rope", "rope"), 1, tiny), "rope is named twice"),
+        (Comparison((), 1, tiny), "name at least one"),
+        (Comparison(("rope",), 0, tiny), "--seeds 0"),
+        (Comparison(("rope",), 1, replace(tiny, factors=(1, 1000))), "too short"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            compare(comparison, corpus, out)
+    with pytest.raises(InputError, match="--workers 0"):
+        compare(Comparison(("rope",), 1, tiny), corpus, out, workers=0)
+    assert not out.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        InputError, match=r"--out .*file.*: give a folder that can be written|--out .*Not a directory|--out .*exists"
+    ):
+        compare(Comparison(("rope",), 1, tiny), corpus, tmp_path / "file")
+    assert names(["rope,alibi", "t5"]) == ("rope", "alibi", "t5")
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.write("results.json", "old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="No space left on device while writing results.json"):
+        store.write("results.json", "new")
+    assert (tmp_path / "results.json").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["results.json"]
+
+
+# -------------------------------------------------------------------- verdicts and words, on numbers made up here
+
+
+def cell(encoding, seed, **arms):
+    """A finished run whose arms lose what is given: name -> loss per factor 1, 2, 4."""
+    noise = torch.linspace(-0.01, 0.01, 6) * (1 + 0.1 * seed)
+    scores = [
+        ArmScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [[1.0, 2.0]] * 6, 10.0)
+        for name, values in arms.items()
+    ]  # fmt: skip
+    return Cell({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
+
+
+def made_up(tiny, **curves):
+    settings = replace(tiny, factors=(1, 2, 4))
+    cells = {Run(n, s, settings, ""): cell(n, s, **{n: c}) for s in range(3) for n, c in curves.items()}
+    return settings, ranked(cells, settings)
+
+
+def test_verdicts(tiny):
+    settings, arms = made_up(
+        tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4), sinusoidal=(1.6, 2.5, 2.6), t5=(1.2, 1.21, 1.22)
+    )
+    assert {a.name: verdict(a, settings) for a in arms} == {
+        "alibi": "holds",
+        "t5": "holds",
+        "rope": "degrades",
+        "sinusoidal": "breaks at once",
+    }
+    assert [a.name for a in arms] == ["t5", "alibi", "rope", "sinusoidal"]
+    words = " ".join(answer(arms, settings))
+    assert "Up to the training length of 16 bytes, rope predicts best" in words or "t5 predicts best" in words
+    assert "cannot be told apart" in words
+    assert "Breaks as soon as the text is 2 times as long: sinusoidal" in words
+    assert HOLDS < 0.1
+
+
+def test_differences_are_of_common_seeds(tiny):
+    settings, arms = made_up(tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4))
+    a, r = (next(x for x in arms if x.name == n) for n in ("alibi", "rope"))
+    assert difference(a, r, 1).mean == pytest.approx(0.3)
+    del a.scores[2]
+    assert difference(a, r, 1).mean == pytest.approx(0.3)
+    assert numbers(arms, settings)["arms"][0]["name"] == "alibi"
+
+
+def test_limits_say_what_was_not_shown(tiny):
+    settings, arms = made_up(
+        tiny, none=(2.5, 2.5, 2.5), t5=(1.2, 1.4, 2.4), learned=(1.3, 2.0, 2.0), rope=(1.2, 1.2, 1.2)
+    )
+    notes = " ".join(limits(arms, settings))
+    assert "none learned slowly" in notes
+    assert "no pair of a training text of 16 bytes falls into that bucket" in notes
+    assert "learned has no code past position 15" in notes
+    assert "One small model" in notes
+    longer = replace(settings, length=128)
+    assert "distances from 113 on one bias, and only 1.5 % of the pairs" in " ".join(limits(arms, longer))
+    one = [a for a in collect({Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))})]
+    assert "Only one seed" in " ".join(limits(one, settings))

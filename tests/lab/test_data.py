@@ -1,0 +1,55 @@
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+from posenc import InputError
+from posenc.lab import data
+
+
+def test_the_default_text_is_pythons_reference():
+    from pydoc_data.topics import topics
+
+    corpus = data.load("pydoc")
+    assert len(corpus.train) + len(corpus.test) == len("\n\n".join(topics[k] for k in sorted(topics)).encode())
+    assert len(corpus.test) / len(corpus.train) == pytest.approx(1 / 9, rel=1e-3)
+    whole = bytes(corpus.train.tolist()) + bytes(corpus.test.tolist())
+    assert corpus.digest == hashlib.sha256(whole).hexdigest()
+    assert b"assert" in whole
+
+
+def test_files_and_folders(tmp_path):
+    (tmp_path / "b.txt").write_bytes("zwölf".encode())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.md").write_bytes(b"eleven")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    one = data.load(str(tmp_path / "b.txt"))
+    assert bytes([*one.train.tolist(), *one.test.tolist()]).decode() == "zwölf"
+    both = data.load(str(tmp_path))
+    assert bytes([*both.train.tolist(), *both.test.tolist()]) == "zwölf\n\neleven".encode()
+
+
+def test_hugging_face_dataset(tmp_path):
+    pytest.importorskip("datasets")
+    rows = [{"id": i, "text": f"document {i}"} for i in range(5)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = data.load(f"hf:{tmp_path}")
+    assert bytes([*corpus.train.tolist(), *corpus.test.tolist()]) == b"\n\n".join(r["text"].encode() for r in rows)
+    with pytest.raises(InputError, match="--data hf:"):
+        data.load(f"hf:{tmp_path / 'nothing'}")
+
+
+def test_refusals(tmp_path, corpus, tiny):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    for source, message in [
+        ("no/such", "no such file or folder; a Hugging Face dataset is written hf:no/such"),
+        (str(tmp_path / "empty.txt"), "the text is empty"),
+        (str(tmp_path / "folder"), "no text files there"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            data.load(source)
+    data.check_long_enough(corpus, tiny)
+    with pytest.raises(InputError, match=r"\d+ bytes are too short to test at 4096 tokens .* needs about 4\d{4} bytes"):
+        data.check_long_enough(corpus, replace(tiny, factors=(1, 256)))

@@ -1,0 +1,145 @@
+"""Training is the same for all and repeatable; evaluation scores the same targets at every length."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from posenc import ENCODINGS, InputError, Rotary
+from posenc.lab.config import PRESETS, Run, Settings
+from posenc.lab.evaluate import BINS_PER_LENGTH, arms, evaluate
+from posenc.lab.sweep import work
+from posenc.lab.train import activation_bytes, build, train
+
+
+def test_run_ids_are_of_the_content(tiny):
+    run = Run("rope", 0, tiny, "digest")
+    others = [Run("alibi", 0, tiny, "digest"), Run("rope", 1, tiny, "digest"), Run("rope", 0, tiny, "other")]
+    others.append(Run("rope", 0, replace(tiny, steps=4), "digest"))
+    assert len({run.id, *(r.id for r in others)}) == 5
+    assert Run("rope", 0, replace(tiny), "digest").id == run.id
+
+
+def test_equal_runs_give_equal_numbers_and_learn(corpus, tiny):
+    run = Run("rope", 0, replace(tiny, steps=40, dim=16), corpus.digest)
+    (one, losses), (two, again) = (train(run, corpus.train) for _ in range(2))
+    assert losses == again
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert sum(losses[-5:]) / 5 < 0.75 * losses[0]
+
+
+def test_every_encoding_sees_the_same_batches(corpus, tiny, monkeypatch):
+    seen = []
+    whole = F.cross_entropy
+
+    def spy(logits, targets):
+        seen.append(targets.clone())
+        return whole(logits, targets)
+
+    monkeypatch.setattr(F, "cross_entropy", spy)
+    for name in ENCODINGS:
+        train(Run(name, 7, tiny, ""), corpus.train)
+    batches = torch.stack(seen).view(len(ENCODINGS), tiny.steps, -1)
+    assert (batches == batches[0]).all()
+    assert not torch.equal(batches[0, 0], batches[0, 1])
+
+
+def test_tables_of_the_encoding_learn_at_their_own_rate(corpus, tiny):
+    for name in ("t5", "learned", "sinusoidal:merge=concat"):
+        run = Run(name, 0, tiny, "")
+        start = {n: p.clone() for n, p in build(run).encoding.named_parameters()}
+        model, _ = train(run, corpus.train)
+        assert all(not torch.equal(p, start[n]) for n, p in model.encoding.named_parameters())
+
+
+def test_divergence_is_named_with_the_remedy(corpus, tiny):
+    with pytest.raises(
+        InputError, match=r"--learning-rate 1e\+30: the loss of 'rope' \(seed 0\) .* give a smaller one"
+    ):
+        train(Run("rope", 0, replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30), ""), corpus.train)
+
+
+def test_evaluation_is_paired(corpus, tiny):
+    settings = replace(tiny, factors=(1, 2, 4))
+    run = Run("alibi", 0, settings, "")
+    model, _ = train(run, corpus.train)
+    (arm,) = arms("alibi", model.encoding)
+    read = []
+    scores = evaluate(model, arm, corpus.test, settings, read.append)
+    assert sum(read) == settings.windows * settings.length * 7
+    assert {f: tuple(v.shape) for f, v in scores.paired.items()} == {1: (4,), 2: (4,), 4: (4,)}
+    assert scores.by_position.shape == (4, 4 * BINS_PER_LENGTH)
+    ends = torch.linspace(64, len(corpus.test) - 1, 4).long()
+    for factor in (1, 2, 4):
+        length = 16 * factor
+        for window, end in enumerate(ends.tolist()):
+            text = corpus.test[end - length : end + 1].long()
+            losses = F.cross_entropy(model(text[None, :-1])[0], text[1:], reduction="none")
+            assert scores.paired[factor][window].item() == pytest.approx(losses[-8:].mean().item(), abs=1e-5)
+            if factor == 4:
+                bins = losses.view(4 * BINS_PER_LENGTH, -1).mean(1)
+                assert torch.allclose(scores.by_position[window], bins, atol=1e-5)
+
+
+def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tiny):
+    model, _ = train(Run("rope", 0, tiny, ""), corpus.train)
+    own = model.encoding
+    found = arms("rope", own)
+    assert [(a.name, a.trained) for a in found] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
+    scores = [evaluate(model, a, corpus.test, tiny) for a in found]
+    assert model.encoding is own
+    for other in scores[1:]:
+        assert torch.allclose(other.paired[1], scores[0].paired[1])
+        assert not torch.allclose(other.paired[2], scores[0].paired[2])
+    assert found[2].at(4).schedule == {"name": "linear", "factor": 4}
+    assert [a.name for a in arms("alibi", ENCODINGS["alibi"](2))] == ["alibi"]
+
+
+def test_learned_tables_hold_their_last_row(tiny):
+    encoding = Run("learned", 0, tiny, "").make_encoding()
+    assert (encoding.max_positions, encoding.beyond) == (tiny.length, "clamp")
+    assert isinstance(Run("rope:rope_theta=99", 0, tiny, "").make_encoding(), Rotary)
+
+
+def test_memory_counts_what_backward_needs(corpus, tiny):
+    sizes = [
+        activation_bytes(
+            build(Run("rope", 0, replace(tiny, batch_size=b), "")), corpus.test, replace(tiny, batch_size=b)
+        )
+        for b in (2, 4)
+    ]
+    assert 1.8 < sizes[1] / sizes[0] < 2.2
+    logits = 2 * tiny.length * 256 * 4
+    assert sizes[0] > logits
+
+
+def test_work_is_in_tested_tokens(tiny):
+    tested = 4 * 16 * 3
+    assert work(Run("alibi", 0, tiny, "")) == 3 * 3 * 2 * 16 + tested
+    assert work(Run("rope", 0, tiny, "")) == 3 * 3 * 2 * 16 + 3 * tested
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 4}, "--length 4"),
+        ({"steps": 0}, "--steps 0"),
+        ({"num_layers": 0}, "--num-layers 0"),
+        ({"factors": (2, 4)}, "--factors 2 4: start at 1"),
+        ({"factors": (1, 4, 2)}, "--factors 1 4 2"),
+        ({"targets": 500}, "--targets 500"),
+        ({"learning_rate": 0.0}, "--learning-rate 0.0"),
+        ({"learning_rate": float("nan")}, "--learning-rate nan"),
+        ({"dim": 10, "num_heads": 4}, "--dim 10: must be a multiple"),
+    ],
+)
+def test_settings_refuse(change, message):
+    with pytest.raises(InputError, match=message):
+        Settings(**change)
+
+
+def test_presets_name_known_encodings():
+    for preset in PRESETS.values():
+        for name in preset.encodings:
+            build(Run(name, 0, preset.settings, ""))

@@ -1,0 +1,112 @@
+"""The report in a real browser: no console error, no network, theme and phone width; its words and numbers."""
+
+import json
+import os
+import re
+import shutil
+from html import escape
+
+import pytest
+
+from posenc.lab.compare import Comparison, compare
+from posenc.lab.config import Settings
+from posenc.report.page import page
+
+CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
+HOSTILE = "<img src=x onerror=alert(1)>.txt"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    from lab.conftest import TEXT
+    from posenc.lab import data
+
+    settings = Settings(
+        length=16, factors=(1, 2, 4), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, windows=4, targets=8
+    )
+    directory = tmp_path_factory.mktemp("report")
+    comparison = Comparison(("none", "rope", "t5", "alibi"), 2, settings)
+    results = compare(comparison, data.corpus(TEXT, HOSTILE), directory, command="posenc compare --data '<b>'")
+    return directory / "report.html", results
+
+
+def test_it_is_one_file_with_every_number(report):
+    path, results = report
+    text = path.read_text()
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
+    for arm in results["arms"]:
+        assert escape(arm["name"]) in text
+        assert f"{arm['lengths'][0]['loss']['mean']:.3f}" in text
+    for sentence in (*results["answer"], *results["limits"]):
+        assert escape(sentence, quote=False) in text.replace("&#39;", "'").replace("&#34;", '"')
+    assert results["data"]["sha256"] in text
+    assert text == page(results)
+
+
+def test_names_cannot_inject_markup(report):
+    text = report[0].read_text()
+    assert HOSTILE not in text
+    assert escape(HOSTILE) in text
+    assert "--data &#39;&lt;b&gt;&#39;" in text
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None and not os.environ.get("POSENC_REQUIRE_BROWSER"):
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    assert CHROMIUM, "POSENC_REQUIRE_BROWSER is set, and there is no Chromium"
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as p:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        yield p.chromium.launch(executable_path=CHROMIUM, args=flags)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 390)])
+def test_a_browser_shows_it_without_complaint(report, browser, scheme, width):
+    path, results = report
+    tab = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    complaints = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+    tab.goto(path.as_uri())
+    tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
+    assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    lines = tab.evaluate("document.getElementById('plot-change').data.map(t => [t.name, Array.from(t.y)])")
+    for arm, (name, ys) in zip(results["arms"], lines, strict=True):
+        assert name == arm["name"]
+        assert ys == pytest.approx([p["change"]["mean"] for p in arm["lengths"]])
+    ink = tab.evaluate("document.getElementById('plot-change')._fullLayout.font.color")
+    ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ink, ground) == (("#1c2430", "rgb(255, 255, 255)") if scheme == "light" else ("#e6eaf0", "rgb(18, 22, 28)"))
+    if scheme == "light":
+        tab.emulate_media(color_scheme="dark")
+        tab.wait_for_function("document.getElementById('plot-change')._fullLayout.font.color === '#e6eaf0'")
+    assert complaints == []
+    tab.close()
+
+
+@pytest.mark.browser
+def test_the_curves_answer_to_the_reader(report, browser):
+    path, results = report
+    tab = browser.new_page()
+    tab.goto(path.as_uri())
+    tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
+    tab.locator("#plot-position .updatemenu-button").nth(1).click()
+    above = tab.evaluate("Array.from(document.getElementById('plot-position').data[0].y)")
+    assert above == pytest.approx([0.0] * len(results["arms"][0]["by_position"]))
+    tab.locator("#plot-change .legendtoggle").first.click()
+    tab.wait_for_function("document.getElementById('plot-change').data[0].visible === 'legendonly'")
+    tab.close()
+
+
+def test_unfinished_and_lone_results_make_a_page(report):
+    results = json.loads(json.dumps(report[1]))
+    results["complete"], results["command"], results["extensions"] = False, "", []
+    results["arms"] = results["arms"][:1]
+    text = page(results)
+    assert "Stopped early" in text
+    assert "Longer without retraining" not in text

@@ -1,0 +1,123 @@
+"""The command line as a user meets it: exit codes, one-line errors, JSON."""
+
+import json
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import posenc
+from posenc import cli
+
+
+def run(capsys, *arguments):
+    code = cli.main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_list_and_cite(capsys):
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    assert out.splitlines()[0].split()[0] == "name"
+    code, out, _ = run(capsys, "list", "--json")
+    assert {row["name"] for row in json.loads(out)} == set(posenc.ENCODINGS)
+    code, out, _ = run(capsys, "cite", "rope+alibi")
+    assert (code, out.count("@")) == (0, 2)
+    code, out, _ = run(capsys, "cite", "t5", "--json")
+    assert "Raffel" in json.loads(out)["bibtex"]
+    code, out, err = run(capsys, "cite", "binary")
+    assert (code, out, err) == (0, "", "binary has no paper of its own\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lst"], "posenc: error: unknown command 'lst': did you mean 'list'?"),
+        (["cite", "alibii"], "posenc cite: error: unknown encoding 'alibii': did you mean 'alibi'?"),
+        (["compare", "--preset", "standrad"], "unknown --preset 'standrad': did you mean 'standard'?"),
+        (
+            ["compare", "--encodings", "sinusodal"],
+            "--encodings sinusodal: unknown encoding 'sinusodal': did you mean 'sinusoidal'?",
+        ),
+        (["compare", "--dim", "127", "--num-heads", "1"], "must be even"),
+        (["compare", "--seeds", "three"], "argument --seeds: invalid int value: 'three'"),
+        (["compare", "--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["compare", "--stepz", "3"], "unrecognized arguments: --stepz 3"),
+        (["compare", "--data", "/no/such/text"], "--data /no/such/text: no such file or folder"),
+        (["compare", "--factors", "1", "4000"], "are too short to test at 512000 tokens"),
+        (["compare", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
+        (["compare", "--workers", "0"], "--workers 0: must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert err.startswith("posenc")
+
+
+def test_help_and_version(capsys):
+    for arguments in (["--help"], ["compare", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "--encodings" in out
+    assert posenc.__version__ in out
+    assert cli.main([]) == 2
+
+
+def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --windows 4 --targets 8"
+    flags = [
+        "compare",
+        "--data",
+        str(text),
+        "--out",
+        str(tmp_path / "out"),
+        "--encodings",
+        "rope,none",
+        "--seeds",
+        "1",
+        *flags.split(),
+    ]
+    code, out, err = run(capsys, *flags)
+    assert code == 0
+    assert "rope + NTK" in out
+    assert str(tmp_path / "out" / "report.html") in out
+    assert "[2/2]" in err
+    code, out, err = run(capsys, *flags, "--json")
+    assert json.loads(out)["runs"]["kept_from_before"] == 2
+    assert "2 of 2 runs are here already" in err
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    probe = locked / "probe"
+    try:
+        probe.touch()
+    except OSError:
+        assert cli.main(["compare", "--out", str(locked / "out")]) == 2
+        assert not (locked / "out").exists()
+    else:  # root may write anywhere: a file in the way stands for the same refusal
+        assert cli.main(["compare", "--out", str(probe)]) == 2
+        assert probe.read_bytes() == b""
+
+
+def test_core_commands_need_torch_alone():
+    """`import posenc`, list and cite work where the lab's packages are missing; compare says what to install."""
+    block = "import sys; [sys.modules.__setitem__(m, None) for m in ('plotly', 'rich', 'transformers', 'datasets')]; "
+    code = block + "from posenc.cli import main; sys.exit(main(sys.argv[1:]))"
+    for arguments, expected in ((["list"], 0), (["cite", "rope"], 0), (["compare"], 2)):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.returncode == expected, done.stderr
+    assert done.stderr.strip().endswith("pip install 'posenc[lab]'")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,99 @@
+import pytest
+import torch
+
+import posenc
+from posenc import T5, InputError, NoPE, Rotary
+from posenc.transformer import Attention, Cache, Transformer, TransformerConfig
+
+
+def test_weights_are_tied_and_counted_once():
+    tied = Transformer(TransformerConfig(11, dim=8, num_layers=1, num_heads=2), NoPE())
+    loose = Transformer(TransformerConfig(11, dim=8, num_layers=1, num_heads=2, tie_weights=False), NoPE())
+    assert tied.head.weight is tied.embedding.weight
+    count = [sum(p.numel() for p in m.parameters()) for m in (tied, loose)]
+    assert count[1] - count[0] == 88
+
+
+def test_grouped_queries_have_smaller_keys():
+    model = Transformer(TransformerConfig(11, dim=16, num_layers=1, num_heads=4, num_kv_heads=1), Rotary(4))
+    attention = model.blocks[0].attention
+    assert attention.key.weight.shape == attention.value.weight.shape == (4, 16)
+    cache = Cache()
+    model(torch.zeros(2, 5, dtype=torch.long), cache=cache)
+    assert cache.layers[0][0].shape == (2, 1, 5, 4)
+
+
+def test_a_decoder_cannot_see_the_future_and_an_encoder_can():
+    x = torch.randint(11, (1, 6), generator=torch.Generator().manual_seed(0))
+    y = x.clone()
+    y[0, 5] = (y[0, 5] + 1) % 11
+    for causal in (True, False):
+        model = Transformer(TransformerConfig(11, dim=8, num_layers=2, num_heads=2, causal=causal), Rotary(4)).eval()
+        assert torch.equal(model(x)[0, :5], model(y)[0, :5]) == causal
+
+
+def test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_scale():
+    models = {}
+    for name in posenc.ENCODINGS:
+        encoding = posenc.create(name, dim=16, num_heads=2, max_positions=8, causal=True)
+        torch.manual_seed(0)
+        models[name] = Transformer(TransformerConfig(11, dim=16, num_layers=2, num_heads=2), encoding)
+    first = models["none"]
+    own = {n for n, _ in first.named_parameters()}
+    for name, model in models.items():
+        factor = 8**-0.5 if name == "t5" else 1.0
+        for key, parameter in model.named_parameters():
+            if key in own:
+                expected = first.get_parameter(key) * (factor if "query" in key else 1.0)
+                assert torch.allclose(parameter, expected), (name, key)
+
+
+def test_activations_start_at_unit_scale():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(256, dim=64, num_layers=4, num_heads=4), T5(4, False))
+    scores = []
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.query.register_forward_hook(lambda m, i, o: scores.append(o))
+    logits = model(torch.randint(256, (4, 64)))
+    assert 0.7 < logits.std() < 1.4
+    assert all(0.2 < s.std() < 0.3 for s in scores)  # 16^-1/2, which T5's scale of 1 calls for
+
+
+def test_dropout_only_in_training():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(11, dim=8, num_layers=1, num_heads=2, dropout=0.5), NoPE())
+    x = torch.zeros(1, 4, dtype=torch.long)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TransformerConfig(0), "vocab_size=0"),
+        (lambda: TransformerConfig(5, dim=10, num_heads=4), "dim=10: must be a multiple of num_heads=4"),
+        (lambda: TransformerConfig(5, num_heads=4, num_kv_heads=3), "num_kv_heads=3"),
+        (lambda: TransformerConfig(5, dropout=1.0), "dropout=1.0"),
+        (
+            lambda: Transformer(TransformerConfig(5, dim=8, num_heads=2), NoPE())(torch.zeros(3).long()),
+            "tokens of shape",
+        ),
+        (
+            lambda: Transformer(TransformerConfig(5, dim=8, num_heads=2, causal=False), NoPE()).generate(
+                torch.zeros(1, 2).long(), 1
+            ),
+            "needs a decoder",
+        ),
+        (
+            lambda: Transformer(TransformerConfig(5, dim=8, num_heads=2), posenc.Normalized(8)).generate(
+                torch.zeros(1, 2).long(), 1
+            ),
+            "cannot decode with a cache",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
