@@ -25,4 +25,24 @@ def tiny() -> Settings:
 @pytest.fixture
 def flags() -> list[str]:
     """The same on the command line."""
-    return ["--length", "16", "--factors", "1", "2", "--steps", "3", "--batch-size", "2", "--dim", "8", "--num-layers", "1", "--num-heads", "2", "--windows", "4", "--targets", "8"]
+    return [
+        "--length",
+        "16",
+        "--factors",
+        "1",
+        "2",
+        "--steps",
+        "3",
+        "--batch-size",
+        "2",
+        "--dim",
+        "8",
+        "--num-layers",
+        "1",
+        "--num-heads",
+        "2",
+        "--windows",
+        "4",
+        "--targets",
+        "8",
+    ]

@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
 
 
 def test_results_hold_every_number(finished):
-    settings, text, directory, results, done = finished
+    _, text, directory, results, done = finished
     assert json.loads((directory / "results.json").read_text()) == results
     assert (results["schema"], results["complete"], results["seeds"]) == (1, True, [0, 1])
     assert results["data"]["sha256"] == text.digest
@@ -159,7 +159,7 @@ def test_a_dead_worker_is_named(corpus, tiny, tmp_path):
                 os.kill(int(pid), signal.SIGKILL)
 
     long = replace(tiny, steps=2000)
-    with pytest.raises(RuntimeError, match="a worker process died .* finished runs are kept"):
+    with pytest.raises(RuntimeError, match=r"a worker process died .* finished runs are kept"):
         compare(Comparison(("none",), 1, long), corpus, tmp_path, workers=1, progress=Progress(advanced=shoot))
 
 
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InputError, match="No space left on device while writing results.json"):
+    with pytest.raises(InputError, match=r"No space left on device while writing results\.json"):
         store.write("results.json", "new")
     assert (tmp_path / "results.json").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["results.json"]
@@ -266,5 +266,5 @@ def test_limits_say_what_was_not_shown(tiny):
     assert "One small model" in notes
     longer = replace(settings, length=128)
     assert "distances from 113 on one bias, and only 1.5 % of the pairs" in " ".join(limits(arms, longer))
-    one = [a for a in collect({Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))})]
+    one = collect({Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))})
     assert "Only one seed" in " ".join(limits(one, settings))

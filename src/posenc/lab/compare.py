@@ -112,7 +112,8 @@ def compare(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 1),
         "command": command,
-        "settings": asdict(comparison.settings) | {"encodings": list(comparison.encodings)},
+        "settings": asdict(comparison.settings)
+        | {"factors": list(comparison.settings.factors), "encodings": list(comparison.encodings)},
         "seeds": list(range(comparison.seeds)),
         "data": {
             "name": corpus.name,
