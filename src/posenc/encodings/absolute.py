@@ -44,7 +44,7 @@ class Absolute(Encoding):
         if x.shape[-1] != self.dim:
             raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
         positions.require_one_axis(type(self).__name__)
-        codes = self.codes(positions).to(x.dtype)
+        codes = self.codes(positions).to(x)
         if self.merge == "add":
             return x + codes
         if self.merge == "multiply":

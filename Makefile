@@ -1,0 +1,31 @@
+# make demo   compare positional encodings on real text and say where the report is
+# make test   the whole test suite
+# make check  lint, format and types
+# Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check setup clean
+setup: $(VENV)/dev
+
+# $(VENV)/lab and $(VENV)/dev are stamps: the extras that are installed
+$(VENV)/lab $(VENV)/dev: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posenc needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
+	@touch $@
+
+demo: $(VENV)/lab
+	$(BIN)/posenc compare
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) posenc-compare

@@ -1,0 +1,45 @@
+"""Every Python snippet of the README and the docs runs, in order, as written; every command named exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from posenc import cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_snippets_run(path):
+    names: dict[str, object] = {}
+    for block in blocks(path, "python"):
+        exec(compile(block, path.name, "exec"), names)
+    if path.name == "README.md":
+        assert names["out"].shape == (2, 8, 100, 64)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_commands_parse(path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(cli, "_compare", lambda options, command: parsed.append(options) or 0)
+    for block in blocks(path, "sh"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:2] == ["posenc", "compare"]:
+                assert cli.main(words[1:]) == 0, line
+    if path.name == "README.md":
+        assert len(parsed) == 4
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
