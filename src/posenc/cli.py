@@ -114,6 +114,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         ("--dim", int, "width of the model"),
         ("--num-layers", int, "layers of the model"),
         ("--num-heads", int, "attention heads"),
+        ("--head-dim", int, "width of a head"),
         ("--learning-rate", float, "of Muon, for the model's matrices"),
         ("--adamw-learning-rate", float, "of AdamW, for embedding and norms"),
         ("--position-learning-rate", float, "of AdamW, for an encoding's tables"),

@@ -17,7 +17,7 @@ class TransformerConfig:
     """Shape of a `Transformer`.
 
     vocab_size: tokens. dim: width. num_layers, num_heads. num_kv_heads: fewer than num_heads is grouped-query
-    attention; None: as many. mlp_ratio: width of the gated MLP over dim, as in a two-matrix MLP of the same size.
+    attention; None: as many. head_dim: width of a head; None: dim / num_heads. mlp_ratio: width of the gated MLP over dim, as in a two-matrix MLP of the same size.
     causal: decoder or encoder. tie_weights: one matrix for embedding and output. dropout: on weights and residuals.
     """
 
@@ -26,6 +26,7 @@ class TransformerConfig:
     num_layers: int = 4
     num_heads: int = 4
     num_kv_heads: int | None = None
+    head_dim: int | None = None
     mlp_ratio: float = 4.0
     causal: bool = True
     tie_weights: bool = True
@@ -35,16 +36,19 @@ class TransformerConfig:
         for name in ("vocab_size", "dim", "num_layers", "num_heads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.dim % self.num_heads:
-            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}")
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
+        if self.head_dim is not None and self.head_dim < 1:
+            raise InputError(f"head_dim={self.head_dim}: must be at least 1")
         if self.num_heads % self.kv_heads:
             raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: a probability below 1")
 
     @property
-    def head_dim(self) -> int:
-        return self.dim // self.num_heads
+    def width(self) -> int:
+        """Channels of one head."""
+        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def kv_heads(self) -> int:
@@ -77,14 +81,13 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.kv_heads * config.head_dim
-        self.query = nn.Linear(config.dim, config.dim, bias=False)
-        self.key = nn.Linear(config.dim, width, bias=False)
-        self.value = nn.Linear(config.dim, width, bias=False)
-        self.out = nn.Linear(config.dim, config.dim, bias=False)
+        self.query = nn.Linear(config.dim, config.num_heads * config.width, bias=False)
+        self.key = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
+        self.value = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
+        self.out = nn.Linear(config.num_heads * config.width, config.dim, bias=False)
 
     def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
-        heads = (-1, self.config.head_dim)
+        heads = (-1, self.config.width)
         q, k, v = (p(x).unflatten(-1, heads).transpose(1, 2) for p in (self.query, self.key, self.value))
         if cache is not None:
             k, v = cache.append(layer, k, v)
@@ -152,7 +155,7 @@ class Transformer(nn.Module):
 
     def query_damping(self, encoding: Encoding) -> float:
         """How much smaller queries start, so that scores have unit variance whatever the encoding's scale."""
-        return self.config.head_dim**-0.5 / encoding.scale(self.config.head_dim)
+        return float(self.config.width**-0.5) / encoding.scale(self.config.width)
 
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1.

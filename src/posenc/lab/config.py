@@ -21,22 +21,23 @@ class Settings:
     """Everything that the runs of one comparison share.
 
     length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. steps, batch_size.
-    dim, num_layers, num_heads: the host model. learning_rate: of Muon, for the matrices of the host;
+    dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. learning_rate: of Muon, for the matrices of the host;
     adamw_learning_rate: for embedding and norms; position_learning_rate: for an encoding's own tables, which see
     less signal than the rest. windows: held-out passages; targets: the tokens at their end that are scored.
     """
 
     length: int = 128
     factors: tuple[int, ...] = (1, 2, 4, 8)
-    steps: int = 150
+    steps: int = 120
     batch_size: int = 12
     dim: int = 128
     num_layers: int = 2
     num_heads: int = 4
+    head_dim: int | None = 48
     learning_rate: float = 0.05
     adamw_learning_rate: float = 0.01
     position_learning_rate: float = 0.05
-    windows: int = 32
+    windows: int = 24
     targets: int = 64
 
     def __post_init__(self) -> None:
@@ -51,8 +52,10 @@ class Settings:
         for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{_flag(name)} {getattr(self, name)}: must be above 0")
-        if self.dim % self.num_heads:
-            raise InputError(f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads})")
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise InputError(
+                f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
+            )
 
     @property
     def longest(self) -> int:
@@ -60,7 +63,7 @@ class Settings:
         return self.length * self.factors[-1]
 
     def model(self) -> TransformerConfig:
-        return TransformerConfig(VOCAB_SIZE, self.dim, self.num_layers, self.num_heads)
+        return TransformerConfig(VOCAB_SIZE, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
 
 
 def _flag(name: str) -> str:
@@ -89,7 +92,7 @@ class Run:
         name = self.encoding
         if name.split(":")[0] == "learned" and "beyond=" not in name:
             name += ":beyond=clamp"
-        return create(name, dim=s.dim, num_heads=s.num_heads, max_positions=s.length, causal=True)
+        return create(name, dim=s.dim, num_heads=s.num_heads, head_dim=s.head_dim, max_positions=s.length, causal=True)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 NAIVE = ("normalized", "integer", "binary")
 
 PRESETS = {
-    "quick": Preset(Settings(steps=60, windows=24), ("none", "sinusoidal", "rope", "alibi"), 2),
+    "quick": Preset(Settings(steps=60), ("none", "sinusoidal", "rope", "alibi"), 2),
     "standard": Preset(Settings(), CORE, 4),
     "thorough": Preset(Settings(steps=500, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
 }
