@@ -131,13 +131,13 @@ class Everything(Encoding):
         def bias(b, h, i, j):
             distance = int(at(p.q, b, i) - at(p.k, b, j))
             row = max(-3, min(3, distance)) + 3
-            return float(
+            return (
                 self.curve[h] * distance
                 + q[b, h, i] @ self.of_query[0, row]
                 + k[b, h, j] @ self.of_key[h, row]
                 + self.left[0, h, i] @ self.right[b, h, j]
                 + self.any[0, 0, i, j]
-            )
+            ).item()
 
         return bias
 

@@ -74,7 +74,7 @@ def test_help_and_version(capsys):
 def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --windows 4 --targets 8"
+    flags = "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 --targets 8"
     flags = [
         "compare",
         "--data",

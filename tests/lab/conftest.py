@@ -17,7 +17,7 @@ def corpus():
 def tiny() -> Settings:
     """A comparison that takes a second."""
     return replace(
-        PRESETS["quick"].settings, length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2,
+        PRESETS["quick"].settings, length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, head_dim=4,
         windows=4, targets=8,
     )  # fmt: skip
 

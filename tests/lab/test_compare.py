@@ -30,7 +30,16 @@ def finished(tmp_path_factory):
     from posenc.lab.config import Settings
 
     settings = Settings(
-        length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, windows=4, targets=8
+        length=16,
+        factors=(1, 2),
+        steps=3,
+        batch_size=2,
+        dim=8,
+        num_layers=1,
+        num_heads=2,
+        head_dim=4,
+        windows=4,
+        targets=8,
     )
     text, directory = data.corpus(TEXT, "numbered lines"), tmp_path_factory.mktemp("compare")
     done = []
@@ -175,7 +184,7 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path):
     out = tmp_path / "out"
     for comparison, message in [
         (Comparison(("ropee",), 1, tiny), "--encodings ropee: .*did you mean 'rope'"),
-        (Comparison(("rope",), 1, replace(tiny, dim=6, num_heads=2)), "head_dim=3: .*even"),
+        (Comparison(("rope",), 1, replace(tiny, head_dim=3)), "head_dim=3: .*even"),
         (Comparison(("sinusoidal",), 1, replace(tiny, dim=9, num_heads=3)), "dim=9: .*even"),
         (Comparison(("rope", "rope"), 1, tiny), "rope is named twice"),
         (Comparison((), 1, tiny), "name at least one"),
@@ -240,10 +249,29 @@ def test_verdicts(tiny):
     }
     assert [a.name for a in arms] == ["t5", "alibi", "rope", "sinusoidal"]
     words = " ".join(answer(arms, settings))
-    assert "Up to the training length of 16 bytes, rope predicts best" in words or "t5 predicts best" in words
+    assert "At the training length of 16 bytes, rope predicts best" in words or "t5 predicts best" in words
     assert "cannot be told apart" in words
-    assert "Breaks as soon as the text is 2 times as long: sinusoidal" in words
+    assert "Breaks as soon as the text is 2 times as long: sinusoidal (+0.9" in words
+    assert "Degrades with length, by 4 times: rope (+1.2" in words
+    assert "t5 (+0.020 ± 0.0" in words
     assert HOLDS < 0.1
+
+
+@pytest.mark.parametrize(
+    ("ntk", "outcome"),
+    [
+        ((1.3, 1.7), "better than rope as trained at every"),
+        ((1.6, 2.6), "worse than rope as trained at every"),
+        ((1.3, 2.6), "not measurably"),
+    ],
+)
+def test_untrained_arms_in_words(tiny, ntk, outcome):
+    settings = replace(tiny, factors=(1, 2, 4))
+    arms = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
+    cells = {Run("rope", s, settings, ""): cell("rope", s, **arms) for s in range(3)}
+    (line,) = (x for x in answer(ranked(cells, settings), settings) if "without retraining" in x)
+    assert line.startswith("rope + NTK, without retraining, is ")
+    assert outcome in line
 
 
 def test_differences_are_of_common_seeds(tiny):

@@ -131,7 +131,7 @@ def test_work_is_in_tested_tokens(tiny):
         ({"targets": 500}, "--targets 500"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0"),
         ({"learning_rate": float("nan")}, "--learning-rate nan"),
-        ({"dim": 10, "num_heads": 4}, "--dim 10: must be a multiple"),
+        ({"dim": 10, "num_heads": 4, "head_dim": None}, "--dim 10: must be a multiple"),
     ],
 )
 def test_settings_refuse(change, message):

@@ -22,7 +22,16 @@ def report(tmp_path_factory):
     from posenc.lab import data
 
     settings = Settings(
-        length=16, factors=(1, 2, 4), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, windows=4, targets=8
+        length=16,
+        factors=(1, 2, 4),
+        steps=3,
+        batch_size=2,
+        dim=8,
+        num_layers=1,
+        num_heads=2,
+        head_dim=4,
+        windows=4,
+        targets=8,
     )
     directory = tmp_path_factory.mktemp("report")
     comparison = Comparison(("none", "rope", "t5", "alibi"), 2, settings)

@@ -22,22 +22,46 @@ def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
     within = min(trained, key=lambda a: loss(a, 1).mean)
     ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
     tied = f"; {_listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
-    lines = [
-        f"Up to the training length of {settings.length} bytes, {within.name} predicts best ({loss(within, 1).mean:.3f} nats per byte){tied}."
-    ]
+    opening = f"At the training length of {settings.length} bytes, {within.name} predicts best"
+    lines = [f"{opening} ({loss(within, 1).mean:.3f} nats per byte){tied if len(trained) > 1 else ''}."]
     if len(settings.factors) > 1:
         last = settings.factors[-1]
         lines.append(_past(arms, settings, f"At {last} times that length ({settings.longest} bytes)"))
-        by_verdict = {
-            v: [a for a in arms if a.trained and verdict(a, settings) == v] for v in ("holds", "breaks at once")
-        }
-        if by_verdict["holds"]:
-            parts = [f"{a.name} ({_signed(change(a, last))})" for a in by_verdict["holds"]]
-            lines.append(f"Holds its loss: {_listed(parts)}.")
-        if by_verdict["breaks at once"]:
-            first = settings.factors[1]
-            parts = [f"{a.name} ({_signed(change(a, first))})" for a in by_verdict["breaks at once"]]
-            lines.append(f"Breaks as soon as the text is {first} times as long: {_listed(parts)}.")
+        lines += _by_verdict(trained, settings)
+        lines += _without_retraining(arms, settings)
+    return lines
+
+
+def _by_verdict(trained: Sequence[Arm], settings: Settings) -> list[str]:
+    first, last = settings.factors[1], settings.factors[-1]
+    openings = {
+        "holds": ("Holds its loss", last),
+        "degrades": (f"Degrades with length, by {last} times", last),
+        "breaks at once": (f"Breaks as soon as the text is {first} times as long", first),
+    }
+    lines = []
+    for outcome, (opening, factor) in openings.items():
+        found = [f"{a.name} ({_signed(change(a, factor))})" for a in trained if verdict(a, settings) == outcome]
+        if found:
+            lines.append(f"{opening}: {_listed(found)}.")
+    return lines
+
+
+def _without_retraining(arms: Sequence[Arm], settings: Settings) -> list[str]:
+    named = {arm.name: arm for arm in arms}
+    lines = []
+    for arm in arms:
+        if arm.trained:
+            continue
+        found = [difference(arm, named[arm.encoding], f) for f in settings.factors[1:]]
+        by = ", ".join(f"{e.mean:+.3f}" for e in found)
+        if all(e.high < 0 for e in found):
+            outcome = f"is better than {arm.encoding} as trained at every tested length past training"
+        elif all(e.low > 0 for e in found):
+            outcome = f"is worse than {arm.encoding} as trained at every tested length past training"
+        else:
+            outcome = f"is not measurably better or worse than {arm.encoding} as trained at every tested length"
+        lines.append(f"{arm.name}, without retraining, {outcome} ({by}).")
     return lines
 
 
@@ -104,7 +128,7 @@ def _t5_note(name: str, encoding: T5, length: int) -> str:
 
 
 def _signed(e: Estimate) -> str:
-    return f"{e.mean:+.3f}, 95 % interval {e.low:+.3f} to {e.high:+.3f}"
+    return f"{e.mean:+.3f} ± {(e.high - e.low) / 2:.3f}"
 
 
 def _listed(names: Sequence[str]) -> str:
