@@ -17,24 +17,27 @@ def run(capsys, *arguments):
     return code, out, err
 
 
-def test_list_and_cite(capsys):
+def test_list_and_cite(capsys, tmp_path):
     code, out, _ = run(capsys, "list")
     assert code == 0
     assert out.splitlines()[0].split()[0] == "name"
     code, out, _ = run(capsys, "list", "--json")
-    assert {row["name"] for row in json.loads(out)} == set(posenc.ENCODINGS)
+    assert {row["name"] for row in json.loads(out)["encodings"]} == set(posenc.ENCODINGS)
+    assert {row["name"] for row in json.loads(out)["schedules"]} == set(posenc.frequencies.SCHEDULES)
     code, out, _ = run(capsys, "cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)
     code, out, _ = run(capsys, "cite", "t5", "--json")
     assert "Raffel" in json.loads(out)["bibtex"]
-    code, out, err = run(capsys, "cite", "binary")
-    assert (code, out, err) == (0, "", "binary has no paper of its own\n")
+    code, out, err = run(capsys, "cite", "binary", "--out", str(tmp_path / "new"))
+    assert (code, out, err) == (0, "binary has no paper of its own\n", "")
+    assert json.loads((tmp_path / "new" / "cite.json").read_text()) == {"name": "binary", "bibtex": ""}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["lst"], "posenc: error: unknown command 'lst': did you mean 'list'?"),
+        (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
         (["cite", "alibii"], "posenc cite: error: unknown encoding 'alibii': did you mean 'alibi'?"),
         (["compare", "--preset", "standrad"], "unknown --preset 'standrad': did you mean 'standard'?"),
         (

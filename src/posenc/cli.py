@@ -54,21 +54,34 @@ def _help_formatter(prog: str) -> argparse.HelpFormatter:
 # -------------------------------------------------------------------- list, cite
 
 
-def _add_list(parser: argparse.ArgumentParser) -> None:
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", metavar="DIR", help="also write the JSON into this folder")
+
+
+def _emit(options: argparse.Namespace, data: object, text: str) -> int:
+    from posenc.files import Folder
+
+    if options.out is not None:
+        Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
+    print(json.dumps(data, indent=1) if options.json else text)
+    return DONE
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    _add_output(parser)
     parser.set_defaults(run=_list)
 
 
 def _list(options: argparse.Namespace, command: str) -> int:
-    from posenc.listing import rows, table
+    from posenc.listing import catalogue, table
 
-    print(json.dumps(rows(), indent=1) if options.json else table())
-    return DONE
+    return _emit(options, catalogue(), table())
 
 
 def _add_cite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="an encoding, or several joined by +")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_output(parser)
     parser.set_defaults(run=_cite)
 
 
@@ -76,13 +89,7 @@ def _cite(options: argparse.Namespace, command: str) -> int:
     from posenc.bibliography import cite
 
     found = cite(options.name)
-    if options.json:
-        print(json.dumps({"name": options.name, "bibtex": found}))
-    elif found:
-        print(found)
-    else:
-        print(f"{options.name} has no paper of its own", file=sys.stderr)
-    return DONE
+    return _emit(options, {"name": options.name, "bibtex": found}, found or f"{options.name} has no paper of its own")
 
 
 # -------------------------------------------------------------------- compare

@@ -1,12 +1,20 @@
-"""Every encoding as a row of a table, from what the classes declare."""
+"""Every encoding and schedule as a row of a table, from what the code declares."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
+from posenc.frequencies import SCHEDULES
 
 SHAPE = {"dim": 64, "num_heads": 4, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
+
+
+def catalogue() -> dict[str, list[dict[str, Any]]]:
+    """All there is: encodings, and the frequency schedules that RoPE takes."""
+    schedules = [{"name": n, "summary": " ".join((f.__doc__ or "").split())} for n, f in SCHEDULES.items()]
+    return {"encodings": rows(), "schedules": schedules}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -32,7 +40,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def table() -> str:
-    """The rows as text, one line each."""
+    """The catalogue as text, one line each."""
     head = ("name", "acts on", "learned", "past the training length, its source says", "paper")
     body = [
         (
@@ -44,10 +52,13 @@ def table() -> str:
         )
         for row in rows()
     ]
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)
-    )
+    schedules = [(row["name"], row["summary"]) for row in catalogue()["schedules"]]
+    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", ""), *schedules))])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _short(entry: str) -> str:

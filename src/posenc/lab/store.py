@@ -6,12 +6,10 @@ DIR/report.html             the report
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError
+from posenc.files import Folder
 from posenc.lab.config import Run
 
 
@@ -45,37 +43,8 @@ class Cell:
     """what one training batch keeps for its backward pass"""
 
 
-class Store:
-    """The folder of one comparison.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-    """
-
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
-        self.cells = self.directory / "cells"
-        probe = self.cells / f".probe-{os.getpid()}"
-        try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise InputError(f"--out {directory}: {error.strerror}; give a folder that can be written") from None
-
-    def write(self, name: str, text: str) -> Path:
-        """Write a file whole: readers see the old one or the new one."""
-        path = self.directory / name
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, path)
-        except OSError as error:
-            scratch.unlink(missing_ok=True)
-            raise InputError(
-                f"--out {self.directory}: {error.strerror} while writing {name}; free some space"
-            ) from None
-        return path
+class Store(Folder):
+    """The folder of one comparison."""
 
     def save(self, run: Run, cell: Cell) -> None:
         """Keep what a run measured."""
@@ -84,7 +53,7 @@ class Store:
     def load(self, run: Run) -> Cell | None:
         """What a run measured, or None if it has not finished here; a damaged file counts as not finished."""
         try:
-            raw = json.loads((self.cells / f"{run.id}.json").read_text(encoding="utf-8"))
+            raw = json.loads((self.directory / "cells" / f"{run.id}.json").read_text(encoding="utf-8"))
             return Cell(**(raw | {"arms": [ArmScores(**arm) for arm in raw["arms"]]}))
         except (OSError, ValueError, TypeError, KeyError):
             return None
