@@ -268,6 +268,58 @@ def test_what_explain_says_is_what_happens():
     assert explain(q, k, v, backend="reference").backend == "reference"
 
 
+def test_memory_is_told_where_the_fused_path_is_left():
+    q, k, v = (x.float() for x in tensors(64, 64, width=3))
+    narrow = explain(q, k, v, causal=True)
+    assert 0 < narrow.extra_bytes < 64 * 64 * H * 4
+    assert explain(q, k, v, dropout_p=0.1).extra_bytes == 3 * B * H * 64 * 64 * 4
+    wide = tensors(5, 5, width=20)
+    assert torch.allclose(attention(*wide, ALiBi(H)), attention(*wide, ALiBi(H), backend="reference"), atol=1e-12)
+    grads = [
+        torch.autograd.grad(attention(*wide[:2], w, backend=b).square().sum(), w)[0]
+        for b in BACKENDS
+        for w in [wide[2].requires_grad_()]
+    ]
+    assert torch.allclose(*grads, atol=1e-12)
+
+
+def test_positions_in_any_number_format_agree():
+    q, k, v = tensors(5, 5)
+    want = attention(q, k, v, ALiBi(H), Positions.from_ids(torch.arange(5)))
+    for ids in (torch.arange(5, dtype=torch.uint8), torch.arange(5).float(), torch.arange(5).half(), [0, 1, 2, 3, 4]):
+        for backend in BACKENDS:
+            assert torch.equal(
+                attention(q, k, v, ALiBi(H), Positions.from_ids(ids), backend=backend).round(decimals=12),
+                want.round(decimals=12),
+            )
+            half = attention(
+                q.bfloat16(), k.bfloat16(), v.bfloat16(), ALiBi(H), Positions.from_ids(ids), backend=backend
+            )
+            assert (half - want).abs().max() < 0.05
+
+
+def test_a_sink_of_no_weight_and_nothing_to_see():
+    q, k, v = tensors(3, 3)
+    p = Positions.from_mask(torch.tensor([[0, 0, 0], [1, 1, 1]]))
+    for backend in BACKENDS:
+        out = attention(q, k, v, positions=p, sink=-math.inf, backend=backend)
+        assert not out[0].any()
+        assert torch.allclose(out[1], attention(q, k, v)[1])
+
+
+@pytest.mark.slow
+def test_sums_compile_whole():
+    q, k, v = (x.float() for x in tensors(6, 6))
+    both = Rotary(D) + ALiBi(H)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def run(q, k, v, mask):
+        return attention(q, k, v, both, Positions.from_mask(mask, causal=True))
+
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6])
+    assert torch.allclose(run(q, k, v, mask), attention(q, k, v, both, Positions.from_mask(mask, causal=True)))
+
+
 def test_layers_may_differ():
     q, k, v = tensors(5, 5)
     encoding = PerLayer(Rotary(D), ALiBi(H))

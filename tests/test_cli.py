@@ -46,7 +46,7 @@ def test_list_and_cite(capsys, tmp_path):
         ),
         (["compare", "--dim", "127", "--num-heads", "1"], "must be even"),
         (["compare", "--seeds", "three"], "argument --seeds: invalid int value: 'three'"),
-        (["compare", "--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["compare", "--seeds", "0"], "--seeds 0: must lie between 1 and 1000"),
         (["compare", "--stepz", "3"], "unrecognized arguments: --stepz 3"),
         (["compare", "--data", "/no/such/text"], "--data /no/such/text: no such file or folder"),
         (["compare", "--factors", "1", "4000"], "are too short to test at 512000 tokens"),

@@ -1,5 +1,8 @@
 """What must hold for every encoding, in the host model and in float64: one table, generated from the registry."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -140,6 +143,26 @@ def test_gradients_are_right(name):
 
 
 @EVERY
+def test_the_same_positions_serve_inference_and_then_training(name):
+    model, x, p = host(name, DECODER), tokens(2, LENGTH), Positions.arange(LENGTH)
+    with torch.inference_mode():
+        before = model(x, p)
+    for _ in range(2):
+        after = model(x, p)
+        after.sum().backward()
+    assert close(before.clone(), after)
+
+
+@EVERY
+def test_copies_are_the_same(name):
+    encoding = host(name, DECODER).encoding
+    for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert other.spec() == encoding.spec()
+        assert all(torch.equal(a, b) for a, b in zip(other.buffers(), encoding.buffers(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), encoding.parameters(), strict=True))
+
+
+@EVERY
 def test_state_and_spec_bring_the_model_back(name):
     model, x = host(name, DECODER), tokens(1, LENGTH)
     again = Transformer(DECODER, posenc.from_spec(model.encoding.spec())).double()
@@ -158,6 +181,28 @@ def test_meta_initialised_is_the_same_model(name):
 
 
 @EVERY
+def test_weights_assigned_to_a_meta_model_are_the_same_model(name):
+    model, x = host(name, DECODER), tokens(1, LENGTH)
+    with torch.device("meta"):
+        empty = Transformer(DECODER, make(name, DECODER))
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(empty.eval()(x), model(x))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "normalized"])
+def test_rows_of_different_lengths_share_a_cache(name):
+    model, x = host(name, DECODER), tokens(2, LENGTH)
+    lengths, cache = torch.tensor([5, 3]), Cache()
+    mask = (torch.arange(5) < lengths[:, None]).long()
+    model(x[:, :5], Positions.from_mask(mask), cache)
+    new = torch.stack([x[0, 5:7], x[1, 3:5]])
+    steps = [model(new[:, i : i + 1], Positions.arange(1, lengths + i), cache) for i in range(2)]
+    for row, n in enumerate(lengths.tolist()):
+        alone = model(x[row : row + 1, : n + 2])[0, n:]
+        assert close(torch.cat(steps, 1)[row], alone)
+
+
+@EVERY
 def test_bfloat16_stays_near(name):
     exact = host(name, DECODER)
     half = host(name, DECODER, torch.bfloat16)
@@ -170,7 +215,7 @@ def test_bfloat16_stays_near(name):
 def test_compiled_is_eager(name):
     torch._dynamo.reset()
     model = host(name, DECODER)
-    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
     for n in (LENGTH, LENGTH + 4):
         x = tokens(2, n)
         assert close(compiled(x), model(x))

@@ -113,6 +113,14 @@ def test_composites():
     assert torch.equal(embedded.embed(x, p, 0), x)
     assert torch.equal(embedded.embed(x, p, 1), Sinusoidal(8).embed(x, p))
     assert torch.equal(embedded.embed(x, p, 3), x)
+    twice = PerLayer(both, both, nested)
+    assert both.sites() == ("rotate", "bias")
+    sinusoidal = Sinusoidal(8)
+    assert torch.equal(PerLayer(sinusoidal, sinusoidal).embed(x, p, 1), x)
+    shared = posenc.from_spec(PerLayer(*[posenc.T5(2)] * 3, NoPE()).spec())
+    assert sum(t.numel() for t in shared.parameters()) == 64
+    assert twice.spec()["order"] == [0, 0, 1]
+    assert posenc.create("rope:rope_theta=1e+5+alibi", **SHAPE).spec()["parts"][0]["rope_theta"] == 1e5
 
 
 def test_create_reads_options_and_sums():
@@ -160,6 +168,20 @@ def test_free_schedules_share_everything_else():
         (lambda: posenc.create("rope", head_dim=7), "head_dim=7: .*even"),
         (lambda: posenc.create("rope:theta=3", **SHAPE), "option of rope 'theta=3': did you mean 'rope_theta'"),
         (lambda: posenc.create("rope", head_dim=8, thta=3), "unknown option of rope 'thta'"),
+        (
+            lambda: posenc.create("rope:schedule=ntk", **SHAPE),
+            "option schedule='ntk' of rope: pass a dict, from Python or none",
+        ),
+        (lambda: posenc.create("t5:num_buckets=abc", **SHAPE), "option num_buckets='abc' of t5: pass an integer"),
+        (
+            lambda: posenc.create("normalized:length=abc", **SHAPE),
+            "length='abc' of normalized: pass an integer or none",
+        ),
+        (lambda: posenc.create("rope:rope_theta=abc", **SHAPE), "rope_theta='abc' of rope: pass a number"),
+        (lambda: posenc.create("binary:bits=4.5", **SHAPE), "bits=4.5 of binary: pass an integer or none"),
+        (lambda: posenc.create("t5:scaled=1", **SHAPE), "scaled=1 of t5: pass true or false"),
+        (lambda: posenc.create("t5:init_std=-1", **SHAPE), "init_std=-1"),
+        (lambda: posenc.from_spec({"name": "sum"}), "needs 'parts'"),
         (lambda: posenc.create("rope+alibi", head_dim=8, layout="half"), "write them into the text"),
         (lambda: posenc.from_spec({"name": "rope", "dim": 3}), "spec of 'rope'"),
         (lambda: posenc.from_spec({}), "unknown encoding None"),
@@ -186,6 +208,7 @@ def test_free_schedules_share_everything_else():
         (lambda: Sinusoidal(4).embed(torch.zeros(1, 2, 6), Positions.arange(2)), "x of width 6"),
         (lambda: Sum(), "at least one encoding"),
         (lambda: PerLayer(posenc.T5(2), NoPE()).scale(64), "different scales"),
+        (lambda: posenc.attention(*[torch.zeros(1, 1, 2, 4)] * 3, "rope"), "encoding='rope': pass an Encoding"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -104,6 +107,18 @@ def test_cross_takes_each_side_from_its_own():
     assert dense(packed)[0] == [[True, True, False], [False, False, True], [False, False, True]]
 
 
+def test_a_document_in_pieces_counts_on():
+    p = Positions.packed(document_ids=torch.tensor([[3, 3, 1, 1, 3, 1], [0, 1, 0, 1, -1, -1]]))
+    assert p.q.tolist() == [[0, 1, 0, 1, 2, 2], [0, 0, 1, 1, 0, 1]]
+
+
+def test_positions_are_kept_exactly():
+    narrow = torch.tensor([0, 200, 255], dtype=torch.uint8)
+    assert (Positions.from_ids(narrow).q - Positions.from_ids(narrow).k.flip(1)).tolist() == [[-255, 0, 255]]
+    assert Positions.from_ids([0.5, 1.5]).q.dtype == torch.float64
+    assert Positions.from_mask([[0, 1, 1]]).q.tolist() == [[0, 0, 1]]
+
+
 def test_all_visible_is_known_without_reading():
     assert Positions.arange(4).all_visible
     assert not Positions.arange(4, causal=True).all_visible
@@ -120,6 +135,8 @@ def test_moving_and_sharing():
     assert p.shared("key", lambda: calls.append(1) or "again") == "made"
     assert calls == [1]
     assert p.with_causal(False) is p
+    assert copy.deepcopy(p)._shared == {}
+    assert torch.equal(pickle.loads(pickle.dumps(p)).mask(), p.mask())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,7 @@ def test_moving_and_sharing():
         (lambda: Positions.arange(2, torch.tensor([1.5])), "offset="),
         (lambda: Positions.from_ids(torch.zeros(2, 3, 4, 5)), "position_ids of shape"),
         (lambda: Positions.from_ids(torch.tensor([0.0, float("nan")])), "not finite"),
-        (lambda: Positions.from_ids(torch.arange(3), torch.arange(2), causal=True), "key_ids has 2 keys for 3 queries"),
+        (lambda: Positions.from_ids(torch.arange(3), torch.arange(2), causal=True), "2 keys for 3 causal queries"),
         (lambda: Positions.from_mask(torch.tensor([[0, 2]])), "ones and zeros"),
         (lambda: Positions.from_mask(torch.ones(3)), "attention_mask of shape"),
         (lambda: Positions.from_mask(torch.ones(1, 3), 4), "num_queries=4"),
@@ -138,6 +155,10 @@ def test_moving_and_sharing():
         (lambda: Positions.packed([2], cu_seqlens=[0, 2]), "exactly one"),
         (lambda: Positions.packed([2, 0]), "at least one token"),
         (lambda: Positions.packed(cu_seqlens=[1, 2]), "cu_seqlens"),
+        (lambda: Positions.packed(cu_seqlens=[0, 3, 3, 5]), "cu_seqlens"),
+        (lambda: Positions.packed(document_ids=torch.zeros(1, 0).long()), "document_ids"),
+        (lambda: Positions.from_ids(torch.tensor([True])), "a mask goes to from_mask"),
+        (lambda: Positions.from_ids([0, 1, 2], [0, 1]).with_causal(True), "2 keys for 3 causal queries"),
         (lambda: Positions.packed(document_ids=torch.zeros(2, 2)), "document_ids"),
         (lambda: Positions.grid(0, 3), "height=0"),
     ],

@@ -60,6 +60,15 @@ def test_activations_start_at_unit_scale():
     assert all(0.2 < s.std() < 0.3 for s in scores)  # 16^-1/2, which T5's scale of 1 calls for
 
 
+def test_layers_of_different_scale():
+    encoding = posenc.PerLayer(T5(2, False), NoPE())
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(11, dim=8, num_layers=2, num_heads=2), encoding)
+    stds = [block.attention.query.weight.std().item() for block in model.blocks]
+    assert stds[0] / stds[1] == pytest.approx(0.5, rel=0.3)
+    assert model(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()
+
+
 def test_dropout_only_in_training():
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(11, dim=8, num_layers=1, num_heads=2, dropout=0.5), NoPE())
@@ -92,6 +101,13 @@ def test_dropout_only_in_training():
             ),
             "cannot decode with a cache",
         ),
+        (
+            lambda: Transformer(TransformerConfig(5, dim=8, num_heads=2), NoPE()).generate(
+                torch.zeros(1, 2).long(), 1, torch.tensor([[1, 0]])
+            ),
+            "pad on the left",
+        ),
+        (lambda: TransformerConfig(5, num_kv_heads=0), "num_kv_heads=0"),
     ],
 )
 def test_bad_input_is_named(call, message):

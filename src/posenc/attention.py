@@ -102,6 +102,8 @@ def _problem(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int,
 ) -> Problem:  # fmt: skip
+    if encoding is not None and not isinstance(encoding, Encoding):
+        raise InputError(f"encoding={encoding!r}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     _check_shapes(q, k, v)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
@@ -122,6 +124,7 @@ def _problem(
     head_dim = q.shape[-1]
     terms, values, factor = [], None, float(head_dim**-0.5)
     if encoding is not None:
+        encoding, layer = encoding.at(layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
         values = encoding.values(positions, layer)
         factor = encoding.scale(head_dim) if scale is None else scale

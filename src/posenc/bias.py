@@ -96,7 +96,7 @@ class _Projected(Score):
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
 
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + projected[b, h, i if of_query else j, self.index(q(b, i) - k(b, j))]
+            return score + projected[b, h, i if of_query else j, self.index(q(b, i) - k(b, j)).long()]
 
         return mod
 
@@ -119,7 +119,7 @@ class KeyRelative(_Projected):
 class Factored(Score):
     """a_i . b_j: TUPE, absolute terms, and every term that separates exactly.
 
-    left is (batch or 1, num_heads, num_queries, m), right (batch or 1, num_heads, num_keys, m).
+    left is (batch or 1, num_heads or 1, num_queries, m), right (batch or 1, num_heads or 1, num_keys, m).
     """
 
     left: Tensor
@@ -127,13 +127,15 @@ class Factored(Score):
 
     def __post_init__(self) -> None:
         self.batch = max(self.left.shape[0], self.right.shape[0])
-        self.num_heads, self.num_queries = self.left.shape[1:3]
-        self.num_keys = self.right.shape[2]
+        self.num_heads = max(self.left.shape[1], self.right.shape[1])
+        self.num_queries, self.num_keys = self.left.shape[2], self.right.shape[2]
 
     def score_mod(self) -> ScoreMod:
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            a = self.left[b if self.left.shape[0] > 1 else 0, h, i]
-            c = self.right[b if self.right.shape[0] > 1 else 0, h, j]
+            a, c = (
+                x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, n]
+                for x, n in ((self.left, i), (self.right, j))
+            )
             return score + (a * c).sum(-1)
 
         return mod

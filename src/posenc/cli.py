@@ -1,7 +1,9 @@
 """The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; a user's mistake is one line."""
 
 import argparse
+import io
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +23,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
     parser = _Parser(prog="posenc", description="Positional encodings: list, compare, cite.")
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
@@ -35,10 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return USAGE
         run: Callable[[argparse.Namespace, str], int] = options.run
-        return run(options, shlex.join(["posenc", *arguments]))
+        code = run(options, shlex.join(["posenc", *arguments]))
+        sys.stdout.flush()
+        return code
     except InputError as error:
         print(f"{named}: error: {error}", file=sys.stderr)
         return USAGE
+    except BrokenPipeError:  # whoever read our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
         print(f"{named}: interrupted", file=sys.stderr)
         return FAILED

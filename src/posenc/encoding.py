@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Score, Values
 from posenc.errors import InputError
+from posenc.functional import table_device
 from posenc.positions import Positions
 
 SITES = ("embed", "rotate", "bias", "values", "scale")
@@ -57,6 +58,10 @@ class Encoding(nn.Module):
         """The factor of q . k; head_dim is the width before `rotate`."""
         return float(head_dim**-0.5)
 
+    def at(self, layer: int) -> tuple["Encoding", int]:
+        """The encoding that acts in a layer, and which of its own layers that is."""
+        return self, layer
+
     # ---------------------------------------------------------------- what every encoding can do
 
     @classmethod
@@ -74,10 +79,13 @@ class Encoding(nn.Module):
         """A small serialisable dict from which `posenc.from_spec` builds the same encoding (parameters apart)."""
         from posenc.encodings import name_of
 
+        lost = [name for name in self.arguments() if not hasattr(self, name)]
+        if lost:
+            raise InputError(f"{type(self).__name__} did not keep its argument {lost[0]!r}: set self.{lost[0]}")
         return {"name": name_of(type(self))} | {name: getattr(self, name) for name in self.arguments()}
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments())
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))
 
     def __add__(self, other: "Encoding") -> "Sum":
         return Sum(self, other)
@@ -91,7 +99,7 @@ class Encoding(nn.Module):
     def register_tables(self) -> None:
         """Call at the end of a constructor that defines `tables()`."""
         for name, table in self.tables().items():
-            self.register_buffer(name, table, persistent=False)
+            self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -101,11 +109,6 @@ class Encoding(nn.Module):
             assert buffer is not None
             self._buffers[name] = table.to(table_device(buffer.device))
         return self
-
-
-def table_device(device: torch.device) -> torch.device:
-    """Where a float64 table can live: devices without float64 (MPS) read it from the CPU."""
-    return torch.device("cpu") if device.type == "mps" else device
 
 
 class _Composite(Encoding):
@@ -136,8 +139,16 @@ class _Composite(Encoding):
     def papers(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(paper for part in self for paper in part.papers))
 
+    def sites(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The sites that any part uses."""
+        return tuple(site for site in SITES if any(site in part.sites() for part in self))
+
     def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "parts": [part.spec() for part in self]}
+        """The parts' specs; "order" says where a part that occurs several times does."""
+        parts = list(self)
+        different = [part for i, part in enumerate(parts) if all(part is not p for p in parts[:i])]
+        order = [next(i for i, d in enumerate(different) if d is part) for part in parts]
+        return {"name": self.name, "parts": [part.spec() for part in different], "order": order}
 
     def extra_repr(self) -> str:
         return ""
@@ -172,7 +183,8 @@ class Sum(_Composite):
 
     def scale(self, head_dim: int) -> float:
         usual = super().scale(head_dim)
-        unusual = {scale for part in self if (scale := part.scale(head_dim)) != usual}
+        scales = [part.scale(head_dim) for part in self]
+        unusual = {scale for scale in scales if scale != usual}
         if len(unusual) > 1:
             raise InputError(f"the sum's parts want different scales {sorted(unusual)}: pass scale= to attention")
         return unusual.pop() if unusual else usual
@@ -185,9 +197,9 @@ class PerLayer(_Composite):
     name = "per_layer"
 
     def at(self, layer: int) -> tuple[Encoding, int]:
-        """The encoding of one layer, and which of its own layers that is."""
-        own, index = divmod(layer, len(self.parts))
-        return self.parts[index], own  # type: ignore[return-value]
+        parts = list(self)
+        part = parts[layer % len(parts)]
+        return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         part, own = self.at(layer)

@@ -14,6 +14,8 @@ class Folder:
     """
 
     def __init__(self, directory: str | Path) -> None:
+        if not str(directory):
+            raise InputError("--out '': name a folder")
         self.directory = Path(directory)
         probe = self.directory / f".probe-{os.getpid()}"
         try:
@@ -29,11 +31,11 @@ class Folder:
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(exist_ok=True)
-            scratch.write_text(text, encoding="utf-8")
+            scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
             os.replace(scratch, path)
         except OSError as error:
             scratch.unlink(missing_ok=True)
             raise InputError(
-                f"--out {self.directory}: {error.strerror} while writing {name}; free some space"
+                f"--out {self.directory}: {error.strerror} while writing {name}; free space or give another folder"
             ) from None
         return path

@@ -40,7 +40,7 @@ def frequency_curve(
         raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
     pairs = dim // 2
     steps = max(pairs - 1, 1) if endpoint else pairs
-    t = torch.arange(pairs, dtype=torch.float64) / steps
+    t = torch.arange(pairs, dtype=torch.float64, device="cpu") / steps
     return CURVES[curve](t, base, exponent)
 
 
@@ -63,7 +63,7 @@ def sinusoidal(
     Raises:
         InputError: odd dim, unknown layout, or what `frequency_curve` refuses.
     """
-    frequencies = frequency_curve(dim, base, curve, exponent, endpoint)
+    frequencies = frequency_curve(dim, base, curve, exponent, endpoint).to(table_device(positions.device))
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 
 
@@ -152,7 +152,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     lower = 1 << (num_heads.bit_length() - 1)
 
     def geometric(count: int) -> Tensor:
-        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
+        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64, device="cpu") / count)
 
     return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: num_heads - lower]))
 
@@ -185,6 +185,12 @@ def t5_bucket(
     growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     far = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
     return side + torch.where(distance < exact, distance.long(), far)
+
+
+def table_device(device: torch.device) -> torch.device:
+    """Where a float64 table for tensors on a device can live: one without float64 (MPS) or without values (meta)
+    reads it from the CPU."""
+    return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
 def check_even(name: str, value: int) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError
 
+Ids = Tensor | Sequence[Any]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class Positions:
         return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0))
 
     @classmethod
-    def from_ids(cls, position_ids: Tensor, key_ids: Tensor | None = None, *, causal: bool = False) -> "Positions":
+    def from_ids(cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False) -> "Positions":
         """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, in any order.
 
         key_ids, when given, are the positions of all keys (cached ones first), so the queries are the last tokens.
@@ -103,16 +104,12 @@ class Positions:
         """
         q = _ids("position_ids", position_ids)
         k = q if key_ids is None else _ids("key_ids", key_ids)
-        if causal and k.shape[1] < q.shape[1]:
-            raise InputError(
-                f"key_ids has {k.shape[1]} keys for {q.shape[1]} queries: causal keys include the queries' own"
-            )
         k_order = torch.arange(k.shape[1], device=k.device)[None]
         q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
-        return cls(q=q, k=k, q_order=q_order, k_order=k_order, causal=causal)
+        return cls(q=q, k=k, q_order=q_order, k_order=k_order).with_causal(causal)
 
     @classmethod
-    def from_mask(cls, attention_mask: Tensor, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
+    def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
         """Left or right padding, from a (batch, num_keys) mask of ones (token) and zeros (padding).
 
         The first real token of each row is at position 0. With a cache, `num_queries` says how many of the last
@@ -121,6 +118,7 @@ class Positions:
         Raises:
             InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
         """
+        attention_mask = torch.as_tensor(attention_mask)
         if attention_mask.dim() != 2 or not _is_binary(attention_mask):
             raise InputError(
                 f"attention_mask of shape {tuple(attention_mask.shape)}: pass (batch, num_keys) of ones and zeros"
@@ -159,8 +157,10 @@ class Positions:
         if document_ids is None:
             if cu_seqlens is not None:
                 edges = torch.as_tensor(cu_seqlens, device=device).long()
-                if edges.dim() != 1 or len(edges) < 2 or int(edges[0]) != 0:
-                    raise InputError(f"cu_seqlens={edges.tolist()}: one more entry than documents, from 0")
+                if edges.dim() != 1 or len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 1:
+                    raise InputError(
+                        f"cu_seqlens={edges.tolist()}: must start at 0 and rise, one more entry than documents"
+                    )
                 sizes = edges.diff()
             else:
                 sizes = torch.as_tensor(lengths, device=device).long()
@@ -168,13 +168,17 @@ class Positions:
                 raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
             document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
         documents = document_ids[None] if document_ids.dim() == 1 else document_ids
-        if documents.dim() != 2 or documents.is_floating_point():
+        if documents.dim() != 2 or documents.is_floating_point() or 0 in documents.shape:
             raise InputError(f"document_ids of shape {tuple(document_ids.shape)}: pass integers (n,) or (batch, n)")
         order = torch.arange(documents.shape[1], device=documents.device)[None]
+        # a document may come in pieces: brought together, each counts on from its first token
+        together, source = documents.sort(dim=1, stable=True)
         first = torch.ones_like(documents, dtype=torch.bool)
-        first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        ids = order - torch.where(first, order, 0).cummax(1).values
-        valid = None if int(documents.min()) >= 0 else documents >= 0
+        first[:, 1:] = together[:, 1:] != together[:, :-1]
+        counted = order - torch.where(first, order, 0).cummax(1).values
+        ids = torch.empty_like(documents, dtype=torch.long).scatter_(1, source, counted)
+        padded = torch.compiler.is_compiling() or int(documents.min()) < 0
+        valid = documents >= 0 if padded else None
         return cls(
             q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid,
             q_document=documents, k_document=documents,
@@ -289,11 +293,23 @@ class Positions:
         if torch.compiler.is_compiling():
             return make()
         if key not in self._shared:
-            self._shared[key] = make()
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                self._shared[key] = make()
         return self._shared[key]  # type: ignore[return-value]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_shared": {}}  # copies do not carry what encodings left here
+
     def with_causal(self, causal: bool) -> "Positions":
-        """The same tokens under another causality."""
+        """The same tokens under another causality.
+
+        Raises:
+            InputError: causal with fewer keys than queries.
+        """
+        if causal and self.num_keys < self.num_queries:
+            raise InputError(
+                f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
+            )
         return self if causal == self.causal else replace(self, causal=causal)
 
     def to(self, device: torch.device | str) -> "Positions":
@@ -303,15 +319,26 @@ class Positions:
         return replace(self, **moved, _shared={})
 
 
-def _ids(name: str, ids: Tensor) -> Tensor:
+def _ids(name: str, ids: Ids) -> Tensor:
+    ids = torch.as_tensor(ids)
     if ids.dim() == 1:
         ids = ids[None]
     if ids.dim() not in (2, 3) or 0 in ids.shape:
         raise InputError(f"{name} of shape {tuple(ids.shape)}: pass (n,), (batch, n) or (batch, n, axes), not empty")
     if ids.is_floating_point() and not torch.compiler.is_compiling() and not bool(ids.isfinite().all()):
         raise InputError(f"{name} holds values that are not finite: positions must be numbers")
-    return ids
+    if ids.dtype == torch.bool or ids.is_complex():
+        raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
+    # distances must be exact: narrow integers would wrap, and half-precision positions collapse
+    return exact(ids) if ids.is_floating_point() else ids.long()
+
+
+def exact(ids: Tensor) -> Tensor:
+    """Positions as float64, where the device has it."""
+    return ids.float() if ids.device.type == "mps" else ids.double()
 
 
 def _is_binary(mask: Tensor) -> bool:
-    return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
+    if mask.dtype == torch.bool or torch.compiler.is_compiling():
+        return True
+    return bool(((mask == 0) | (mask == 1)).all())

@@ -40,7 +40,7 @@ class TransformerConfig:
             raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
         if self.head_dim is not None and self.head_dim < 1:
             raise InputError(f"head_dim={self.head_dim}: must be at least 1")
-        if self.num_heads % self.kv_heads:
+        if self.kv_heads < 1 or self.num_heads % self.kv_heads:
             raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: a probability below 1")
@@ -66,13 +66,21 @@ class Cache:
         """Tokens read so far."""
         return self.layers[0][0].shape[2] if self.layers else 0
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new tokens (batch, kv_heads, n, head_dim); give back all of them."""
+    def append(self, layer: int, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Add new tokens (batch, kv_heads, n, head_dim) at their places in the order; give back all of them."""
         if layer in self.layers:
-            old_k, old_v = self.layers[layer]
-            k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
+            k, v = (_placed(old, new, positions) for old, new in zip(self.layers[layer], (k, v), strict=True))
         self.layers[layer] = k, v
         return k, v
+
+
+def _placed(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
+    if positions.q_order.shape[0] == 1:
+        return torch.cat((old, new), 2)
+    # rows of different lengths: each writes behind its own last token
+    grown = F.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
+    slots = positions.q_order[:, None, :, None].expand(-1, *new.shape[1:2], -1, new.shape[3])
+    return grown.scatter(2, slots, new)
 
 
 class Attention(nn.Module):
@@ -90,7 +98,7 @@ class Attention(nn.Module):
         heads = (-1, self.config.width)
         q, k, v = (p(x).unflatten(-1, heads).transpose(1, 2) for p in (self.query, self.key, self.value))
         if cache is not None:
-            k, v = cache.append(layer, k, v)
+            k, v = cache.append(layer, k, v, positions)
         dropout_p = self.config.dropout if self.training else 0.0
         y = attention(q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p)
         return self.out(y.transpose(1, 2).flatten(-2))
@@ -142,20 +150,21 @@ class Transformer(nn.Module):
 
     def reset_parameters(self, encoding: Encoding) -> None:
         """Normal weights of variance 1 / fan-in; what writes into the residual stream is damped by its depth, and the
-        queries make up for an encoding whose scale is not head_dim^-1/2 (as T5's initialisation does)."""
+        queries make up for an encoding whose scale is not head_dim^-1/2."""
         config = self.config
         nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)
         nn.init.normal_(self.head.weight, std=config.dim**-0.5)
-        for name, module in self.blocks.named_modules():
-            if isinstance(module, nn.Linear):
-                damping = (2 * config.num_layers) ** -0.5 if name.endswith(("out", "down")) else 1.0
-                if name.endswith("query"):
-                    damping = self.query_damping(encoding)
-                nn.init.normal_(module.weight, std=damping * module.in_features**-0.5)
+        for layer, block in enumerate(self.blocks):
+            for name, module in block.named_modules():
+                if isinstance(module, nn.Linear):
+                    damping = (2 * config.num_layers) ** -0.5 if name.endswith(("out", "down")) else 1.0
+                    if name.endswith("query"):
+                        damping = self.query_damping(encoding, layer)
+                    nn.init.normal_(module.weight, std=damping * module.in_features**-0.5)
 
-    def query_damping(self, encoding: Encoding) -> float:
-        """How much smaller queries start, so that scores have unit variance whatever the encoding's scale."""
-        return float(self.config.width**-0.5) / encoding.scale(self.config.width)
+    def query_damping(self, encoding: Encoding, layer: int) -> float:
+        """How much smaller a layer's queries start, so that scores have unit variance whatever the encoding's scale."""
+        return float(self.config.width**-0.5) / encoding.at(layer)[0].scale(self.config.width)
 
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1.
@@ -180,12 +189,14 @@ class Transformer(nn.Module):
         its (batch, seq) mask of ones and zeros.
 
         Raises:
-            InputError: an encoder, or an encoding that needs the whole sequence's length.
+            InputError: an encoder, an encoding that needs the whole sequence's length, or padding on the right.
         """
         if not self.config.causal:
             raise InputError("generate() needs a decoder: TransformerConfig(causal=True)")
         if self.encoding.needs_length:
             raise InputError(f"{self.encoding}: its codes depend on the final length, so it cannot decode with a cache")
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            raise InputError("attention_mask ends with padding: new tokens follow the last column, so pad on the left")
         cache, mask, step = Cache(), attention_mask, tokens
         for _ in range(new_tokens):
             where = None if mask is None else Positions.from_mask(mask, step.shape[1])

@@ -170,7 +170,7 @@ def test_a_dead_worker_is_named(corpus, tiny, tmp_path):
 
 def test_divergence_stops_everything_with_one_message(corpus, tiny, tmp_path):
     wild = replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30)
-    with pytest.raises(InputError, match="give a smaller one"):
+    with pytest.raises(InputError, match="give smaller ones"):
         compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
     assert not (tmp_path / "results.json").exists()
     assert not list(tmp_path.iterdir())
@@ -183,6 +183,13 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path):
         (Comparison(("rope",), 1, replace(tiny, head_dim=3)), "head_dim=3: .*even"),
         (Comparison(("sinusoidal",), 1, replace(tiny, dim=9, num_heads=3)), "dim=9: .*even"),
         (Comparison(("rope", "rope"), 1, tiny), "rope is named twice"),
+        (
+            Comparison(("learned:beyond=error+rope",), 1, tiny),
+            "--encodings learned:beyond=error.rope: .*outside the table",
+        ),
+        (Comparison(("alibi:num_heads=3",), 1, tiny), "--encodings alibi:num_heads=3: q with 2 heads"),
+        (Comparison(("sinusoidal:dim=4",), 1, tiny), "--encodings sinusoidal:dim=4: x of width 8"),
+        (Comparison(("rope",), 10**10, tiny), "--seeds 10000000000: must lie between 1 and 1000"),
         (Comparison((), 1, tiny), "name at least one"),
         (Comparison(("rope",), 0, tiny), "--seeds 0"),
         (Comparison(("rope",), 1, replace(tiny, factors=(1, 1000))), "too short"),
@@ -198,6 +205,34 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path):
     ):
         compare(Comparison(("rope",), 1, tiny), corpus, tmp_path / "file")
     assert names(["rope,alibi", "t5"]) == ("rope", "alibi", "t5")
+
+
+def test_the_arm_without_positions_is_always_there(tiny):
+    assert Comparison(("rope", "t5"), 1, tiny).encodings == ("none", "rope", "t5")
+    assert Comparison(("rope", "none"), 1, tiny).encodings == ("rope", "none")
+
+
+def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_path):
+    wild = replace(tiny, adamw_learning_rate=1e30, steps=2)
+    with pytest.raises(InputError, match=r"--adamw-learning-rate 1e\+30.* is no longer finite when none is tested"):
+        compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
+    assert not list(tmp_path.iterdir())
+    run, store = Run("none", 0, tiny, ""), Store(tmp_path)
+    store.save(run, cell("none", 0, none=(1, 1, 1)))
+    assert store.load(run) is not None
+    path = tmp_path / "cells" / f"{run.id}.json"
+    path.write_text(path.read_text().replace("10.0", "NaN"))
+    assert store.load(run) is None
+
+
+def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
+    one = replace(tiny, factors=(1,))
+    odd = replace(corpus, name="caf\udce9.txt")
+    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, workers=1)
+    assert {arm["name"] for arm in results["arms"]} == {"none", "rope"}
+    text = (tmp_path / "report.html").read_text()
+    assert "times as long" not in text
+    assert "plot-change" not in text.split("<script>")[0]
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
@@ -258,7 +293,8 @@ def test_verdicts(tiny):
     [
         ((1.3, 1.7), "better than rope as trained at every"),
         ((1.6, 2.6), "worse than rope as trained at every"),
-        ((1.3, 2.6), "not measurably"),
+        ((1.3, 2.6), "is measurably better at 32 bytes and worse at 64 bytes"),
+        ((1.4, 2.4), "is measurably neither better nor worse"),
     ],
 )
 def test_untrained_arms_in_words(tiny, ntk, outcome):
@@ -266,7 +302,7 @@ def test_untrained_arms_in_words(tiny, ntk, outcome):
     arms = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
     cells = {Run("rope", s, settings, ""): cell("rope", s, **arms) for s in range(3)}
     (line,) = (x for x in answer(ranked(cells, settings), settings) if "without retraining" in x)
-    assert line.startswith("rope + NTK, without retraining, is ")
+    assert line.startswith("rope + NTK, without retraining, ")
     assert outcome in line
 
 
@@ -277,6 +313,8 @@ def test_differences_are_of_common_seeds(tiny):
     del a.scores[2]
     assert difference(a, r, 1).mean == pytest.approx(0.3)
     assert numbers(arms, settings)["arms"][0]["name"] == "alibi"
+    del a.scores[0], r.scores[1], r.scores[2]  # nothing in common: the windows still are
+    assert difference(a, r, 1).mean == pytest.approx(0.3, abs=1e-3)
 
 
 def test_limits_say_what_was_not_shown(tiny):
@@ -290,5 +328,6 @@ def test_limits_say_what_was_not_shown(tiny):
     assert "One small model" in notes
     longer = replace(settings, length=128)
     assert "distances from 113 on one bias, and only 1.5 % of the pairs" in " ".join(limits(arms, longer))
+    assert "t5 gives" not in " ".join(limits(arms, replace(settings, length=512)))
     one = collect({Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))})
     assert "Only one seed" in " ".join(limits(one, settings))

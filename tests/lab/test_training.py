@@ -55,7 +55,7 @@ def test_tables_of_the_encoding_learn_at_their_own_rate(corpus, tiny):
 
 def test_divergence_is_named_with_the_remedy(corpus, tiny):
     with pytest.raises(
-        InputError, match=r"--learning-rate 1e\+30: the loss of 'rope' \(seed 0\) .* give a smaller one"
+        InputError, match=r"--learning-rate 1e\+30 .*: the loss of 'rope' \(seed 0\) .* give smaller ones"
     ):
         train(Run("rope", 0, replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30), ""), corpus.train)
 
@@ -64,7 +64,7 @@ def test_evaluation_is_paired(corpus, tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     run = Run("alibi", 0, settings, "")
     model, _ = train(run, corpus.train)
-    (arm,) = arms("alibi", model.encoding)
+    (arm,) = arms("alibi", model.encoding, settings)
     read = []
     scores = evaluate(model, arm, corpus.test, settings, read.append)
     assert sum(read) == settings.windows * settings.length * 7
@@ -85,7 +85,7 @@ def test_evaluation_is_paired(corpus, tiny):
 def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tiny):
     model, _ = train(Run("rope", 0, tiny, ""), corpus.train)
     own = model.encoding
-    found = arms("rope", own)
+    found = arms("rope", own, tiny)
     assert [(a.name, a.trained) for a in found] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
     scores = [evaluate(model, a, corpus.test, tiny) for a in found]
     assert model.encoding is own
@@ -93,12 +93,17 @@ def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tin
         assert torch.allclose(other.paired[1], scores[0].paired[1])
         assert not torch.allclose(other.paired[2], scores[0].paired[2])
     assert found[2].at(4).schedule == {"name": "linear", "factor": 4}
-    assert [a.name for a in arms("alibi", ENCODINGS["alibi"](2))] == ["alibi"]
+    assert [a.name for a in arms("alibi", ENCODINGS["alibi"](2), tiny)] == ["alibi"]
+    assert len(arms("rope", own, replace(tiny, factors=(1,)))) == 1
+    assert len(arms("rope", Rotary(2), tiny)) == 1
 
 
 def test_learned_tables_hold_their_last_row(tiny):
     encoding = Run("learned", 0, tiny, "").make_encoding()
     assert (encoding.max_positions, encoding.beyond) == (tiny.length, "clamp")
+    first, _ = Run("learned:init_std=0.1+rope", 0, tiny, "").make_encoding()
+    assert (first.init_std, first.beyond) == (0.1, "clamp")
+    assert Run("learned:beyond=error", 0, tiny, "").make_encoding().beyond == "error"
     assert isinstance(Run("rope:rope_theta=99", 0, tiny, "").make_encoding(), Rotary)
 
 
@@ -131,6 +136,7 @@ def test_work_is_in_tested_tokens(tiny):
         ({"targets": 500}, "--targets 500"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0"),
         ({"learning_rate": float("nan")}, "--learning-rate nan"),
+        ({"position_learning_rate": float("inf")}, "--position-learning-rate inf"),
         ({"dim": 10, "num_heads": 4, "head_dim": None}, "--dim 10: must be a multiple"),
     ],
 )

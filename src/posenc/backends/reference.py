@@ -30,20 +30,22 @@ class Reference:
         scores = problem.scale * (q @ k.mT)
         bias = dense_sum(problem.bias, q.device)
         if bias is not None:
-            scores = scores + bias
+            scores = scores + bias.to(precise)
         visible = positions.mask()
         scores = scores.masked_fill(~visible, -torch.inf)
         if problem.sink is not None:
             sink = problem.sink.to(precise)[:, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat((scores, sink), -1)
         # a row without any visible key has no softmax; its weights are zero
-        empty = ~visible.any(-1, keepdim=True) if problem.sink is None else torch.zeros_like(visible[..., :1])
+        empty = ~visible.any(-1, keepdim=True)
+        if problem.sink is not None:
+            empty = empty & (problem.sink == -torch.inf)[:, None, None]
         weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)[..., : k.shape[2]]
         weights = torch.nn.functional.dropout(weights, problem.dropout_p)
 
         out = weights @ v
         if problem.values is not None:
-            at = problem.values.index(positions.q[:, :, None] - positions.k[:, None, :])
+            at = problem.values.index(positions.q[:, :, None] - positions.k[:, None, :]).long()
             table = problem.values.table.to(precise)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[-2])
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)

@@ -16,18 +16,22 @@ class SDPA:
         return "a term on the values (w_ij) needs the attention probabilities" if problem.values is not None else None
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
-        heads, queries = problem.q.shape[1:3]
-        keys, positions = problem.k.shape[2], problem.positions
+        batch, heads, queries = problem.q.shape[:3]
+        keys, positions, size = problem.k.shape[2], problem.positions, problem.q.element_size()
+        cells = batch * heads * queries * keys * size
+        if problem.dropout_p > 0 and problem.q.device.type == "cpu":
+            why = "dropout makes the CPU's SDPA keep scores and probabilities"
+            return why, 3 * cells, "no dropout on the attention weights"
+        padded = _padded_width(problem)
+        widened = 0 if padded is None else padded * sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v)) * size
         if _is_plain(problem):
-            return "no bias and contiguous positions: no mask is built", 0, ""
-        size = problem.q.element_size()
+            return "no bias and contiguous positions: no mask is built", widened, ""
         if _is_toeplitz(problem):
             flipped = problem.q.numel() * size
             vector = heads * (queries + keys - 1) * 4
             how = "a bias of the distance alone, read through a strided view of one vector"
             if not _wants_gradient(problem):
-                return how, flipped + vector, ""
-            cells = problem.q.shape[0] * heads * queries * keys * size
+                return how, flipped + vector + widened, ""
             return f"{how}; its gradient makes SDPA keep the probabilities", 2 * cells, "freezing the bias"
         if not problem.bias and problem.sink is None:
             return "a dense bool mask", positions.batch * queries * keys, "contiguous positions need no mask"
@@ -35,7 +39,16 @@ class SDPA:
         return "a dense float mask", rows * heads * queries * keys * max(size, 4), ""
 
     def attend(self, problem: Problem) -> Tensor:
-        q, k, v, positions = problem.q, problem.k, problem.v, problem.positions
+        q, k, v = problem.q, problem.k, problem.v
+        width = _padded_width(problem)
+        if width is not None:
+            q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+            out = self._attend(problem, q, k, v)
+            return out[..., : problem.v.shape[-1]]
+        return self._attend(problem, q, k, v)
+
+    def _attend(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        positions = problem.positions
         options = {"scale": problem.scale, "dropout_p": problem.dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
         if _is_plain(problem):
             # one query sees all it is given; SDPA's own causal mask is aligned to the first key, so it needs a square
@@ -63,6 +76,13 @@ class SDPA:
             mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)  # type: ignore[arg-type]
         return out if blind is None else out.masked_fill(blind, 0.0)
+
+
+def _padded_width(problem: Problem) -> int | None:
+    """The CPU's fused path wants values as wide as queries and keys, and else quietly takes an N x N one: the common
+    width to pad them to with zeros, or None if they agree."""
+    widths = problem.q.shape[-1], problem.v.shape[-1]
+    return max(widths) if problem.q.device.type == "cpu" and widths[0] != widths[1] else None
 
 
 def _is_plain(problem: Problem) -> bool:

@@ -1,7 +1,9 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
@@ -46,14 +48,13 @@ def create(
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
-    if "+" in name:
+    if len(split(name)) > 1:
         if options:
             raise InputError(
                 f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half"
             )
         shape = {"dim": dim, "num_heads": num_heads, "head_dim": head_dim}
-        parts = (create(p, **shape, max_positions=max_positions, causal=causal) for p in name.split("+"))
-        return Sum(*parts)
+        return Sum(*(create(part, **shape, max_positions=max_positions, causal=causal) for part in split(name)))
     name, *written = name.strip().split(":")
     cls = lookup(name)
     parameters = cls.arguments()
@@ -62,9 +63,12 @@ def create(
         if not found or key not in parameters:
             raise unknown(f"option of {name}", item, parameters)
         options[key] = _literal(value)
-    for key in options:
+    hints = get_type_hints(cls.__init__)
+    for key, value in options.items():
         if key not in parameters:
             raise unknown(f"option of {name}", key, parameters)
+        if not _fits(value, hints.get(key, Any)):
+            raise InputError(f"option {key}={value!r} of {name}: pass {_spelled(hints[key])}")
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
     given = {
@@ -88,7 +92,10 @@ def from_spec(spec: Mapping[str, Any]) -> Encoding:
     name = arguments.pop("name", None)
     composites = {c.name: c for c in (Sum, PerLayer)}
     if name in composites:
-        return composites[name](*(from_spec(part) for part in arguments["parts"]))
+        if set(arguments) - {"order"} != {"parts"}:
+            raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
+        parts = [from_spec(part) for part in arguments["parts"]]
+        return composites[name](*(parts[i] for i in arguments.get("order", range(len(parts)))))
     try:
         return lookup(name)(**arguments)
     except TypeError as error:
@@ -108,6 +115,27 @@ def lookup(name: object) -> type[Encoding]:
 def name_of(cls: type[Encoding]) -> str:
     """The registry's name of a class; a class of the user's own goes by its class name."""
     return next((name for name, known in ENCODINGS.items() if known is cls), cls.__name__)
+
+
+def split(name: str) -> list[str]:
+    """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part."""
+    return re.split(r"\+(?=\s*[A-Za-z])", name)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an argument's declared type; an int serves as a float, a bool as neither."""
+    if get_origin(hint) is Literal or hint is Any:
+        return True  # the class knows its words
+    if isinstance(value, bool):
+        return bool in (hint, *get_args(hint))
+    kinds = tuple(get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,)))
+    return isinstance(value, (*kinds, int) if float in kinds else kinds)
+
+
+def _spelled(hint: Any) -> str:
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
+    return " or ".join(words.get(kind, "a dict, from Python") for kind in kinds)
 
 
 def _literal(text: str) -> Any:

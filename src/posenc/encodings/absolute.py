@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from posenc.encoding import Encoding
 from posenc.errors import InputError, unknown
@@ -111,6 +112,7 @@ class Learned(Absolute):
             raise InputError(f"max_positions={max_positions}: must be at least 1")
         if beyond not in ("error", "clamp"):
             raise unknown("beyond", beyond, ("error", "clamp"))
+        check_std(init_std)
         self.max_positions, self.init_std, self.beyond = max_positions, init_std, beyond
         self.table = nn.Parameter(torch.empty(max_positions, dim))
         nn.init.normal_(self.table, std=init_std)
@@ -129,4 +131,12 @@ class Learned(Absolute):
                     f"Learned: position {high} is outside the table of {self.max_positions}; make it larger "
                     "(max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi, t5)"
                 )
-        return self.table[ids.clamp(max=self.max_positions - 1) if self.beyond == "clamp" else ids]
+            if ids.is_inference():
+                ids = ids.clone()  # positions made in inference mode may meet training later
+        return embedding(ids.clamp(max=self.max_positions - 1) if self.beyond == "clamp" else ids, self.table)
+
+
+def check_std(init_std: float) -> None:
+    """Refuse a standard deviation that is none."""
+    if not 0 <= init_std < float("inf"):
+        raise InputError(f"init_std={init_std}: must be a number from 0 on")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Relative
 from posenc.encoding import Encoding
+from posenc.encodings.absolute import check_std
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, t5_bucket
 from posenc.positions import Positions
@@ -52,6 +53,7 @@ class T5(_DistanceBias):
         super().__init__()
         if num_heads < 1:
             raise InputError(f"num_heads={num_heads}: must be at least 1")
+        check_std(init_std)
         t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
         self.num_heads, self.bidirectional, self.num_buckets = num_heads, bidirectional, num_buckets
         self.max_distance, self.init_std, self.scaled = max_distance, init_std, scaled

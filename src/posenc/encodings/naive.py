@@ -5,10 +5,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import Absolute
+from posenc.encodings.absolute import Absolute, check_std
 from posenc.errors import InputError, unknown
 from posenc.functional import binary_digits
-from posenc.positions import Positions
+from posenc.positions import Positions, exact
 
 
 class NoPE(Encoding):
@@ -30,6 +30,7 @@ class _Scalar(Absolute):
         super().__init__(dim, merge)
         if spread not in ("learned", "first_channel"):
             raise unknown("spread", spread, ("learned", "first_channel"))
+        check_std(init_std)
         self.spread, self.init_std = spread, init_std
         if spread == "learned":
             self.direction = nn.Parameter(torch.empty(dim))
@@ -75,13 +76,13 @@ class Normalized(_Scalar):
 
     def number(self, positions: Positions) -> Tensor:
         if self.length is not None:
-            return positions.q / max(self.length - 1, 1)
+            return exact(positions.q) / max(self.length - 1, 1)
         if positions.num_queries != positions.num_keys:
             raise InputError(
                 f"Normalized divides by the whole sequence's length, but only {positions.num_queries} of "
                 f"{positions.num_keys} tokens are here: pass the full sequence, or fix Normalized(length=...)"
             )
-        return positions.q / (positions.lengths() - 1).clamp(min=1)
+        return exact(positions.q) / (positions.lengths() - 1).clamp(min=1)
 
 
 class Integer(_Scalar):

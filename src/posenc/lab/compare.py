@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ import posenc
 from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
+from posenc.lab.evaluate import arms
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import Interrupted, cores, sweep, work
@@ -23,15 +24,23 @@ from posenc.lab.train import build
 from posenc.lab.wording import answer, limits
 
 SCHEMA = 1
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings."""
+    """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings.
+
+    The arm without positions is always among the encodings.
+    """
 
     encodings: tuple[str, ...]
     seeds: int
     settings: Settings
+
+    def __post_init__(self) -> None:
+        if self.encodings and "none" not in self.encodings:
+            object.__setattr__(self, "encodings", ("none", *self.encodings))
 
     def runs(self, corpus: Corpus) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
@@ -43,19 +52,30 @@ class Comparison:
         Raises:
             InputError: unknown encodings or ones that do not fit the model, no seed, a text too short.
         """
-        if self.seeds < 1:
-            raise InputError(f"--seeds {self.seeds}: must be at least 1")
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise InputError(f"--seeds {self.seeds}: must lie between 1 and {MOST_SEEDS}")
         if not self.encodings:
             raise InputError("--encodings: name at least one")
         twice = {e for e in self.encodings if self.encodings.count(e) > 1}
         if twice:
             raise InputError(f"--encodings: {', '.join(sorted(twice))} is named twice")
+        check_long_enough(corpus, self.settings)
         for run in self.runs(corpus)[: len(self.encodings)]:
             try:
-                build(run)
-            except InputError as error:
-                raise InputError(f"--encodings {run.encoding}: {error}") from None
-        check_long_enough(corpus, self.settings)
+                _try(run)
+            except (ValueError, TypeError, RuntimeError, IndexError) as error:
+                raise InputError(f"--encodings {run.encoding}: {str(error).splitlines()[0]}") from None
+
+
+@torch.no_grad()
+def _try(run: Run) -> None:
+    """One pass of every arm over a text of every tested length, so that nothing fails after an hour of training."""
+    s = run.settings
+    model = build(run)
+    for arm in arms(run.encoding, model.encoding, s):
+        for factor in s.factors:
+            model.encoding = arm.at(factor)
+            model(torch.zeros(1, s.length * factor, dtype=torch.long))
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,8 @@ def compare(
         InputError: settings, data or folder that cannot serve, or a loss that diverged. Interrupted: Ctrl-C before
         a single run had finished; afterwards what was measured is reported, with "complete": false.
     """
+    from posenc.report.page import page  # fails now, not after the training, if a package is missing
+
     comparison.check(corpus)
     workers = cores() if workers is None else workers
     if workers < 1:
@@ -103,7 +125,7 @@ def compare(
         if not cells:
             raise
     cells = {run: cells[run] for run in runs if run in cells}
-    arms = ranked(cells, comparison.settings)
+    rows = ranked(cells, comparison.settings)
     results = {
         "schema": SCHEMA,
         "kind": "compare",
@@ -122,21 +144,14 @@ def compare(
             "test_bytes": len(corpus.test),
         },
         "machine": machine(workers),
-        "answer": answer(arms, comparison.settings),
-        **numbers(arms, comparison.settings),
-        "limits": limits(arms, comparison.settings),
+        "answer": answer(rows, comparison.settings),
+        **numbers(rows, comparison.settings),
+        "limits": limits(rows, comparison.settings),
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
     }
-    write(store, results)
-    return results
-
-
-def write(store: Store, results: Mapping[str, Any]) -> None:
-    """results.json and report.html."""
-    from posenc.report.page import page
-
     store.write("results.json", json.dumps(results, indent=1))
     store.write("report.html", page(results))
+    return results
 
 
 def machine(workers: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc.encoding import Encoding
-from posenc.encodings import create
+from posenc.encodings import create, split
 from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
 
@@ -50,8 +50,8 @@ class Settings:
         if not 1 <= self.targets <= self.length:
             raise InputError(f"--targets {self.targets}: must lie between 1 and --length ({self.length})")
         for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{_flag(name)} {getattr(self, name)}: must be above 0")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{_flag(name)} {getattr(self, name)}: must be a number above 0")
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(
                 f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
@@ -89,10 +89,13 @@ class Run:
         """The encoding for the host. A learned table gives positions past the training length its last row, since
         it has no other."""
         s = self.settings
-        name = self.encoding
-        if name.split(":")[0] == "learned" and "beyond=" not in name:
-            name += ":beyond=clamp"
-        return create(name, dim=s.dim, num_heads=s.num_heads, head_dim=s.head_dim, max_positions=s.length, causal=True)
+        parts = [
+            part + ":beyond=clamp" if part.split(":")[0] == "learned" and "beyond=" not in part else part
+            for part in split(self.encoding)
+        ]
+        return create(
+            "+".join(parts), dim=s.dim, num_heads=s.num_heads, head_dim=s.head_dim, max_positions=s.length, causal=True
+        )
 
 
 @dataclass(frozen=True)

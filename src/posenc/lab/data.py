@@ -38,6 +38,8 @@ def load(source: str) -> Corpus:
         return corpus(_pydoc(), "pydoc_data.topics, the language reference in Python's standard library")
     if source.startswith("hf:"):
         return corpus(_hugging_face(source[3:]), source)
+    if not source:
+        raise InputError("--data '': name a text file, a folder, or hf:NAME")
     path = Path(source)
     try:
         if path.is_file():
@@ -77,7 +79,7 @@ def check_long_enough(corpus: Corpus, settings: Settings) -> None:
         raise InputError(
             f"--data {corpus.name}: {have} bytes are too short to test at {settings.longest} tokens with "
             f"{settings.windows} windows; needs about {need} bytes: give a longer text, a smaller --length, fewer "
-            "--factors or --windows"
+            "--factors, --windows or --batch-size"
         )
 
 
@@ -93,18 +95,18 @@ def _hugging_face(name: str) -> bytes:
     except ImportError:
         raise InputError(f"--data hf:{name}: needs the datasets package: pip install 'posenc[data]'") from None
     path, _, config = name.partition(":")
+    if not path:
+        raise InputError("--data hf:: name a dataset, as in hf:roneneldan/TinyStories")
+    parts: list[bytes] = []
+    size = 0
     try:
         rows = datasets.load_dataset(path, config or None, split="train", streaming=True)
-        columns = list(rows.features or next(iter(rows)))
+        for row in rows:
+            parts.append(str(row["text"] if "text" in row else next(iter(row.values()))).encode())
+            size += len(parts[-1]) + 2
+            if size >= HF_BYTES:
+                break
     except Exception as error:  # datasets raises what its many back ends raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"--data hf:{name}: {reason}") from None
-    column = "text" if "text" in columns else columns[0]
-    parts: list[bytes] = []
-    size = 0
-    for row in rows:
-        parts.append(str(row[column]).encode())
-        size += len(parts[-1]) + 2
-        if size >= HF_BYTES:
-            break
     return b"\n\n".join(parts)[:HF_BYTES]

@@ -26,10 +26,11 @@ class Arm:
     trained: bool = True
 
 
-def arms(name: str, encoding: Encoding) -> list[Arm]:
-    """The model as trained and, for RoPE, the same weights under interpolation and NTK scaling, without retraining."""
+def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
+    """The model as trained and, for RoPE tested past its training length, the same weights under interpolation and
+    NTK scaling, without retraining."""
     found = [Arm(name, lambda factor: encoding)]
-    if isinstance(encoding, Rotary):
+    if isinstance(encoding, Rotary) and len(settings.factors) > 1 and encoding.inv_freq.numel() > 1:
         rope = encoding
         for label, schedule in (("NTK", "ntk"), ("PI", "linear")):
             found.append(
@@ -53,7 +54,7 @@ def evaluate(
 ) -> Scores:
     """Test one arm on held-out (n,) uint8 tokens; on_batch is told how many tokens have been read."""
     s = settings
-    ends = torch.linspace(s.longest, len(tokens) - 1, s.windows).long()
+    ends = torch.linspace(s.longest, len(tokens) - 1, s.windows, dtype=torch.float64).long()
     paired: dict[int, Tensor] = {}
     by_position = torch.empty(0)
     own = model.encoding

@@ -44,9 +44,12 @@ def collect(cells: Mapping[Run, Cell]) -> list[Arm]:
 
 
 def difference(a: Arm, b: Arm, factor: int) -> Estimate:
-    """Loss of a minus loss of b on the same windows and seeds."""
+    """Loss of a minus loss of b on the same windows, and on the same seeds where both have some in common."""
     seeds = sorted(set(a.scores) & set(b.scores))
-    return estimate(a.paired(factor, seeds) - b.paired(factor, seeds))
+    if seeds:
+        return estimate(a.paired(factor, seeds) - b.paired(factor, seeds))
+    means = (arm.paired(factor, sorted(arm.scores)).mean(0, keepdim=True) for arm in (a, b))
+    return estimate(next(means) - next(means))
 
 
 def loss(arm: Arm, factor: int) -> Estimate:

@@ -21,11 +21,6 @@ class Estimate:
     low: float
     high: float
 
-    @property
-    def sigma(self) -> float:
-        """How many standard errors the mean is from zero."""
-        return abs(self.mean) / self.error if self.error > 0 else inf
-
 
 def estimate(values: Tensor) -> Estimate:
     """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
@@ -48,7 +43,7 @@ def estimate(values: Tensor) -> Estimate:
 
 
 def t_quantile(freedom: float) -> float:
-    """Student's t at 97.5 %, between the tabled degrees of freedom linear in their inverse."""
+    """Student's t at 97.5 %; between the tabled degrees of freedom its logarithm is taken as linear in their inverse."""
     known = sorted(T_975)
     if freedom <= known[0]:
         return T_975[1]
@@ -57,4 +52,4 @@ def t_quantile(freedom: float) -> float:
     if below == above:
         return T_975[below]
     weight = (1 / below - 1 / freedom) / (1 / below - 1 / above)
-    return T_975[below] + weight * (T_975[above] - T_975[below])
+    return T_975[below] * (T_975[above] / T_975[below]) ** weight

@@ -43,17 +43,23 @@ class Cell:
     """what one training batch keeps for its backward pass"""
 
 
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)  # NaN and infinities are not results
+
+
 class Store(Folder):
     """The folder of one comparison."""
 
     def save(self, run: Run, cell: Cell) -> None:
         """Keep what a run measured."""
-        self.write(f"cells/{run.id}.json", json.dumps(asdict(cell)))
+        self.write(f"cells/{run.id}.json", json.dumps(asdict(cell), allow_nan=False))
 
     def load(self, run: Run) -> Cell | None:
         """What a run measured, or None if it has not finished here; a damaged file counts as not finished."""
         try:
-            raw = json.loads((self.directory / "cells" / f"{run.id}.json").read_text(encoding="utf-8"))
+            raw = json.loads(
+                (self.directory / "cells" / f"{run.id}.json").read_text(encoding="utf-8"), parse_constant=_refuse
+            )
             return Cell(**(raw | {"arms": [ArmScores(**arm) for arm in raw["arms"]]}))
         except (OSError, ValueError, TypeError, KeyError):
             return None

@@ -20,7 +20,7 @@ from posenc.lab.config import Run
 from posenc.lab.data import Corpus
 from posenc.lab.evaluate import arms, evaluate
 from posenc.lab.store import ArmScores, Cell, Store
-from posenc.lab.train import activation_bytes, train
+from posenc.lab.train import activation_bytes, diverged, train
 
 Ticks = Callable[[Run, int], None]
 TRAIN_COST = 3
@@ -39,7 +39,7 @@ def cores() -> int:
 def work(run: Run) -> int:
     """The size of a run, in tested tokens."""
     s = run.settings
-    tested = s.windows * s.length * sum(s.factors) * len(arms(run.encoding, run.make_encoding()))
+    tested = s.windows * s.length * sum(s.factors) * len(arms(run.encoding, run.make_encoding(), s))
     return TRAIN_COST * s.steps * s.batch_size * s.length + tested
 
 
@@ -86,7 +86,8 @@ def sweep(
         except BrokenProcessPool:
             _kill(pool)
             raise RuntimeError(
-                "a worker process died (out of memory?); finished runs are kept, the same command goes on from there"
+                "a worker process died (out of memory, or compare() called from a script without the guard "
+                "if __name__ == '__main__'); finished runs are kept, the same command goes on from there"
             ) from None
         except BaseException:
             _kill(pool)
@@ -144,10 +145,12 @@ def measure(
     model, losses = train(run, train_tokens, lambda step: on_progress(per_step))
     seconds = time.perf_counter() - started
     scored = []
-    for arm in arms(run.encoding, model.encoding):
+    for arm in arms(run.encoding, model.encoding, s):
         started = time.perf_counter()
         scores = evaluate(model, arm, test_tokens, s, on_progress)
         rate = s.windows * s.length * sum(s.factors) / (time.perf_counter() - started)
+        if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
+            raise diverged(run, f"when {arm.name} is tested")
         paired = {str(factor): _rounded(losses) for factor, losses in scores.paired.items()}
         scored.append(
             ArmScores(arm.name, arm.trained, paired, [_rounded(row) for row in scores.by_position], round(rate, 1))

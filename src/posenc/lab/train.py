@@ -40,10 +40,7 @@ def train(
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):
-            raise InputError(
-                f"--learning-rate {s.learning_rate}: the loss of {run.encoding!r} (seed {run.seed}) is no longer "
-                f"finite at step {step + 1} of {s.steps}; give a smaller one"
-            )
+            raise diverged(run, f"at step {step + 1} of {s.steps}")
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -51,6 +48,16 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         on_step(step + 1)
     return model.eval(), losses
+
+
+def diverged(run: Run, when: str) -> InputError:
+    """The error for a loss that is not a number any more."""
+    s = run.settings
+    return InputError(
+        f"--learning-rate {s.learning_rate} (--adamw-learning-rate {s.adamw_learning_rate}, --position-learning-rate "
+        f"{s.position_learning_rate}): the loss of {run.encoding!r} (seed {run.seed}) is no longer finite {when}; "
+        "give smaller ones"
+    )
 
 
 def activation_bytes(model: Transformer, tokens: Tensor, settings: Settings) -> int:
@@ -95,10 +102,11 @@ def _optimizers(model: Transformer, run: Run) -> list[torch.optim.Optimizer]:
     taken = {id(p) for p in matrices}
     # Muon's steps do not shrink with a weight: queries that start smaller, to make up for an encoding's larger
     # scale, need steps as much smaller, or that encoding would see a higher rate than the others
-    damping = model.query_damping(model.encoding)
     queries = [m.query.weight for m in model.modules() if isinstance(m, Attention)]
     others = [p for p in matrices if all(p is not q for q in queries)]
-    muon: list[dict[str, Any]] = [{"params": others}, {"params": queries, "lr": s.learning_rate * damping}]
+    muon: list[dict[str, Any]] = [{"params": others}]
+    for layer, query in enumerate(queries):
+        muon.append({"params": [query], "lr": s.learning_rate * model.query_damping(model.encoding, layer)})
     tables = [p for p in model.encoding.parameters() if id(p) not in taken]
     taken |= {id(p) for p in tables}
     rest = [p for p in model.parameters() if id(p) not in taken]

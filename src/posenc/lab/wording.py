@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from posenc.encodings import T5, Rotary
+from posenc.encoding import Encoding, Sum
+from posenc.encodings import T5, Learned
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
 from posenc.lab.results import Arm, change, difference, loss, verdict
@@ -12,6 +13,8 @@ from posenc.lab.statistics import Estimate
 
 UNDERTRAINED = 0.3
 """An arm this much behind the best at the training length has learned too little for its flatness to count."""
+RARE = 0.1
+"""T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
 
 
 def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
@@ -55,12 +58,16 @@ def _without_retraining(arms: Sequence[Arm], settings: Settings) -> list[str]:
             continue
         found = [difference(arm, named[arm.encoding], f) for f in settings.factors[1:]]
         by = ", ".join(f"{e.mean:+.3f}" for e in found)
-        if all(e.high < 0 for e in found):
-            outcome = f"is better than {arm.encoding} as trained at every tested length past training"
-        elif all(e.low > 0 for e in found):
-            outcome = f"is worse than {arm.encoding} as trained at every tested length past training"
+        outcomes = ["better" if e.high < 0 else "worse" if e.low > 0 else "neither" for e in found]
+        if set(outcomes) in ({"better"}, {"worse"}):
+            outcome = f"is {outcomes[0]} than {arm.encoding} as trained at every tested length past training"
         else:
-            outcome = f"is not measurably better or worse than {arm.encoding} as trained at every tested length"
+            at = {o: [str(f * settings.length) for f, x in zip(settings.factors[1:], outcomes, strict=True) if x == o]
+                  for o in ("better", "worse")}  # fmt: skip
+            parts = [f"{o} at {_listed(lengths)} bytes" for o, lengths in at.items() if lengths]
+            outcome = (
+                f"against {arm.encoding} as trained, is measurably {' and '.join(parts) or 'neither better nor worse'}"
+            )
         lines.append(f"{arm.name}, without retraining, {outcome} ({by}).")
     return lines
 
@@ -83,24 +90,20 @@ def limits(arms: Sequence[Arm], settings: Settings) -> list[str]:
         notes.append(
             f"{_listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "
             "above the best. A model that has learned little has little to lose past its training length, so a flat curve "
-            "is no merit there; with more steps (--preset thorough) it steepens."
+            "is no merit there."
         )
     for arm in trained:
         made = Run(arm.encoding, 0, settings, "").make_encoding()
-        if isinstance(made, T5):
-            notes.append(_t5_note(arm.name, made, settings.length))
-        if isinstance(made, Rotary):
-            notes.append(
-                f"{arm.name} + NTK and {arm.name} + PI are the same trained weights under other frequencies, with no "
-                "fine-tuning; interpolation (PI) is meant to be followed by some."
-            )
-        if arm.encoding.split(":")[0] == "learned":
-            notes.append(
-                f"{arm.name} has no code past position {settings.length - 1}: later tokens are given its last one."
-            )
+        for part in made if isinstance(made, Sum) else [made]:
+            notes += _part_notes(arm.name, part, settings)
+    if any(not a.trained for a in arms):
+        notes.append(
+            "NTK and PI are the same trained weights under other frequencies, with no fine-tuning; interpolation (PI) is "
+            "meant to be followed by some."
+        )
     notes.append(
         f"One small model ({settings.num_layers} layers, width {settings.dim}), bytes of one text, {settings.steps} steps, "
-        "the same learning rates for all. The order may differ at other sizes; the intervals cover the choice of test "
+        "the same learning rates given to all. The order may differ at other sizes; the intervals cover the choice of test "
         "passages and of seeds, not that."
     )
     if len({s for a in arms for s in a.scores}) == 1:
@@ -108,23 +111,35 @@ def limits(arms: Sequence[Arm], settings: Settings) -> list[str]:
     return notes
 
 
-def _t5_note(name: str, encoding: T5, length: int) -> str:
+def _part_notes(name: str, part: Encoding, settings: Settings) -> list[str]:
+    if len(settings.factors) == 1:
+        return []
+    if isinstance(part, T5):
+        return _t5_notes(name, part, settings.length)
+    if isinstance(part, Learned) and part.max_positions is not None and part.max_positions < settings.longest:
+        last = part.max_positions - 1
+        return [f"{name} has no code past position {last}: later tokens are given its last one."]
+    return []
 
+
+def _t5_notes(name: str, encoding: T5, length: int) -> list[str]:
     distances = torch.arange(length)
     buckets = t5_bucket(-distances, encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
     last = t5_bucket(torch.tensor([-(10**6)]), encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
     pairs = length - distances
     share = pairs[buckets == last].sum().item() / pairs.sum().item()
     if share == 0:
-        return (
+        return [
             f"{name} gives all distances past its last bucket's edge one bias, and no pair of a training text of "
             f"{length} bytes falls into that bucket: past the training length its bias is as it was initialised."
-        )
-    return (
+        ]
+    if share > RARE:
+        return []
+    return [
         f"{name} gives all distances from {int(distances[buckets == last][0])} on one bias, and only {100 * share:.1f} % "
         f"of the pairs in a training text of {length} bytes are that far apart: its far buckets are hardly trained here, "
         "so this run does not settle how well it extrapolates. Longer training or longer texts do."
-    )
+    ]
 
 
 def _signed(e: Estimate) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from posenc.encodings import ENCODINGS
 from posenc.report import figures
@@ -27,20 +26,21 @@ DESCRIPTIONS = {
 
 def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
+    from plotly.offline import get_plotlyjs  # after figures has said what to install if plotly is missing
+
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
         loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
     )
     template = environment.from_string(files("posenc.report").joinpath("template.html").read_text(encoding="utf-8"))
     arms = results["arms"]
-    shown = {
-        "change": figures.change_by_length(arms),
+    longer = {"change": figures.change_by_length(arms)} if len(results["settings"]["factors"]) > 1 else {}
+    shown = longer | {
         "position": figures.loss_by_position(arms, results["settings"]["length"]),
         "training": figures.training(arms),
     }
     return template.render(
         r=results,
-        first=results["settings"]["factors"][0],
         factors=results["settings"]["factors"],
         described=_described(results),
         figures={name: json.loads(figure.to_json()) for name, figure in shown.items()},
