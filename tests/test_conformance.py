@@ -221,6 +221,16 @@ def test_compiled_is_eager(name):
         assert close(compiled(x), model(x))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "normalized"])  # its lengths depend on the data
+def test_exported_for_any_length(name):
+    model = host(name, DECODER)
+    length = torch.export.Dim("length", min=2, max=40)
+    exported = torch.export.export(model, (tokens(2, LENGTH),), dynamic_shapes=({1: length},)).module()
+    x = tokens(2, LENGTH + 6)
+    assert close(exported(x), model(x))
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "normalized"])
 def test_generation_is_the_same_alone_and_left_padded(name):
     model = host(name, DECODER)

@@ -77,7 +77,9 @@ class Relative(Score):
 def hankel(vector: Tensor, num_keys: int) -> Tensor:
     """The Hankel view (..., rows, num_keys) of a vector (..., rows + num_keys - 1): entry [r, j] is vector[r + j].
     No copy. Read with the queries reversed, it is a bias that depends on the distance alone."""
-    return vector.unfold(-1, num_keys, 1)
+    rows = vector.shape[-1] - num_keys + 1
+    vector = vector.contiguous()
+    return vector.as_strided((*vector.shape[:-1], rows, num_keys), (*vector.stride()[:-1], 1, 1))
 
 
 @dataclass(eq=False)

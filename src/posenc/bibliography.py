@@ -7,7 +7,13 @@ from posenc.encoding import Encoding
 from posenc.encodings import lookup
 
 
-def cite(encoding: Encoding | type[Encoding] | str) -> str:
+class Bibtex(str):
+    """Text that a Python prompt shows as it is."""
+
+    __repr__ = str.__str__
+
+
+def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
     """BibTeX of an encoding's papers, entries separated by blank lines; empty for one without a paper.
 
     encoding: an encoding, its class, or its name ("rope", or several joined by "+").
@@ -21,7 +27,7 @@ def cite(encoding: Encoding | type[Encoding] | str) -> str:
     else:
         keys = encoding.papers
     known = entries()
-    return "\n\n".join(known[key] for key in keys)
+    return Bibtex("\n\n".join(known[key] for key in keys))
 
 
 def entries() -> dict[str, str]:
