@@ -165,6 +165,7 @@ def _compare(options: argparse.Namespace, command: str) -> int:
     from posenc.lab.config import PRESETS, Settings
     from posenc.lab.data import load
     from posenc.lab.sweep import Interrupted
+    from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
     if options.preset not in PRESETS:
@@ -183,7 +184,13 @@ def _compare(options: argparse.Namespace, command: str) -> int:
         try:
             workers = getattr(options, "workers", None)
             results = compare(
-                comparison, corpus, options.out, workers=workers, progress=terminal.progress, command=command
+                comparison,
+                corpus,
+                options.out,
+                workers=workers,
+                progress=terminal.progress,
+                command=command,
+                render=page,
             )
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)

@@ -27,6 +27,8 @@ class Encoding(nn.Module):
     through `tables()`: they are never in the state_dict and survive `.to(dtype)` and meta-device initialisation.
     """
 
+    name: ClassVar[str] = ""
+    """What the registry and specs call it; a class of the user's own goes by its class name."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
     shift_invariant: ClassVar[bool] = False
@@ -77,12 +79,10 @@ class Encoding(nn.Module):
 
     def spec(self) -> dict[str, Any]:
         """A small serialisable dict from which `posenc.from_spec` builds the same encoding (parameters apart)."""
-        from posenc.encodings import name_of
-
         lost = [name for name in self.arguments() if not hasattr(self, name)]
         if lost:
             raise InputError(f"{type(self).__name__} did not keep its argument {lost[0]!r}: set self.{lost[0]}")
-        return {"name": name_of(type(self))} | {name: getattr(self, name) for name in self.arguments()}
+        return {"name": self.name or type(self).__name__} | {name: getattr(self, name) for name in self.arguments()}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))
@@ -113,8 +113,6 @@ class Encoding(nn.Module):
 
 class _Composite(Encoding):
     """An encoding made of parts: its traits are the strictest of theirs."""
-
-    name: ClassVar[str]
 
     def __init__(self, *parts: Encoding) -> None:
         super().__init__()

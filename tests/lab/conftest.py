@@ -1,9 +1,7 @@
-from dataclasses import replace
-
 import pytest
 
 from posenc.lab import data
-from posenc.lab.config import PRESETS, Settings
+from posenc.lab.config import Settings
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 
@@ -13,13 +11,15 @@ def corpus():
     return data.corpus(TEXT, "numbered lines")
 
 
+TINY = Settings(
+    length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, head_dim=4, windows=4, targets=8
+)
+"""A comparison that takes a second."""
+
+
 @pytest.fixture
 def tiny() -> Settings:
-    """A comparison that takes a second."""
-    return replace(
-        PRESETS["quick"].settings, length=16, factors=(1, 2), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2, head_dim=4,
-        windows=4, targets=8,
-    )  # fmt: skip
+    return TINY
 
 
 @pytest.fixture

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from posenc import InputError
+from posenc.lab import data
 from posenc.lab.compare import Comparison, Progress, compare, names
 from posenc.lab.config import Run
 from posenc.lab.results import HOLDS, collect, difference, numbers, ranked, verdict
 from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.sweep import measure
 from posenc.lab.wording import answer, limits
+from posenc.report.page import page
 
 ENCODINGS = ("none", "rope", "t5")
 
@@ -26,31 +28,17 @@ ENCODINGS = ("none", "rope", "t5")
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One comparison by real worker processes, for several tests to read."""
-    from lab.conftest import TEXT
-    from posenc.lab import data
-    from posenc.lab.config import Settings
+    from lab.conftest import TEXT, TINY
 
-    settings = Settings(
-        length=16,
-        factors=(1, 2),
-        steps=3,
-        batch_size=2,
-        dim=8,
-        num_layers=1,
-        num_heads=2,
-        head_dim=4,
-        windows=4,
-        targets=8,
-    )
     text, directory = data.corpus(TEXT, "numbered lines"), tmp_path_factory.mktemp("compare")
     done = []
     progress = Progress(
         lambda *plan: done.append(plan), lambda run, work: done.append(work), lambda run, cell: done.append(run)
     )
     results = compare(
-        Comparison(ENCODINGS, 2, settings), text, directory, workers=2, progress=progress, command="posenc compare"
+        Comparison(ENCODINGS, 2, TINY), text, directory, workers=2, progress=progress, command="posenc compare"
     )
-    return settings, text, directory, results, done
+    return TINY, text, directory, results, done
 
 
 def test_results_hold_every_number(finished):
@@ -228,7 +216,7 @@ def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_pa
 def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
-    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, workers=1)
+    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, workers=1, render=page)
     assert {arm["name"] for arm in results["arms"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text

@@ -4,12 +4,13 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from html import escape
 
 import pytest
 
+from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
-from posenc.lab.config import Settings
 from posenc.report.page import page
 
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
@@ -18,24 +19,13 @@ HOSTILE = "<img src=x onerror=alert(1)>.txt"
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    from lab.conftest import TEXT
-    from posenc.lab import data
+    from lab.conftest import TEXT, TINY
 
-    settings = Settings(
-        length=16,
-        factors=(1, 2, 4),
-        steps=3,
-        batch_size=2,
-        dim=8,
-        num_layers=1,
-        num_heads=2,
-        head_dim=4,
-        windows=4,
-        targets=8,
-    )
     directory = tmp_path_factory.mktemp("report")
-    comparison = Comparison(("none", "rope", "t5", "alibi"), 2, settings)
-    results = compare(comparison, data.corpus(TEXT, HOSTILE), directory, command="posenc compare --data '<b>'")
+    comparison = Comparison(("none", "rope", "t5", "alibi"), 2, replace(TINY, factors=(1, 2, 4)))
+    results = compare(
+        comparison, data.corpus(TEXT, HOSTILE), directory, command="posenc compare --data '<b>'", render=page
+    )
     return directory / "report.html", results
 
 

@@ -14,19 +14,11 @@ from posenc.errors import InputError, unknown
 
 __all__ = [
     "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
-    "Sinusoidal", "create", "from_spec", "name_of",
+    "Sinusoidal", "create", "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    "none": NoPE,
-    "normalized": Normalized,
-    "integer": Integer,
-    "binary": Binary,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "rope": Rotary,
-    "t5": T5,
-    "alibi": ALiBi,
+    cls.name: cls for cls in (NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, ALiBi)
 }
 
 
@@ -110,11 +102,6 @@ def lookup(name: object) -> type[Encoding]:
         if str(name).lower() == cls.__name__.lower():
             raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
     raise unknown("encoding", name, ENCODINGS)
-
-
-def name_of(cls: type[Encoding]) -> str:
-    """The registry's name of a class; a class of the user's own goes by its class name."""
-    return next((name for name, known in ENCODINGS.items() if known is cls), cls.__name__)
 
 
 def split(name: str) -> list[str]:

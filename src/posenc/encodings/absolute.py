@@ -61,6 +61,7 @@ class Sinusoidal(Absolute):
     Raises InputError for an odd dim. Source: Vaswani et al. 2017, section 3.5.
     """
 
+    name = "sinusoidal"
     papers = ("vaswani2017attention",)
     extrapolates = "hoped for"
 
@@ -101,6 +102,7 @@ class Learned(Absolute):
     Raises InputError for a position outside the table (negative ones always).
     """
 
+    name = "learned"
     papers = ("gehring2017convolutional",)
     extrapolates = "no: undefined past the table"
 

@@ -38,6 +38,7 @@ class T5(_DistanceBias):
     One table serves every layer. Source: Raffel et al. 2020, section 2.1.
     """
 
+    name = "t5"
     papers = ("raffel2020exploring",)
     extrapolates = "yes: one bias for all far distances"
 
@@ -75,6 +76,7 @@ class ALiBi(_DistanceBias):
     Source: Press, Smith and Lewis 2022, section 3.
     """
 
+    name = "alibi"
     papers = ("press2022train",)
     extrapolates = "yes: trained short, tested long"
 

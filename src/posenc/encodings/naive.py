@@ -15,6 +15,7 @@ class NoPE(Encoding):
     """No positional encoding: a causal model can still count the tokens it sees (Haviv et al. 2022;
     Kazemnejad et al. 2023); a bidirectional one is blind to order."""
 
+    name = "none"
     papers = ("haviv2022transformer", "kazemnejad2023impact")
     shift_invariant = True
     extrapolates = "better than RoPE on small algorithmic tasks"
@@ -55,6 +56,7 @@ class Normalized(_Scalar):
     length: the length to divide by; None uses each sequence's own. Raises InputError when None meets a cache.
     """
 
+    name = "normalized"
     extrapolates = "no: the step shrinks with the length"
 
     def __init__(
@@ -88,6 +90,7 @@ class Normalized(_Scalar):
 class Integer(_Scalar):
     """The position itself, k: unbounded, so tokens late in a long text get codes far outside anything trained on."""
 
+    name = "integer"
     extrapolates = "no: unbounded"
 
     def number(self, positions: Positions) -> Tensor:
@@ -102,6 +105,7 @@ class Binary(Absolute):
     Raises InputError for more bits than channels, or fractional positions.
     """
 
+    name = "binary"
     extrapolates = "no: unseen digits, then repetition"
 
     def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:

@@ -25,6 +25,7 @@ class Rotary(Encoding):
     Source: Su et al. 2021, "RoFormer", section 3.2.
     """
 
+    name = "rope"
     papers = ("su2021roformer",)
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"

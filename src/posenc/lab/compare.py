@@ -1,4 +1,4 @@
-"""The main job: train every encoding on the same text, test past the training length, write results and report."""
+"""The main job: train every encoding on the same text, test past the training length, write what was measured."""
 
 import json
 import os
@@ -95,15 +95,15 @@ def compare(
     workers: int | None = None,
     progress: Progress = Progress(),
     command: str = "",
+    render: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
-    """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds.
+    """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
+    `render`, such as `posenc.report.page.page`, makes report.html of it.
 
     Raises:
         InputError: settings, data or folder that cannot serve, or a loss that diverged. Interrupted: Ctrl-C before
         a single run had finished; afterwards what was measured is reported, with "complete": false.
     """
-    from posenc.report.page import page  # fails now, not after the training, if a package is missing
-
     comparison.check(corpus)
     workers = cores() if workers is None else workers
     if workers < 1:
@@ -150,7 +150,8 @@ def compare(
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
     }
     store.write("results.json", json.dumps(results, indent=1))
-    store.write("report.html", page(results))
+    if render is not None:
+        store.write("report.html", render(results))
     return results
 
 
