@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 
 from posenc.encoding import Encoding
-from posenc.encodings import lookup
+from posenc.encodings import lookup, split
 
 
 class Bibtex(str):
@@ -22,7 +22,7 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
         InputError: an unknown name.
     """
     if isinstance(encoding, str):
-        classes = [lookup(name.strip().split(":")[0]) for name in encoding.split("+")]
+        classes = [lookup(name.strip().split(":")[0]) for name in split(encoding)]
         keys = tuple(dict.fromkeys(key for cls in classes for key in cls.papers))
     else:
         keys = encoding.papers

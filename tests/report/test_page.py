@@ -106,6 +106,8 @@ def test_unfinished_and_lone_results_make_a_page(report):
     results = json.loads(json.dumps(report[1]))
     results["complete"], results["command"], results["extensions"] = False, "", []
     results["arms"] = results["arms"][:1]
+    results["arms"][0]["encoding"] = "rope:rope_theta=1e+5+alibi"
     text = page(results)
     assert "Stopped early" in text
+    assert "(RoFormer, Llama); a fixed penalty" in text
     assert "Longer without retraining" not in text
