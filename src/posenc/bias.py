@@ -117,6 +117,11 @@ class KeyRelative(_Projected):
         return self._mod(of_query=False)
 
 
+def _cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
+    """Read a (batch or 1, num_heads or 1, ...) tensor at (row, head, ...)."""
+    return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
+
+
 @dataclass(eq=False)
 class Factored(Score):
     """a_i . b_j: TUPE, absolute terms, and every term that separates exactly.
@@ -134,11 +139,7 @@ class Factored(Score):
 
     def score_mod(self) -> ScoreMod:
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            a, c = (
-                x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, n]
-                for x, n in ((self.left, i), (self.right, j))
-            )
-            return score + (a * c).sum(-1)
+            return score + (_cell(self.left, b, h, i) * _cell(self.right, b, h, j)).sum(-1)
 
         return mod
 
@@ -156,8 +157,7 @@ class Dense(Score):
         self.batch, self.num_heads, self.num_queries, self.num_keys = self.tensor.shape
 
     def score_mod(self) -> ScoreMod:
-        rows, heads = self.tensor.shape[:2]
-        return lambda score, b, h, i, j: score + self.tensor[b if rows > 1 else 0, h if heads > 1 else 0, i, j]
+        return lambda score, b, h, i, j: score + _cell(self.tensor, b, h, i, j)
 
     def dense(self, device: torch.device) -> Tensor:
         return self.tensor

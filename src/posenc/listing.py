@@ -41,6 +41,7 @@ def rows() -> list[dict[str, Any]]:
 
 def table() -> str:
     """The catalogue as text, one line each."""
+    found = catalogue()
     head = ("name", "acts on", "learned", "past the training length, its source says", "paper")
     body = [
         (
@@ -50,9 +51,9 @@ def table() -> str:
             row["extrapolates"],
             "; ".join(row["papers"]) or "none",
         )
-        for row in rows()
+        for row in found["encodings"]
     ]
-    schedules = [(row["name"], row["summary"]) for row in catalogue()["schedules"]]
+    schedules = [(row["name"], row["summary"]) for row in found["schedules"]]
     return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", ""), *schedules))])
 
 

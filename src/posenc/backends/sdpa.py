@@ -34,9 +34,9 @@ class SDPA:
                 return how, flipped + vector + widened, ""
             return f"{how}; its gradient makes SDPA keep the probabilities", 2 * cells, "freezing the bias"
         if not problem.bias and problem.sink is None:
-            return "a dense bool mask", positions.batch * queries * keys, "contiguous positions need no mask"
+            return "a dense bool mask", positions.batch * queries * keys + widened, "contiguous positions need no mask"
         rows = max([positions.batch, *(term.batch for term in problem.bias)])
-        return "a dense float mask", rows * heads * queries * keys * max(size, 4), ""
+        return "a dense float mask", rows * heads * queries * keys * max(size, 4) + widened, ""
 
     def attend(self, problem: Problem) -> Tensor:
         q, k, v = problem.q, problem.k, problem.v

@@ -21,9 +21,10 @@ class Settings:
     """Everything that the runs of one comparison share.
 
     length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. steps, batch_size.
-    dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. learning_rate: of Muon, for the matrices of the host;
-    adamw_learning_rate: for embedding and norms; position_learning_rate: for an encoding's own tables, which see
-    less signal than the rest. windows: held-out passages; targets: the tokens at their end that are scored.
+    dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. learning_rate: of Muon,
+    for the matrices of the host; adamw_learning_rate: for embedding and norms; position_learning_rate: for an
+    encoding's own tables, which see less signal than the rest. windows: held-out passages; targets: the tokens at
+    their end that are scored.
     """
 
     length: int = 128

@@ -1,6 +1,6 @@
 """Testing a trained model past its training length, paired: the same targets, only the context before them grows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +62,8 @@ def evaluate(
         for factor in s.factors:
             model.encoding = arm.at(factor)
             length = s.length * factor
-            losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in _batches(ends, length)])
+            batches = ends.split(max(1, BATCH_TOKENS // length))
+            losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in batches])
             paired[factor] = losses[:, -s.targets :].mean(1)
             if factor == s.factors[-1]:
                 width = max(1, s.length // BINS_PER_LENGTH)
@@ -71,10 +72,6 @@ def evaluate(
     finally:
         model.encoding = own
     return Scores(paired, by_position)
-
-
-def _batches(ends: Tensor, length: int) -> Iterator[Tensor]:
-    yield from ends.split(max(1, BATCH_TOKENS // length))
 
 
 def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:

@@ -19,7 +19,7 @@ CURVE_POINTS = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class Row:
     """One row of the comparison: the same arm over all seeds."""
 
     name: str
@@ -33,17 +33,17 @@ class Arm:
         return torch.tensor([self.scores[s].paired[str(factor)] for s in seeds], dtype=torch.float64)
 
 
-def collect(cells: Mapping[Run, Cell]) -> list[Arm]:
+def collect(cells: Mapping[Run, Cell]) -> list[Row]:
     """The arms of finished runs, in the order of the runs."""
-    found: dict[str, Arm] = {}
+    found: dict[str, Row] = {}
     for run, cell in cells.items():
         for scores in cell.arms:
-            arm = found.setdefault(scores.name, Arm(scores.name, run.encoding, scores.trained, {}, {}))
+            arm = found.setdefault(scores.name, Row(scores.name, run.encoding, scores.trained, {}, {}))
             arm.cells[run.seed], arm.scores[run.seed] = cell, scores
     return list(found.values())
 
 
-def difference(a: Arm, b: Arm, factor: int) -> Estimate:
+def difference(a: Row, b: Row, factor: int) -> Estimate:
     """Loss of a minus loss of b on the same windows, and on the same seeds where both have some in common."""
     seeds = sorted(set(a.scores) & set(b.scores))
     if seeds:
@@ -52,30 +52,30 @@ def difference(a: Arm, b: Arm, factor: int) -> Estimate:
     return estimate(next(means) - next(means))
 
 
-def loss(arm: Arm, factor: int) -> Estimate:
+def loss(arm: Row, factor: int) -> Estimate:
     """The loss of an arm at factor times the training length."""
     return estimate(arm.paired(factor, sorted(arm.scores)))
 
 
-def change(arm: Arm, factor: int) -> Estimate:
+def change(arm: Row, factor: int) -> Estimate:
     """How much an arm's loss rises from the training length to factor times it, on the same targets."""
     seeds = sorted(arm.scores)
     return estimate(arm.paired(factor, seeds) - arm.paired(1, seeds))
 
 
-def ranked(cells: Mapping[Run, Cell], settings: Settings) -> list[Arm]:
+def ranked(cells: Mapping[Run, Cell], settings: Settings) -> list[Row]:
     """The arms of finished runs, the lowest loss at the longest length first."""
     last = settings.factors[-1]
     return sorted(collect(cells), key=lambda arm: loss(arm, last).mean)
 
 
-def numbers(arms: Sequence[Arm], settings: Settings) -> dict[str, Any]:
+def numbers(arms: Sequence[Row], settings: Settings) -> dict[str, Any]:
     """The measured part of results.json, for ranked arms."""
     best = {f: min(arms, key=lambda arm: loss(arm, f).mean) for f in settings.factors}
     return {"arms": [_row(arm, best, settings) for arm in arms], "extensions": _extensions(arms, settings)}
 
 
-def _row(arm: Arm, best: Mapping[int, Arm], settings: Settings) -> dict[str, Any]:
+def _row(arm: Row, best: Mapping[int, Row], settings: Settings) -> dict[str, Any]:
     seeds = sorted(arm.scores)
     cells = [arm.cells[s] for s in seeds]
     lengths = [
@@ -106,7 +106,7 @@ def _row(arm: Arm, best: Mapping[int, Arm], settings: Settings) -> dict[str, Any
     }
 
 
-def verdict(arm: Arm, settings: Settings) -> str:
+def verdict(arm: Row, settings: Settings) -> str:
     """What happens past the training length, in a word or three."""
     if len(settings.factors) == 1:
         return "not tested"
@@ -120,7 +120,7 @@ def verdict(arm: Arm, settings: Settings) -> str:
     return "degrades"
 
 
-def _extensions(arms: Sequence[Arm], settings: Settings) -> list[dict[str, Any]]:
+def _extensions(arms: Sequence[Row], settings: Settings) -> list[dict[str, Any]]:
     """Each untrained arm against the model it takes its weights from, at every length past the training one."""
     named = {arm.name: arm for arm in arms}
     return [
@@ -136,7 +136,7 @@ def _extensions(arms: Sequence[Arm], settings: Settings) -> list[dict[str, Any]]
     ]
 
 
-def _by_position(arm: Arm, seeds: Sequence[int], settings: Settings) -> list[dict[str, float]]:
+def _by_position(arm: Row, seeds: Sequence[int], settings: Settings) -> list[dict[str, float]]:
     losses = torch.tensor([arm.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, windows, bins
     width = max(1, settings.length // BINS_PER_LENGTH)
     rows = []

@@ -8,7 +8,7 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5, Learned
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
-from posenc.lab.results import Arm, change, difference, loss, verdict
+from posenc.lab.results import Row, change, difference, loss, verdict
 from posenc.lab.statistics import Estimate
 
 UNDERTRAINED = 0.3
@@ -17,7 +17,7 @@ RARE = 0.1
 """T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
 
 
-def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
+def answer(arms: Sequence[Row], settings: Settings) -> list[str]:
     """What a reader wants to know first, for ranked arms."""
     trained = [a for a in arms if a.trained]
     if not trained:
@@ -35,7 +35,7 @@ def answer(arms: Sequence[Arm], settings: Settings) -> list[str]:
     return lines
 
 
-def _by_verdict(trained: Sequence[Arm], settings: Settings) -> list[str]:
+def _by_verdict(trained: Sequence[Row], settings: Settings) -> list[str]:
     first, last = settings.factors[1], settings.factors[-1]
     openings = {
         "holds": ("Holds its loss", last),
@@ -50,7 +50,7 @@ def _by_verdict(trained: Sequence[Arm], settings: Settings) -> list[str]:
     return lines
 
 
-def _without_retraining(arms: Sequence[Arm], settings: Settings) -> list[str]:
+def _without_retraining(arms: Sequence[Row], settings: Settings) -> list[str]:
     named = {arm.name: arm for arm in arms}
     lines = []
     for arm in arms:
@@ -72,7 +72,7 @@ def _without_retraining(arms: Sequence[Arm], settings: Settings) -> list[str]:
     return lines
 
 
-def _past(arms: Sequence[Arm], settings: Settings, opening: str) -> str:
+def _past(arms: Sequence[Row], settings: Settings, opening: str) -> str:
     last = settings.factors[-1]
     best = arms[0]
     ties = [a.name for a in arms[1:] if difference(a, best, last).low <= 0]
@@ -80,7 +80,7 @@ def _past(arms: Sequence[Arm], settings: Settings, opening: str) -> str:
     return f"{opening}, {best.name} predicts best ({loss(best, last).mean:.3f}){tied}."
 
 
-def limits(arms: Sequence[Arm], settings: Settings) -> list[str]:
+def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
     """What this comparison does not show, as far as it can be computed from what was run."""
     notes = []
     trained = [a for a in arms if a.trained]
