@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends import BACKENDS, Backend, Problem
+from posenc.bias import KeyValues, Values
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
@@ -32,14 +33,14 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated; num_heads is a multiple of num_kv_heads
             (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `rotate`, `bias`, `values` and `scale` act here (`embed` acts on the
-            model's input). None: nothing.
+        encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`place` and
+            `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them.
         causal: overrides the positions' own causality.
         scale: overrides the encoding's factor of q . k.
         sink: logit of an extra key whose value is zero, a number or one per head (num_heads,): 0.0 is softmax_1,
-            exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink.
+            exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
         backend: "auto" (the fastest exact one), "sdpa", or "reference".
@@ -122,11 +123,17 @@ def _problem(
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")
     head_dim = q.shape[-1]
-    terms, values, factor = [], None, float(head_dim**-0.5)
+    terms, factor = [], float(head_dim**-0.5)
+    values: Values | None = None
     if encoding is not None:
         encoding, layer = encoding.at(layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
-        values = encoding.values(positions, layer)
+        added = encoding.values(positions, layer)
+        if isinstance(added, KeyValues):
+            v = v + added.added.to(v.dtype)
+        else:
+            values = added
+        sink = encoding.sink(layer) if sink is None else sink
         factor = encoding.scale(head_dim) if scale is None else scale
         q, k = encoding.rotate(q, k, positions, layer)
     elif scale is not None:

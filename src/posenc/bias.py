@@ -83,6 +83,28 @@ def hankel(vector: Tensor, num_keys: int) -> Tensor:
 
 
 @dataclass(eq=False)
+class Positional(Score):
+    """b[head, i, j], a function of the two positions that is not one of their distance: FIRE past its threshold,
+    TUPE's reset of the [CLS] token.
+
+    function(head, query position, key position) -> bias takes broadcastable tensors; positions have a trailing axes
+    dimension when there are several axes.
+    """
+
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    num_heads: int
+    positions: Positions
+
+    def __post_init__(self) -> None:
+        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
+        self.batch = self.positions.batch
+
+    def score_mod(self) -> ScoreMod:
+        q, k = rowwise(self.positions.q), rowwise(self.positions.k)
+        return lambda score, b, h, i, j: score + self.function(h, q(b, i), k(b, j))
+
+
+@dataclass(eq=False)
 class _Projected(Score):
     content: Tensor  # (batch, num_heads, n, head_dim), any factor of the scale already applied
     table: Tensor  # (num_heads or 1, rows, head_dim)
@@ -169,6 +191,14 @@ class Values:
 
     table: Tensor
     index: OfDistance
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValues:
+    """w_j, what position adds to each value whatever the query: (batch or 1, num_kv_heads or 1, num_keys, head_dim)
+    (FLOATER)."""
+
+    added: Tensor
 
 
 def dense_sum(terms: Sequence[Score], device: torch.device) -> Tensor | None:

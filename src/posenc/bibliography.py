@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 
 from posenc.encoding import Encoding
-from posenc.encodings import lookup, split
+from posenc.encodings import lookup, parts
 
 
 class Bibtex(str):
@@ -22,7 +22,7 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
         InputError: an unknown name.
     """
     if isinstance(encoding, str):
-        classes = [lookup(name.strip().split(":")[0]) for name in split(encoding)]
+        classes = [lookup(part.split(":")[0]) for part in parts(encoding)]
         keys = tuple(dict.fromkeys(key for cls in classes for key in cls.papers))
     else:
         keys = encoding.papers

@@ -5,18 +5,21 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import Score, Values
+from posenc.bias import KeyValues, Score, Values
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
 
-SITES = ("embed", "rotate", "bias", "values", "scale")
+SITES = ("place", "embed", "rotate", "bias", "values", "scale", "sink")
+
+Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+"""A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
 
 
 class Encoding(nn.Module):
@@ -37,8 +40,17 @@ class Encoding(nn.Module):
     """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
     extrapolates: ClassVar[str] = ""
     """What the source claims happens past the training length."""
+    causal_only: ClassVar[bool] = False
+    """Undefined when a query sees keys after itself."""
     max_positions: int | None = None
     """Positions the encoding is defined for; None: any."""
+    num_layers: int = 1
+    """Layers with parameters of their own; 1: all share the same."""
+
+    def place(self, positions: Positions, batch: int) -> Positions:
+        """Where the tokens of a forward pass count as being, for every layer: applied once by the model, before
+        `embed`. The identity but for schemes that move positions in training. batch: rows of the model's input."""
+        return positions
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
@@ -52,13 +64,33 @@ class Encoding(nn.Module):
         """b_ij, added to the scaled scores: a structure, or several to be summed."""
         return None
 
-    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         """w_ij, added to the values."""
         return None
 
     def scale(self, head_dim: int) -> float:
         """The factor of q . k; head_dim is the width before `rotate`."""
         return float(head_dim**-0.5)
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        """Logit of an extra key whose value is zero, a number or (num_heads,); None: there is none."""
+        return None
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
+        through them; the model calls this once. Modules are kept as references and stay the model's."""
+
+    def own_layer(self, layer: int) -> int:
+        """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
+
+        Raises:
+            InputError: a layer beyond num_layers.
+        """
+        if self.num_layers == 1:
+            return 0
+        if layer >= self.num_layers:
+            raise InputError(f"layer {layer}: this {type(self).__name__} was made with num_layers={self.num_layers}")
+        return layer
 
     def at(self, layer: int) -> tuple["Encoding", int]:
         """The encoding that acts in a layer, and which of its own layers that is."""
@@ -125,6 +157,15 @@ class _Composite(Encoding):
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.parts)  # type: ignore[arg-type]
 
+    def place(self, positions: Positions, batch: int) -> Positions:
+        for part in dict.fromkeys(self):
+            positions = part.place(positions, batch)
+        return positions
+
+    @property
+    def causal_only(self) -> bool:  # type: ignore[override]
+        return any(part.causal_only for part in self)
+
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
         return all(part.shift_invariant for part in self)
@@ -173,11 +214,21 @@ class Sum(_Composite):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
         return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
 
-    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         found = [w for part in self if (w := part.values(positions, layer)) is not None]
         if len(found) > 1:
             raise InputError("the sum holds several encodings that act on the values: use one of them")
         return found[0] if found else None
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        found = [logit for logit in [part.sink(layer) for part in self] if logit is not None]
+        if len(found) > 1:
+            raise InputError("the sum holds several sinks: use one of them")
+        return found[0] if found else None
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in self:
+            part.share(projections)
 
     def scale(self, head_dim: int) -> float:
         usual = super().scale(head_dim)
@@ -211,9 +262,17 @@ class PerLayer(_Composite):
         part, own = self.at(layer)
         return part.bias(q, k, positions, own)
 
-    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         part, own = self.at(layer)
         return part.values(positions, own)
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        part, own = self.at(layer)
+        return part.sink(own)
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in dict.fromkeys(self):
+            part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}

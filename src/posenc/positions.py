@@ -186,20 +186,30 @@ class Positions:
 
     @classmethod
     def grid(
-        cls, height: int, width: int, frames: int | None = None, *, device: torch.device | str | None = None
+        cls,
+        height: int,
+        width: int,
+        frames: int | None = None,
+        *,
+        prefix: int = 0,
+        device: torch.device | str | None = None,
     ) -> "Positions":
         """Patches of an image, row by row, at (y, x); of a video, frame by frame, at (t, y, x).
 
-        Positions are (1, height * width [* frames], 2 or 3).
+        Positions are (1, prefix + height * width [* frames], 2 or 3). prefix: how many tokens that have no place in
+        the image, such as [CLS], come first; they are at -1 on every axis (see `prefix_tokens`).
 
         Raises:
-            InputError: a size below 1.
+            InputError: a size below 1, or a negative prefix.
         """
         sizes = [height, width] if frames is None else [frames, height, width]
         if min(sizes) < 1:
             raise InputError(f"grid of height={height}, width={width}, frames={frames}: each must be at least 1")
+        if prefix < 0:
+            raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
-        return cls.from_ids(torch.stack(axes, -1).reshape(1, -1, len(sizes)))
+        patches = torch.stack(axes, -1).reshape(-1, len(sizes))
+        return cls.from_ids(torch.cat((patches.new_full((prefix, len(sizes)), -1), patches))[None])
 
     @classmethod
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
@@ -312,6 +322,26 @@ class Positions:
             )
         return self if causal == self.causal else replace(self, causal=causal)
 
+    def moved(self, place: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
+        """The same tokens elsewhere: place(positions, order) -> positions is applied to queries and to keys, both
+        (batch or 1, n). Who sees whom stays as it is."""
+        q = place(self.q, self.q_order)
+        same = self.q is self.k and self.q_order is self.k_order
+        return replace(self, q=q, k=q if same else place(self.k, self.k_order), start=None, _shared={})
+
+    def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
+        """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis.
+
+        Raises:
+            InputError: another number of axes.
+        """
+        if self.axes == 1 and self.q.dim() == 2:
+            q = self.q[..., None].expand(-1, -1, axes)
+            return q, q if self.k is self.q else self.k[..., None].expand(-1, -1, axes)
+        if self.axes != axes:
+            raise InputError(f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}")
+        return self.q, self.k
+
     def to(self, device: torch.device | str) -> "Positions":
         """The same positions on another device."""
         names = ("q", "k", "q_order", "k_order", "valid", "q_document", "k_document")
@@ -331,6 +361,11 @@ def _ids(name: str, ids: Ids) -> Tensor:
         raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
     # distances must be exact: narrow integers would wrap, and half-precision positions collapse
     return exact(ids) if ids.is_floating_point() else ids.long()
+
+
+def prefix_tokens(coordinates: Tensor) -> Tensor:
+    """Which tokens have no place on a grid, such as [CLS]: -1 on every axis. (..., axes) -> (...) bool."""
+    return (coordinates == -1).all(-1)
 
 
 def exact(ids: Tensor) -> Tensor:

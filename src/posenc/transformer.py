@@ -147,6 +147,8 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.weight
         # registered last: the host's initial weights do not depend on what the encoding draws
         self.encoding = encoding
+        layers = [block.attention for block in self.blocks if isinstance(block, Block)]
+        encoding.share([(layer.query, layer.key) for layer in layers])
 
     def reset_parameters(self, encoding: Encoding) -> None:
         """Normal weights of variance 1 / fan-in; what writes into the residual stream is damped by its depth, and the
@@ -176,7 +178,7 @@ class Transformer(nn.Module):
             raise InputError(f"tokens of shape {tuple(tokens.shape)}: pass (batch, seq)")
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
-        positions = positions.with_causal(self.config.causal)
+        positions = self.encoding.place(positions.with_causal(self.config.causal), len(tokens))
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
         for layer, block in enumerate(self.blocks):
             x = self.encoding.embed(x, positions, layer)

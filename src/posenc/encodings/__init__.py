@@ -28,25 +28,38 @@ def create(
     dim: int | None = None,
     num_heads: int | None = None,
     head_dim: int | None = None,
+    num_kv_heads: int | None = None,
+    num_layers: int | None = None,
     max_positions: int | None = None,
     causal: bool | None = None,
     **options: Any,
 ) -> Encoding:
     """An encoding by name for a model of the given shape; each takes of the shape what it needs.
 
-    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), and several
-    joined by "+" ("rope+alibi"). options: keyword arguments of the class; they go with a single name.
+    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), several joined
+    by "+" ("rope+alibi"), and by "/" when layers take turns ("rope/rope/rope/none"). options: keyword arguments of
+    the class; they go with a single name. max_positions: the training length, for tables and for those that scale
+    by it.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
-    if len(split(name)) > 1:
+    for texts, composite in ((name.split("/"), PerLayer), (split(name), Sum)):
+        if len(texts) == 1:
+            continue
         if options:
             raise InputError(
                 f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half"
             )
-        shape = {"dim": dim, "num_heads": num_heads, "head_dim": head_dim}
-        return Sum(*(create(part, **shape, max_positions=max_positions, causal=causal) for part in split(name)))
+        shape: dict[str, Any] = {
+            "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
+            "max_positions": max_positions, "causal": causal,
+        }  # fmt: skip
+        own = dict.fromkeys(texts, num_layers)
+        if composite is PerLayer and num_layers is not None:
+            own = {text: sum(texts[i % len(texts)] == text for i in range(num_layers)) for text in texts}
+        made = {text: create(text, num_layers=own[text], **shape) for text in own}
+        return composite(*(made[text] for text in texts))
     name, *written = name.strip().split(":")
     cls = lookup(name)
     parameters = cls.arguments()
@@ -64,7 +77,8 @@ def create(
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
     given = {
-        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "max_positions": max_positions,
+        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
+        "num_layers": num_layers, "max_positions": max_positions, "rows": max_positions, "train_length": max_positions,
         "bidirectional": None if causal is None else not causal,
     }  # fmt: skip
     shape = {k: v for k, v in given.items() if k in parameters and k not in options and v is not None}
@@ -107,6 +121,11 @@ def lookup(name: object) -> type[Encoding]:
 def split(name: str) -> list[str]:
     """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part."""
     return re.split(r"\+(?=\s*[A-Za-z])", name)
+
+
+def parts(name: str) -> list[str]:
+    """Every single encoding, with its options, in a text like "rope+alibi/none"; each once."""
+    return list(dict.fromkeys(part.strip() for layer in name.split("/") for part in split(layer)))
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc.encoding import Encoding
-from posenc.encodings import create, split
+from posenc.encodings import create, lookup, split
 from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
 
@@ -90,13 +90,17 @@ class Run:
         """The encoding for the host. A learned table gives positions past the training length its last row, since
         it has no other."""
         s = self.settings
-        parts = [
-            part + ":beyond=clamp" if part.split(":")[0] == "learned" and "beyond=" not in part else part
-            for part in split(self.encoding)
-        ]
         return create(
-            "+".join(parts), dim=s.dim, num_heads=s.num_heads, head_dim=s.head_dim, max_positions=s.length, causal=True
-        )
+            "/".join("+".join(map(_clamped, split(layer))) for layer in self.encoding.split("/")),
+            dim=s.dim, num_heads=s.num_heads, head_dim=s.head_dim, num_layers=s.num_layers, max_positions=s.length,
+            causal=True,
+        )  # fmt: skip
+
+
+def _clamped(part: str) -> str:
+    """An encoding's text, told what to do past its table unless it says so itself."""
+    cls = lookup(part.split(":")[0].strip())
+    return part + ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in part else part
 
 
 @dataclass(frozen=True)

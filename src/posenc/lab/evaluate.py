@@ -30,7 +30,7 @@ def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
     """The model as trained and, for RoPE tested past its training length, the same weights under interpolation and
     NTK scaling, without retraining."""
     found = [Arm(name, lambda factor: encoding)]
-    if isinstance(encoding, Rotary) and len(settings.factors) > 1 and encoding.inv_freq.numel() > 1:
+    if type(encoding) is Rotary and len(settings.factors) > 1 and encoding.inv_freq.numel() > 1:
         rope = encoding
         for label, schedule in (("NTK", "ntk"), ("PI", "linear")):
             found.append(

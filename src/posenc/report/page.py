@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from posenc.encodings import ENCODINGS, split
+from posenc.encodings import ENCODINGS, parts
 from posenc.report import figures
 
 DESCRIPTIONS = {
@@ -52,8 +52,8 @@ def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The encodings of this comparison, and what each does."""
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
-        parts = [part.split(":")[0] for part in split(name)]
-        found.append((name, "; ".join(DESCRIPTIONS.get(part, _first_line(part)) for part in parts)))
+        bases = dict.fromkeys(part.split(":")[0] for part in parts(name))
+        found.append((name, "; ".join(DESCRIPTIONS.get(base, _first_line(base)) for base in bases)))
     return found
 
 
