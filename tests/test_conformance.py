@@ -14,7 +14,9 @@ VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
-            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none"]  # fmt: skip
+            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
+            "shape+sinusoidal", "cape+rope", "cape:centre=true+sinusoidal", "randomized+t5", "randomized:testing=plain+alibi",
+            "rope+softmax_n", "alibi+sink", "rope+log_n:train_length=3:clip=false+sink"]  # fmt: skip
 NAMES = [*posenc.ENCODINGS, *VARIANTS]
 CONFIGS = pytest.mark.parametrize("config", [DECODER, ENCODER], ids=["decoder", "encoder"])
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -22,6 +24,8 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 
 def make(name: str, config: TransformerConfig) -> posenc.Encoding:
     torch.manual_seed(0)
+    if "train_length" in getattr(posenc.ENCODINGS.get(name), "arguments", dict)():
+        name += ":train_length=4"  # short, so that what happens past it is seen
     return posenc.create(
         name, dim=16, num_heads=4, num_kv_heads=config.kv_heads, num_layers=2, max_positions=40, causal=config.causal
     )
@@ -160,7 +164,7 @@ def test_gradients_reach_every_parameter(name):
 def test_gradients_are_right(name):
     config = TransformerConfig(5, dim=8, num_layers=1, num_heads=2)
     encoding = posenc.create(name, dim=8, num_heads=2, num_layers=1, max_positions=6, causal=True)
-    model = Transformer(config, encoding).double()
+    model = Transformer(config, encoding).double().eval()
     parameters = tuple(model.encoding.parameters()) or (model.blocks[0].attention.query.weight,)
     x = tokens(1, 4) % 5
     assert torch.autograd.gradcheck(lambda *_: model(x).logsumexp(-1).sum(), parameters, fast_mode=True)
@@ -189,7 +193,7 @@ def test_copies_are_the_same(name):
 @EVERY
 def test_state_and_spec_bring_the_model_back(name):
     model, x = host(name, DECODER), tokens(1, LENGTH)
-    again = Transformer(DECODER, posenc.from_spec(model.encoding.spec())).double()
+    again = Transformer(DECODER, posenc.from_spec(model.encoding.spec())).double().eval()
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(x), model(x))
 

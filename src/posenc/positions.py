@@ -131,7 +131,8 @@ class Positions:
         k = (valid.long().cumsum(1) - 1).clamp(min=0)
         order = torch.arange(keys, device=k.device)[None]
         first = keys - queries
-        return cls(q=k[:, first:], k=k, q_order=order[:, first:], k_order=order, causal=causal, valid=valid)
+        q, q_order = (k, order) if first == 0 else (k[:, first:], order[:, first:])
+        return cls(q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid)
 
     @classmethod
     def packed(
@@ -289,6 +290,8 @@ class Positions:
 
     def lengths(self) -> Tensor:
         """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
+        if self.q_document is None and self.valid is None:
+            return torch.full_like(self.q_order, self.num_keys)
         documents = self.q_document if self.q_document is not None else torch.zeros_like(self.q_order)
         valid = torch.ones_like(documents, dtype=torch.bool) if self.valid is None else self.valid
         rows = max(documents.shape[0], valid.shape[0])

@@ -64,7 +64,7 @@ class SDPA:
         visible: Tensor | None = None if positions.all_visible else positions.mask()
         if problem.sink is not None:
             bias, visible = _with_sink(problem, bias, visible)
-            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+            k, v = _with_zero(k), _with_zero(v)
         blind = None
         if visible is not None:
             # SDPA leaves rows without a visible key undefined: let them see everything, then clear their output
@@ -138,6 +138,12 @@ def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
     """The dtype SDPA wants: on the CPU a half-precision q takes a float32 mask, which keeps large biases exact."""
     keep = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
     return mask.to(torch.float32 if keep else q.dtype)
+
+
+def _with_zero(x: Tensor) -> Tensor:
+    """One more token, of zeros. In three dimensions: in four, padding asks after channels-last strides, and an export
+    for any length would be tied to the answer."""
+    return pad(x.flatten(0, 1), (0, 0, 0, 1)).unflatten(0, x.shape[:2])
 
 
 def _with_sink(problem: Problem, bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
+from posenc.encodings.augment import CAPE, SHAPE, Randomized
+from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
 from posenc.encodings.distance import T5, ALiBi
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.rotary import Rotary
@@ -18,7 +20,24 @@ __all__ = [
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls for cls in (NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, ALiBi)
+    cls.name: cls
+    for cls in (
+        NoPE,
+        Normalized,
+        Integer,
+        Binary,
+        Sinusoidal,
+        Learned,
+        Rotary,
+        T5,
+        ALiBi,
+        SHAPE,
+        CAPE,
+        Randomized,
+        SoftmaxN,
+        LearnedSink,
+        LogN,
+    )
 }
 
 

@@ -1,0 +1,178 @@
+"""Positions moved in training, so that a model meets more of them than its texts have: for use with any encoding that
+reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where said.
+
+Every layer, query and key of one forward pass sees the same draw. The draws use torch's global random generator.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.errors import InputError, unknown
+from posenc.positions import Positions, exact
+
+
+class SHAPE(Encoding):
+    """Shifted positions: each training sequence starts at a random place, 0 to max_shift - 1, so that a model learns
+    not to rely on where a text begins.
+
+    max_shift: the paper's K (500 in its main experiments). Packed documents of a row share its shift.
+    Source: Kiyono et al. 2021, section 3; the range is that of the authors' code, which draws from 0 .. K-1.
+    """
+
+    name = "shape"
+    papers = ("kiyono2021shape",)
+    shift_invariant = True
+    extrapolates = "yes: its loss stays level where the unshifted code's rises"
+
+    def __init__(self, max_shift: int = 500) -> None:
+        super().__init__()
+        if max_shift < 1:
+            raise InputError(f"max_shift={max_shift}: must be at least 1, which shifts nothing")
+        self.max_shift = max_shift
+
+    def place(self, positions: Positions, batch: int) -> Positions:
+        if not self.training:
+            return positions
+        shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
+        return positions.moved(lambda ids, order: ids + _beside(shift, ids))
+
+
+class CAPE(Encoding):
+    """Augmented continuous positions: in training a shift and a stretch per sequence and a jitter per token.
+
+    p' = (p + shift + jitter) * stretch, shift ~ U(-max_shift, max_shift), jitter ~ U(-max_jitter, max_jitter),
+    ln stretch ~ U(-ln max_stretch, ln max_stretch). Positions become fractional: tables of integers cannot follow.
+    centre: also subtract the mean position of the sequence, in training and after it; the mean is not known before
+    the text has ended, so this is for encoders.
+    Source: Likhomanenko et al. 2021, section 3; defaults are those of the authors' text example.
+    """
+
+    name = "cape"
+    papers = ("likhomanenko2021cape",)
+    extrapolates = "partly: better than sinusoidal codes, on speech and images"
+
+    def __init__(
+        self, max_shift: float = 5.0, max_jitter: float = 0.5, max_stretch: float = 1.03, centre: bool = False
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("max_shift", max_shift, 0.0), ("max_jitter", max_jitter, 0.0), ("max_stretch", max_stretch, 1.0),
+        ):  # fmt: skip
+            if not least <= value < math.inf:
+                raise InputError(f"{name}={value}: must be a number from {least:g} on")
+        self.max_shift, self.max_jitter, self.max_stretch, self.centre = max_shift, max_jitter, max_stretch, centre
+
+    @property
+    def needs_length(self) -> bool:  # type: ignore[override]
+        return self.centre
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return not self.centre
+
+    def place(self, positions: Positions, batch: int) -> Positions:
+        if self.centre:
+            _require_whole(positions, "CAPE(centre=True) subtracts the mean position")
+            mean = (positions.lengths() - 1) / 2  # of positions that count from 0
+            positions = positions.moved(lambda ids, order: exact(ids) - mean)
+        if not self.training:
+            return positions
+        device = positions.q.device
+
+        def uniform(width: int, largest: float) -> Tensor:
+            return (2 * torch.rand(batch, width, dtype=torch.float64, device=device) - 1) * largest
+
+        shift, stretch = uniform(1, self.max_shift), uniform(1, math.log(self.max_stretch)).exp()
+        # a key's jitter has to be its query's: drawn per place in the order, of which there are no more than these
+        places = positions.num_queries + positions.num_keys
+        jitter = uniform(places, self.max_jitter)
+
+        def place(ids: Tensor, order: Tensor) -> Tensor:
+            own = jitter.gather(1, order.clamp(max=places - 1).expand(batch, -1))
+            return (exact(ids) + shift + own) * stretch
+
+        return positions.moved(place)
+
+
+class Randomized(Encoding):
+    """Randomised positions: a text of n tokens gets n of the positions 0 .. max_length - 1, drawn and sorted, so that
+    a longer text later has no position that is new.
+
+    max_length: longest text to prepare for (the paper's L). testing: positions outside training: "spread" gives the
+    mean of the draw, n positions spread evenly, the same every time; "random" draws, as the paper does; "plain" leaves
+    0 .. n-1. All but "plain" depend on the text's length, so a cache cannot be used.
+    Raises InputError for a text longer than max_length. Source: Ruoss et al. 2023, section 3.
+    """
+
+    name = "randomized"
+    papers = ("ruoss2023randomized",)
+    extrapolates = "yes: up to max_length, on algorithmic tasks"
+
+    def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:
+        super().__init__()
+        if max_length < 1:
+            raise InputError(f"max_length={max_length}: must be at least 1")
+        if testing not in ("spread", "random", "plain"):
+            raise unknown("testing", testing, ("spread", "random", "plain"))
+        self.max_length, self.testing = max_length, testing
+
+    @property
+    def needs_length(self) -> bool:  # type: ignore[override]
+        return self.testing != "plain"
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return self.testing == "plain"
+
+    def place(self, positions: Positions, batch: int) -> Positions:
+        if not self.training and self.testing == "plain":
+            return positions
+        _require_whole(positions, "Randomized spreads a text's positions over max_length")
+        lengths = positions.lengths()
+        if not torch.compiler.is_compiling() and int(lengths.max()) > self.max_length:
+            raise InputError(
+                f"max_length={self.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
+                "make it the longest length to prepare for"
+            )
+        if self.training or self.testing == "random":
+            drawn = self._drawn(positions, lengths, batch)
+            return positions.moved(lambda ids, order: drawn)
+        # the mean of the k-th of n sorted draws, rounded down: steps are at least 1, so no two positions meet
+        return positions.moved(
+            lambda ids, order: ((ids + 1) * (self.max_length + 1)).div(lengths + 1).floor().long() - 1
+        )
+
+    def _drawn(self, positions: Positions, lengths: Tensor, batch: int) -> Tensor:
+        """(batch, n): a sorted sample without replacement for every document of every row."""
+        ids, device = positions.q, positions.q.device
+        if ids.is_floating_point():
+            raise InputError("Randomized draws integer positions: give it integer positions, or use CAPE")
+        document = torch.zeros_like(positions.q_order)
+        if positions.q_document is not None:
+            document = positions.q_document.unique(return_inverse=True)[1]
+        count = int(document.max()) + 1 if positions.q_document is not None else 1
+        size = torch.zeros(batch, count, dtype=torch.long, device=device)
+        document = document.expand(batch, -1)
+        size.scatter_(1, document, lengths.expand(batch, -1))
+        rank = torch.rand(batch, count, self.max_length, device=device).argsort(-1).argsort(-1)
+        places = torch.arange(self.max_length, device=device)
+        drawn = torch.where(rank < size[..., None], places, self.max_length).sort(-1).values
+        row = torch.arange(batch, device=device)[:, None]
+        return drawn[row, document, ids.expand(batch, -1)]
+
+
+def _beside(shift: Tensor, ids: Tensor) -> Tensor:
+    """A number per row, shaped to be added to (rows, n) or (rows, n, axes) positions."""
+    return shift.view(-1, *[1] * (ids.dim() - 1))
+
+
+def _require_whole(positions: Positions, user: str) -> None:
+    positions.require_one_axis(user)
+    if positions.num_queries != positions.num_keys:
+        raise InputError(
+            f"{user}, so it needs the whole sequence: only {positions.num_queries} of {positions.num_keys} tokens are "
+            "here; pass the full sequence"
+        )

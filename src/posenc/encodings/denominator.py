@@ -1,0 +1,85 @@
+"""What acts on the softmax rather than on positions: its denominator, and its temperature. For use with any encoding,
+as in `Rotary(64) + SoftmaxN()`."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import InputError
+from posenc.positions import Positions, exact
+
+
+class SoftmaxN(Encoding):
+    """Softmax with n more in its denominator, exp / (n + sum exp), so that a head may attend to nothing.
+
+    n: 1 is softmax_1, "off by one", the same as one more key and value of zeros (the zero sink); 0 is softmax.
+    Source: Miller 2023, evanmiller.org/attention-is-off-by-one.html; Xiao et al. 2024, section 3.3 (zero sink).
+    """
+
+    name = "softmax_n"
+    papers = ("xiao2024efficient",)
+    shift_invariant = True
+    extrapolates = "no claim"
+
+    def __init__(self, n: float = 1.0) -> None:
+        super().__init__()
+        if not 0 <= n < math.inf:
+            raise InputError(f"n={n}: what the denominator gains must be a number from 0 on")
+        self.n = n
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        return math.log(self.n) if self.n > 0 else None
+
+
+class LearnedSink(Encoding):
+    """A learned logit per head that every query may attend to instead of a token; it starts at 0, which is softmax_1.
+
+    num_heads: query heads of the model. num_layers: layers with logits of their own; 1: shared by all.
+    Source: OpenAI 2025, gpt-oss model card, section 2.2.
+    """
+
+    name = "sink"
+    papers = ("openai2025gptoss",)
+    shift_invariant = True
+    extrapolates = "no claim"
+
+    def __init__(self, num_heads: int, num_layers: int = 1) -> None:
+        super().__init__()
+        if num_heads < 1 or num_layers < 1:
+            raise InputError(f"num_heads={num_heads}, num_layers={num_layers}: both must be at least 1")
+        self.num_heads, self.num_layers = num_heads, num_layers
+        self.logits = nn.Parameter(torch.zeros(num_layers, num_heads))
+
+    def sink(self, layer: int = 0) -> Tensor:
+        return self.logits[self.own_layer(layer)]
+
+
+class LogN(Encoding):
+    """Queries scaled by the logarithm of what they see, ln(n) / ln(train_length) for the n-th token, so that attention
+    does not thin out as a text grows.
+
+    train_length: where the factor is 1. clip: leave the tokens before it as they are, max(1, factor), which makes it
+    usable without training; False applies it everywhere, for models trained so. Scales q . k, not biases.
+    Source: Su, kexue.fm/archives/8823 and 9706 (clipped); Chiang and Cholak 2022, section 5.3.
+    """
+
+    name = "log_n"
+    papers = ("chiang2022overcoming",)
+    extrapolates = "yes: entropy stays level"
+
+    def __init__(self, train_length: int, clip: bool = True) -> None:
+        super().__init__()
+        if train_length < 2:
+            raise InputError(f"train_length={train_length}: must be at least 2, the logarithm of 1 is 0")
+        self.train_length, self.clip = train_length, clip
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        positions.require_one_axis("LogN")
+        factor = positions.shared(self, lambda: self._factor(positions.q))[:, None, :, None]
+        return q * factor.to(torch.promote_types(q.dtype, torch.float32)).to(q.dtype), k
+
+    def _factor(self, ids: Tensor) -> Tensor:
+        factor = exact(ids).clamp(min=0).log1p() / math.log(self.train_length)
+        return factor.clamp(min=1) if self.clip else factor
