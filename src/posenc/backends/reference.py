@@ -33,14 +33,14 @@ class Reference:
             scores = scores + bias.to(precise)
         visible = positions.mask()
         scores = scores.masked_fill(~visible, -torch.inf)
-        if problem.sink is not None:
-            sink = problem.sink.to(precise)[:, None, None].expand(*scores.shape[:3], 1)
-            scores = torch.cat((scores, sink), -1)
         # a row without any visible key has no softmax; its weights are zero
         empty = ~visible.any(-1, keepdim=True)
+        scores = scores.masked_fill(empty, 0.0)
+        weights = scores.softmax(-1)
         if problem.sink is not None:
-            empty = empty & (problem.sink == -torch.inf)[:, None, None]
-        weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)[..., : k.shape[2]]
+            # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
+            weights = weights * (scores.logsumexp(-1, keepdim=True) - problem.sink.to(precise)[:, None, None]).sigmoid()
+        weights = weights.masked_fill(empty, 0.0)
         weights = torch.nn.functional.dropout(weights, problem.dropout_p)
 
         out = weights @ v

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from posenc.backends.problem import Problem
+from posenc.backends.reference import Reference
 from posenc.bias import Relative, dense_sum, hankel
 
 
@@ -22,6 +23,8 @@ class SDPA:
         if problem.dropout_p > 0 and problem.q.device.type == "cpu":
             why = "dropout makes the CPU's SDPA keep scores and probabilities"
             return why, 3 * cells, "no dropout on the attention weights"
+        if _trains_sink(problem):
+            return "the gradient of a learned sink needs scores and probabilities", 3 * cells, "a sink without gradient"
         padded = _padded_width(problem)
         widened = 0 if padded is None else padded * sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v)) * size
         if _is_plain(problem):
@@ -39,6 +42,9 @@ class SDPA:
         return "a dense float mask", rows * heads * queries * keys * max(size, 4) + widened, ""
 
     def attend(self, problem: Problem) -> Tensor:
+        if _trains_sink(problem):
+            # SDPA would take its own N x N path, with an extra column that defies export for any length
+            return Reference().attend(problem)
         q, k, v = problem.q, problem.k, problem.v
         width = _padded_width(problem)
         if width is not None:
@@ -64,7 +70,7 @@ class SDPA:
         visible: Tensor | None = None if positions.all_visible else positions.mask()
         if problem.sink is not None:
             bias, visible = _with_sink(problem, bias, visible)
-            k, v = _with_zero(k), _with_zero(v)
+            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
         blind = None
         if visible is not None:
             # SDPA leaves rows without a visible key undefined: let them see everything, then clear their output
@@ -83,6 +89,10 @@ def _padded_width(problem: Problem) -> int | None:
     width to pad them to with zeros, or None if they agree."""
     widths = problem.q.shape[-1], problem.v.shape[-1]
     return max(widths) if problem.q.device.type == "cpu" and widths[0] != widths[1] else None
+
+
+def _trains_sink(problem: Problem) -> bool:
+    return problem.sink is not None and problem.sink.requires_grad and torch.is_grad_enabled()
 
 
 def _is_plain(problem: Problem) -> bool:
@@ -138,12 +148,6 @@ def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
     """The dtype SDPA wants: on the CPU a half-precision q takes a float32 mask, which keeps large biases exact."""
     keep = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
     return mask.to(torch.float32 if keep else q.dtype)
-
-
-def _with_zero(x: Tensor) -> Tensor:
-    """One more token, of zeros. In three dimensions: in four, padding asks after channels-last strides, and an export
-    for any length would be tied to the answer."""
-    return pad(x.flatten(0, 1), (0, 0, 0, 1)).unflatten(0, x.shape[:2])
 
 
 def _with_sink(problem: Problem, bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
