@@ -5,16 +5,22 @@ from posenc.attention import Explanation, attention, explain
 from posenc.bibliography import cite
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import (
+    CAPE,
     ENCODINGS,
+    SHAPE,
     T5,
     ALiBi,
     Binary,
     Integer,
     Learned,
+    LearnedSink,
+    LogN,
     NoPE,
     Normalized,
+    Randomized,
     Rotary,
     Sinusoidal,
+    SoftmaxN,
     create,
     from_spec,
 )
@@ -24,7 +30,7 @@ from posenc.positions import Positions
 __version__ = "0.1.0"
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned", "NoPE",
-    "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "create", "explain",
-    "frequencies", "from_spec", "functional",
+    "CAPE", "ENCODINGS", "SHAPE", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned",
+    "LearnedSink", "LogN", "NoPE", "Normalized", "PerLayer", "Positions", "Randomized", "Rotary", "Sinusoidal",
+    "SoftmaxN", "Sum", "attention", "cite", "create", "explain", "frequencies", "from_spec", "functional",
 ]  # fmt: skip

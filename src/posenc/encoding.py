@@ -40,6 +40,8 @@ class Encoding(nn.Module):
     """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
     extrapolates: ClassVar[str] = ""
     """What the source claims happens past the training length."""
+    equal_to: ClassVar[str] = "the formula"
+    """What the tests hold it against, besides the formula."""
     causal_only: ClassVar[bool] = False
     """Undefined when a query sees keys after itself."""
     max_positions: int | None = None

@@ -7,8 +7,20 @@ from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
 from posenc.frequencies import SCHEDULES
 
-SHAPE = {"dim": 64, "num_heads": 4, "max_positions": 512, "causal": True}
+SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
+OF_THE_MODEL = (
+    "dim",
+    "num_heads",
+    "head_dim",
+    "num_kv_heads",
+    "num_layers",
+    "max_positions",
+    "rows",
+    "train_length",
+    "bidirectional",
+)
+"""Arguments that `create` takes from the model's shape; the rest are options."""
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
@@ -18,7 +30,8 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """name, class, where it acts, whether it learns, what its source claims past the training length, papers, summary."""
+    """name, class, where it acts, whether it learns, what its source claims past the training length, what it was held
+    against, options, papers, summary."""
     papers = entries()
     found = []
     for name, cls in ENCODINGS.items():
@@ -31,6 +44,8 @@ def rows() -> list[dict[str, Any]]:
                 "learned": any(True for _ in made.parameters()),
                 "shift_invariant": bool(made.shift_invariant),
                 "extrapolates": cls.extrapolates,
+                "equal_to": cls.equal_to,
+                "options": [n for n in cls.arguments() if n not in OF_THE_MODEL],
                 "arguments": {n: None if p.default is p.empty else p.default for n, p in cls.arguments().items()},
                 "papers": [_short(papers[key]) for key in cls.papers],
                 "summary": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
@@ -42,7 +57,7 @@ def rows() -> list[dict[str, Any]]:
 def table() -> str:
     """The catalogue as text, one line each."""
     found = catalogue()
-    head = ("name", "acts on", "learned", "past the training length, its source says", "paper")
+    head = ("name", "acts on", "learned", "past the training length, its source says", "paper", "options")
     body = [
         (
             row["name"],
@@ -50,6 +65,7 @@ def table() -> str:
             "yes" if row["learned"] else "no",
             row["extrapolates"],
             "; ".join(row["papers"]) or "none",
+            " ".join(row["options"]),
         )
         for row in found["encodings"]
     ]

@@ -15,8 +15,8 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, unknown
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
-    "Sinusoidal", "create", "from_spec",
+    "CAPE", "ENCODINGS", "SHAPE", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "LearnedSink", "LogN",
+    "NoPE", "Normalized", "Randomized", "Rotary", "Sinusoidal", "SoftmaxN", "create", "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {

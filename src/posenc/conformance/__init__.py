@@ -1,0 +1,5 @@
+"""Checks for every encoding, importable by others: `check` runs them on an encoding of yours."""
+
+from posenc.conformance.suite import CHECKS, Outcome, Report, check
+
+__all__ = ["CHECKS", "Outcome", "Report", "check"]

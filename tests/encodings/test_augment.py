@@ -1,0 +1,154 @@
+"""SHAPE, CAPE and randomised positions: what they draw in training, what they leave alone, and that a whole forward
+pass sees one draw."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import posenc
+from posenc import CAPE, SHAPE, Positions, Randomized, Rotary, Sinusoidal
+from posenc.transformer import Transformer, TransformerConfig
+
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+LAYOUTS = {
+    "plain": (Positions.arange(5, causal=True), 3),
+    "padded": (Positions.from_mask(MASK, causal=True), 2),
+    "packed": (Positions.packed([2, 3], causal=True), 4),
+}
+EVERY_LAYOUT = pytest.mark.parametrize(("positions", "batch"), LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64)], ids=repr)
+def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, batch):
+    moved = encoding.train().place(positions, batch)
+    assert torch.equal(moved.q, moved.k)
+    assert moved.q.shape == (batch, 5)
+    assert torch.equal(moved.mask(), positions.mask().expand_as(moved.mask()))
+    again = encoding.place(positions, batch)
+    assert not torch.equal(again.q, moved.q)
+    assert moved.start is None, "positions that moved are not known to be contiguous"
+
+
+@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64, testing="plain")], ids=repr)
+def test_nothing_moves_outside_training(encoding):
+    positions = Positions.arange(5, 7)
+    assert encoding.eval().place(positions, 3) is positions
+
+
+def test_shape_shifts_each_row_by_one_number_below_its_maximum():
+    positions = Positions.arange(6)
+    shifts = SHAPE(4).train().place(positions, 500).q - positions.q
+    assert torch.equal(shifts, shifts[:, :1].expand(-1, 6))
+    assert sorted(set(shifts[:, 0].tolist())) == [0, 1, 2, 3], "the authors' code draws 0 .. K-1"
+
+
+def test_shape_on_a_grid():
+    positions = Positions.grid(2, 3)
+    moved = SHAPE(9).train().place(positions, 2)
+    shift = (moved.q - positions.q).flatten(1)
+    assert torch.equal(shift, shift[:, :1].expand_as(shift))
+
+
+def test_cape_stays_within_its_bounds_and_reaches_them():
+    positions, n = Positions.arange(40), 400
+    moved = CAPE(max_shift=3.0, max_jitter=0.5, max_stretch=1.2).train().place(positions, n).q
+    low, high = (positions.q - 3.5) / 1.2, (positions.q + 3.5) * 1.2
+    assert (moved >= torch.minimum(low, low * 1.44)).all()
+    assert (moved <= high).all()
+    only_shift = CAPE(3.0, 0.0, 1.0).train().place(positions, n).q - positions.q
+    assert torch.allclose(only_shift, only_shift[:, :1].expand_as(only_shift), atol=1e-12)
+    assert only_shift.min() < -2.8
+    assert only_shift.max() > 2.8
+    only_jitter = CAPE(0.0, 0.5, 1.0).train().place(positions, n).q
+    assert (only_jitter.diff(dim=1) > 0).all(), "a jitter below one half keeps the order"
+    stretch = CAPE(0.0, 0.0, 1.2).train().place(positions, n).q[:, 1]
+    assert torch.allclose(stretch.log().aminmax().max, torch.tensor(math.log(1.2)).double(), atol=0.01)
+    assert abs(float(stretch.log().mean())) < 0.02, "the logarithm is uniform around 0"
+
+
+def test_cape_centres_each_sequence():
+    centred = CAPE(centre=True).eval()
+    assert centred.place(Positions.arange(5), 1).q[0].tolist() == [-2, -1, 0, 1, 2]
+    assert centred.place(Positions.packed([2, 3]), 1).q[0].tolist() == [-0.5, 0.5, -1, 0, 1]
+    assert centred.place(Positions.from_mask(MASK), 2).q[0, 2:].tolist() == [-1, 0, 1]
+    with pytest.raises(posenc.InputError, match="whole sequence"):
+        centred.place(Positions.arange(1, 4), 1)
+
+
+@given(n=st.integers(1, 64), seed=st.integers(0, 2**20))
+def test_randomized_is_a_sorted_sample_without_replacement(n, seed):
+    torch.manual_seed(seed)
+    drawn = Randomized(64).train().place(Positions.arange(n), 3).q
+    assert (drawn.diff(dim=1) > 0).all()
+    assert drawn.min() >= 0
+    assert drawn.max() < 64
+
+
+def test_randomized_draws_every_position_equally_often():
+    drawn = Randomized(8).train().place(Positions.arange(3), 4000).q
+    counts = torch.bincount(drawn.flatten(), minlength=8) / 4000
+    assert torch.allclose(counts, torch.full((8,), 3 / 8), atol=0.04)  # five standard errors
+    assert torch.allclose(drawn.double().mean(0), torch.tensor([9 / 4, 9 / 2, 27 / 4]).double() - 1, atol=0.1)
+
+
+def test_randomized_draws_for_each_document_over_the_whole_range():
+    drawn = Randomized(100).train().place(Positions.packed([3, 40]), 200).q
+    assert (drawn[:, :3].diff(dim=1) > 0).all()
+    assert (drawn[:, 3:].diff(dim=1) > 0).all()
+    assert abs(float(drawn[:, 1].double().mean()) - 49.5) < 5, "the middle of three is in the middle of the range"
+    padded = Randomized(100).train().place(Positions.from_mask(MASK[:1]), 200).q[:, 2:]
+    assert abs(float(padded[:, 1].double().mean()) - 49.5) < 5
+
+
+@pytest.mark.parametrize("n", [1, 3, 31, 63, 64])
+def test_randomized_tests_at_the_mean_of_its_draws(n):
+    encoding = Randomized(64).eval()
+    spread = encoding.place(Positions.arange(n), 1).q[0]
+    expected = (torch.arange(1, n + 1) * 65 / (n + 1)).floor() - 1
+    assert torch.equal(spread, expected.long())
+    assert n == 1 or int(spread.diff().min()) >= 1
+    assert spread.min() >= 0
+    assert spread.max() < 64
+    drawn = Randomized(64, testing="random").eval().place(Positions.arange(n), 1).q
+    assert drawn.shape == (1, n)
+
+
+def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
+    config = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
+    x = torch.randint(11, (2, 9))
+    model = Transformer(config, SHAPE(100) + Sinusoidal(16))
+    plain = Transformer(config, Sinusoidal(16))
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(x), plain.eval()(x))
+    assert not torch.allclose(model.train()(x), plain(x))
+    relative = Transformer(config, SHAPE(100) + Rotary(8)).double()
+    assert torch.allclose(relative.train()(x), relative.eval()(x), atol=1e-10), "RoPE does not see a shift"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SHAPE(0), "max_shift=0"),
+        (lambda: CAPE(max_stretch=0.9), "max_stretch=0.9"),
+        (lambda: CAPE(max_jitter=-1.0), "max_jitter=-1.0"),
+        (lambda: Randomized(0), "max_length=0"),
+        (lambda: Randomized(8, testing="never"), "testing 'never'"),
+        (lambda: Randomized(8).place(Positions.arange(9), 1), "9 tokens does not fit"),
+        (lambda: Randomized(8).place(Positions.arange(1, 5), 1), "whole sequence"),
+        (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "integer positions"),
+        (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
+            torch.zeros(1, 4, 8), SHAPE(9).place(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
+    ],
+)  # fmt: skip
+def test_refusals(make, message):
+    with pytest.raises(posenc.InputError, match=message):
+        make()
