@@ -19,12 +19,13 @@ from posenc.encodings import (
     from_spec,
 )
 from posenc.errors import InputError
+from posenc.layout import convert_layout
 from posenc.positions import Positions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ENCODINGS", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned", "NoPE",
-    "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "create", "explain",
-    "frequencies", "from_spec", "functional",
+    "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "convert_layout", "create",
+    "explain", "frequencies", "from_spec", "functional",
 ]  # fmt: skip
