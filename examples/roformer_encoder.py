@@ -20,7 +20,7 @@ def texts(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return whole, whole.masked_fill(torch.rand(whole.shape) < 0.25, MASK)
 
 
-def accuracy(encoding: str, steps: int = 150, seed: int = 0) -> float:
+def accuracy(encoding: str, steps: int = 120, seed: int = 0) -> float:
     """The share of hidden tokens found in new texts, after training with an encoding."""
     torch.manual_seed(seed)
     config = TransformerConfig(VOCAB + 1, dim=64, num_layers=2, num_heads=2, causal=False)
@@ -39,7 +39,7 @@ def accuracy(encoding: str, steps: int = 150, seed: int = 0) -> float:
         return (model(masked)[hidden].argmax(-1) == whole[hidden]).float().mean().item()
 
 
-def main(steps: int = 150, seed: int = 0) -> dict[str, float]:
+def main(steps: int = 120, seed: int = 0) -> dict[str, float]:
     found = {name: accuracy(name, steps, seed) for name in ("rope:layout=interleaved", "none")}
     print("hidden tokens found: " + ", ".join(f"{share:.0%} with {name}" for name, share in found.items()))
     return found

@@ -57,8 +57,8 @@ def test_the_loss_of_the_global_pointer_is_the_papers():
     want = 0.0
     for text in range(2):
         candidates = [(i, j) for i in range(5) for j in range(i, 5)]
-        other = sum(math.exp(scores[text, i, j]) for i, j in candidates if not spans[text, i, j])
-        marked = sum(math.exp(-scores[text, i, j]) for i, j in candidates if spans[text, i, j])
+        other = sum(math.exp(scores[text, i, j].item()) for i, j in candidates if not spans[text, i, j])
+        marked = sum(math.exp(-scores[text, i, j].item()) for i, j in candidates if spans[text, i, j])
         want += math.log(1 + other) + math.log(1 + marked)
     masked = scores.masked_fill(torch.ones(5, 5).tril(-1).bool(), -torch.inf)
     got = example("global_pointer").loss(masked[:, None], spans[:, None])

@@ -42,9 +42,9 @@ def test_smollm2_says_the_same_in_either_layout_and_nonsense_unconverted():
     same, same_loss = run(*ernie, interleaved)
     wrong, wrong_loss = run(*llama, interleaved)
     swapped, swapped_loss = run(*ernie, half)
-    print(f"\nnats a token: half {loss:.4f}, interleaved {same_loss:.4f}, wrong {wrong_loss:.2f}, {swapped_loss:.2f}")
-    print([(x - want).abs().max().item() for x in (same, wrong, swapped)])
     assert (same - want).abs().max() < 1e-3
-    assert abs(same_loss - loss) < 1e-4
+    assert loss == pytest.approx(2.597, abs=5e-3)
+    assert same_loss == pytest.approx(loss, abs=1e-4)
+    # measured: logits off by 39 and 33, 4.82 and 4.30 nats a token
     assert min((x - want).abs().max() for x in (wrong, swapped)) > 10
     assert min(wrong_loss, swapped_loss) > loss + 1

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import gguf
 import torch
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
@@ -56,7 +55,6 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, object], Tokenizer]:
 
 def load(cls: type, config_cls: type, state: dict[str, Tensor], config: dict[str, object]) -> torch.nn.Module:
     """A transformers model around these very tensors: several of them share one copy of the weights."""
-    transformers.logging.disable_progress_bar()
     return cls.from_pretrained(None, config=config_cls(**config), state_dict=state).eval()
 
 
