@@ -92,10 +92,14 @@ def test_dtype_and_every_bit_are_kept(dtype):
     assert torch.equal(convert_layout(weight, 12, "half", "half").view(torch.uint8), weight.view(torch.uint8))
 
 
-def test_weights_on_the_meta_device_stay_there():
+def test_weights_stay_on_their_device():
     converted = convert_layout(torch.empty(64, 16, device="meta"), 32, "half", "interleaved")
     assert converted.is_meta
     assert converted.shape == (64, 16)
+    weight = torch.randn(64, 16)
+    with torch.device("meta"):
+        converted = convert_layout(weight, 32, "half", "interleaved")
+    assert torch.equal(converted, convert_layout(weight, 32, "half", "interleaved")), "the default device is no matter"
 
 
 def test_gradients_return_to_the_channels_they_came_from():
@@ -250,6 +254,7 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
         (WEIGHT, (8, "half", "interleaved", {"rotary_start": 3}), "head_dim - rotary_start=5: .* must be even"),
         (WEIGHT, (8, "half", "interleaved", {"axis": 2}), r"axis=2: weights has shape \(24, 5\)"),
         (WEIGHT, (8, "half", "interleaved", {"names": ["q_proj"]}), "names are for a state dict"),
+        (torch.nn.Linear(5, 24), (8, "half", "interleaved", {"names": ["q_proj"]}), r"a Linear: .* state_dict\(\)"),
         (STATE, (8,), r"names=None: list the modules .* \['q_proj', 'k_proj'\]"),
         (STATE, (8, "half", "interleaved", {"names": "q_proj"}), "names='q_proj': list"),
         (STATE, (8, "half", "interleaved", {"names": []}), "names=.*: list"),

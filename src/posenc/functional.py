@@ -148,7 +148,7 @@ def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tenso
         InputError: odd rotary_dim, or an unknown layout.
     """
     check_even("rotary_dim", rotary_dim)
-    channels = torch.arange(rotary_dim)
+    channels = torch.arange(rotary_dim, device="cpu")
     pairs = {"half": channels.view(2, -1).T, "interleaved": channels.view(-1, 2)}  # (pairs, 2)
     for name, layout in (("source", source), ("target", target)):
         if layout not in pairs:

@@ -33,8 +33,8 @@ def convert_layout(
 ) -> Tensor | dict[str, Tensor]:
     """Weights that make queries or keys, reordered so that rotating in the target layout gives the scores of the source.
 
-    Models in transformers mostly rotate in "half"; GGUF files, Meta's own Llama weights and GPT-J are "interleaved".
-    A weight run in the wrong one still loads, and the model talks nonsense. Only the order of channels within each
+    Models in transformers mostly rotate in "half"; GPT-J, Meta's own Llama weights and llama.cpp's files of Llama models
+    are "interleaved". A weight run in the wrong one still loads, and the model talks nonsense. Only the order of channels within each
     head changes: round trips are bit-equal, and dtype, device and gradient are kept.
 
     Args:
@@ -64,12 +64,14 @@ def convert_layout(
             f"rotary_dim={rotary_dim}, rotary_start={rotary_start}: the rotated channels must lie within the "
             f"head_dim={head_dim} of a head"
         )
-    of_head = torch.arange(head_dim)
+    of_head = torch.arange(head_dim, device="cpu")  # whatever the default device is
     of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(width, source, target)
     if isinstance(weights, Tensor):
         if names is not None:
             raise InputError("names are for a state dict: a single tensor is converted whole")
         return _reordered("weights", weights, of_head, axis)
+    if not isinstance(weights, Mapping):
+        raise InputError(f"weights are a {type(weights).__name__}: pass a tensor, or a model's state_dict()")
     if not names or isinstance(names, str):
         raise InputError(f"names={names!r}: list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']")
     modules = {key: key.rpartition(".")[0] for key in weights}
@@ -96,5 +98,5 @@ def _reordered(name: str, weight: Tensor, of_head: Tensor, axis: int) -> Tensor:
             f"{name} of shape {tuple(weight.shape)}: its {width} channels along axis {axis} are no multiple of "
             f"head_dim={head_dim}"
         )
-    first = torch.arange(0, width, head_dim)
+    first = torch.arange(0, width, head_dim, device="cpu")
     return weight.index_select(axis, (first[:, None] + of_head).flatten().to(weight.device))
