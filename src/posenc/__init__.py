@@ -25,12 +25,14 @@ from posenc.encodings import (
     from_spec,
 )
 from posenc.errors import InputError
+from posenc.layout import convert_layout
 from posenc.positions import Positions
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CAPE", "ENCODINGS", "SHAPE", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned",
-    "LearnedSink", "LogN", "NoPE", "Normalized", "PerLayer", "Positions", "Randomized", "Rotary", "Sinusoidal",
-    "SoftmaxN", "Sum", "attention", "cite", "create", "explain", "frequencies", "from_spec", "functional",
+    "CAPE", "ENCODINGS", "SHAPE", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer",
+    "Learned", "LearnedSink", "LogN", "NoPE", "Normalized", "PerLayer", "Positions", "Randomized", "Rotary",
+    "Sinusoidal", "SoftmaxN", "Sum", "attention", "cite", "convert_layout", "create", "explain", "frequencies",
+    "from_spec", "functional",
 ]  # fmt: skip

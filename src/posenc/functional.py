@@ -138,6 +138,26 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half") -> T
     return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), -1)
 
 
+def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
+    """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
+
+    Channel i of pair c moves to channel i of pair c, so rotary(x, layout=source)[..., permutation] equals
+    rotary(x[..., permutation], layout=target). (rotary_dim,) int64.
+
+    Raises:
+        InputError: odd rotary_dim, or an unknown layout.
+    """
+    check_even("rotary_dim", rotary_dim)
+    channels = torch.arange(rotary_dim, device="cpu")
+    pairs = {"half": channels.view(2, -1).T, "interleaved": channels.view(-1, 2)}  # (pairs, 2)
+    for name, layout in (("source", source), ("target", target)):
+        if layout not in pairs:
+            raise unknown(f"{name} layout", layout, pairs)
+    permutation = torch.empty_like(channels)
+    permutation[pairs[target].flatten()] = pairs[source].flatten()
+    return permutation
+
+
 def alibi_slopes(num_heads: int) -> Tensor:
     """ALiBi's slope of each head, (num_heads,) float64, for any number of heads (Press et al. 2022, section 3).
 

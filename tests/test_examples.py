@@ -1,0 +1,74 @@
+"""Each example runs, shows what its docstring claims, and is as short as promised."""
+
+import ast
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: not blank, not a comment alone, not in a docstring."""
+    text = path.read_text(encoding="utf-8")
+    lines = {n for n, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith("#")}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_examples_are_short_and_say_what_they_show(path):
+    assert code_lines(path) <= 40
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):
+    found = example("roformer_encoder").main()
+    assert found["rope:layout=interleaved"] > 0.9
+    assert found["none"] < 0.3, "one of the motif's tokens: a sixth, and a little for those that are rarer in sight"
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_global_pointer_needs_positions_to_pair_starts_with_ends(capsys):
+    f1 = example("global_pointer").main()
+    assert f1["rope"] > 0.97
+    assert f1["none"] < 0.8, "at best every start with every later end of its type: 0.73"
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_the_loss_of_the_global_pointer_is_the_papers():
+    # Su, kexue.fm/archives/8373: log(1 + sum over negatives of e^s) + log(1 + sum over positives of e^-s), a span being
+    # one with start <= end; a text without spans has the first term alone
+    scores = torch.randn(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    spans = torch.zeros(2, 5, 5, dtype=torch.bool)
+    spans[0, 1, 3] = spans[0, 2, 2] = True
+    want = 0.0
+    for text in range(2):
+        candidates = [(i, j) for i in range(5) for j in range(i, 5)]
+        other = sum(math.exp(scores[text, i, j].item()) for i, j in candidates if not spans[text, i, j])
+        marked = sum(math.exp(-scores[text, i, j].item()) for i, j in candidates if spans[text, i, j])
+        want += math.log(1 + other) + math.log(1 + marked)
+    masked = scores.masked_fill(torch.ones(5, 5).tril(-1).bool(), -torch.inf)
+    got = example("global_pointer").loss(masked[:, None], spans[:, None])
+    assert got.item() == pytest.approx(want / 2, rel=1e-12)
+    got.backward()
+    assert scores.grad.isfinite().all()
+
+
+def test_a_padded_text_gets_what_it_gets_alone_in_attention_of_ones_own(capsys):
+    for right, forgotten in example("own_attention").main().values():
+        assert right < 1e-5
+        assert forgotten > 0.05
+    assert len(capsys.readouterr().out.splitlines()) == 6
