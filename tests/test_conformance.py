@@ -14,7 +14,9 @@ VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
-            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none"]  # fmt: skip
+            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
+            "kerple:kind=power", "cope:num_counts=3:scaled=false", "rope+cope", "swin:width=3:beyond=clamp",
+            "swin_v2:cosine=false:width=3"]  # fmt: skip
 NAMES = [*posenc.ENCODINGS, *VARIANTS]
 CONFIGS = pytest.mark.parametrize("config", [DECODER, ENCODER], ids=["decoder", "encoder"])
 EVERY = pytest.mark.parametrize("name", NAMES)

@@ -6,15 +6,23 @@ from posenc.bibliography import cite
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import (
     ENCODINGS,
+    FIRE,
+    KERPLE,
     T5,
     ALiBi,
     Binary,
+    ClassWindowTable,
+    CoPE,
     Integer,
     Learned,
+    LogWindow,
     NoPE,
     Normalized,
     Rotary,
+    Sandwich,
+    Sines,
     Sinusoidal,
+    WindowTable,
     create,
     from_spec,
 )
@@ -24,7 +32,8 @@ from posenc.positions import Positions
 __version__ = "0.1.0"
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned", "NoPE",
-    "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "create", "explain",
-    "frequencies", "from_spec", "functional",
+    "ENCODINGS", "FIRE", "KERPLE", "T5", "ALiBi", "Binary", "ClassWindowTable", "CoPE", "Encoding", "Explanation",
+    "InputError", "Integer", "Learned", "LogWindow", "NoPE", "Normalized", "PerLayer", "Positions", "Rotary", "Sandwich",
+    "Sines", "Sinusoidal", "Sum", "WindowTable", "attention", "cite", "create", "explain", "frequencies", "from_spec",
+    "functional",
 ]  # fmt: skip

@@ -7,19 +7,26 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
-from posenc.encodings.distance import T5, ALiBi
+from posenc.encodings.contextual import CoPE
+from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
+from posenc.encodings.fire import FIRE
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
-    "Sinusoidal", "create", "from_spec",
+    "ENCODINGS", "FIRE", "KERPLE", "T5", "ALiBi", "Absolute", "Binary", "ClassWindowTable", "CoPE", "Integer", "Learned",
+    "LogWindow", "NoPE", "Normalized", "Rotary", "Sandwich", "Sines", "Sinusoidal", "WindowTable", "create", "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls for cls in (NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, ALiBi)
-}
+    cls.name: cls
+    for cls in (
+        NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE,
+        WindowTable, ClassWindowTable, LogWindow,
+    )
+}  # fmt: skip
 
 
 def create(
