@@ -152,7 +152,7 @@ class Sandwich(_DistanceBias):
         distance, total = exact(distance), torch.zeros((), device=distance.device)
         for frequency in self.frequencies:  # one at a time: a grid of distances is not multiplied by their number
             total = total + torch.cos(distance * frequency)
-        return (total / ((head + 1) * (8 / self.num_heads))).to(dtype)
+        return (total * self.num_heads / (8 * (head + 1))).to(dtype)
 
 
 class Sines(_DistanceBias):

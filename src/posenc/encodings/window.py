@@ -14,7 +14,7 @@ from posenc.encodings.absolute import check_std
 from posenc.encodings.distance import check_heads, check_sizes
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.errors import InputError, unknown
-from posenc.positions import Positions, prefix_tokens
+from posenc.positions import Positions, exact, prefix_tokens
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 
@@ -195,13 +195,13 @@ class ClassWindowTable(WindowTable):
 class LogWindow(_Window):
     """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
 
-    num_heads: heads of the model. height, width: of the window trained with, in patches; its furthest offset is log2(9)/3.
+    num_heads: heads of the model. height, width: of the window trained with, in patches.
     num_layers: layers with a function of their own, as in Swin v2; 1 shares one. hidden: width of the MLP, which is
     2 -> hidden -> num_heads with ReLU and a bias in its first layer only. cosine: divide queries and keys by their
     norms and multiply the scores by exp(temperature), learned per head, from 10 on and at most 100; False leaves
     the scores as they are and adds the bias alone.
 
-    An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3. Any offset has a bias,
+    An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any offset has a bias,
     fractional ones too. Positions are as in WindowTable. Raises InputError for tokens without a place such as [CLS].
     Source: Liu et al. 2022, sections 3.2 and 3.3.
     """
@@ -229,10 +229,8 @@ class LogWindow(_Window):
 
     def of_offset(self, head: Tensor, offset: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and (..., 2) offsets, query minus key, in dtype."""
-        # a window of one patch has no furthest offset: the patch next to it counts as that
-        furthest = offset.new_tensor([max(self.height - 1, 1), max(self.width - 1, 1)])
-        spaced = offset.sign() * torch.log2(1 + 8 * offset.abs() / furthest) / 3
-        return 16 * torch.sigmoid(self.mlp(spaced.to(dtype), head, layer))
+        coordinates = log_spaced(offset, self.height, self.width).to(dtype)
+        return 16 * torch.sigmoid(self.mlp(coordinates, head, layer))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         grid = self.checked(q, positions)
@@ -264,3 +262,12 @@ class LogWindow(_Window):
 
     def scale(self, head_dim: int) -> float:
         return 1.0 if self.cosine else super().scale(head_dim)
+
+
+def log_spaced(offset: Tensor, height: int, width: int) -> Tensor:
+    """Swin v2's coordinates of (..., 2) offsets in a window: log2(9)/3 at the furthest, finer near by (Liu et al.
+    2022, eq. 4)."""
+    # along an axis of one patch the next one counts as the furthest
+    offset = exact(offset)
+    furthest = offset.new_tensor([max(height - 1, 1), max(width - 1, 1)])
+    return offset.sign() * torch.log2(1 + 8 * offset.abs() / furthest) / 3
