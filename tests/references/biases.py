@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def kerple(kind: str, p: float, a: float, distance: float) -> float:
-    """Chi et al. 2022, eq. 2 and 3: logarithmic and power variants."""
+    """Chi et al. 2022: the logarithmic and the power kernel."""
     return -p * math.log(1 + a * abs(distance)) if kind == "log" else -a * abs(distance) ** p
 
 
 def sandwich(distance: float, head: int, heads: int, dim_bar: int, base: float) -> float:
-    """Chi et al. 2023, eq. 7, over the ratio of the head (counted from 0)."""
+    """Chi et al. 2023: the product of two sinusoidal codes over the ratio of the head (counted from 0)."""
     total = sum(math.cos(distance / base ** (2 * c / dim_bar)) for c in range(dim_bar // 2))
     return total / (8 * (head + 1) / heads)
 
@@ -26,7 +26,7 @@ def fire(
     i: float, j: float, *, c: float, threshold: float, eps: float,
     weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: float,
 ) -> float:  # fmt: skip
-    """Li et al. 2024, eq. 8 with the logarithm of section 3.3; |distance| for keys after the query."""
+    """Li et al. 2024 with its logarithm and threshold; |distance| for keys after the query."""
 
     def psi(x: float) -> float:
         return math.log(abs(c * x) + 1)
@@ -37,7 +37,7 @@ def fire(
 
 
 def cope(q: Tensor, keys: list[Tensor], embeddings: Tensor) -> float:
-    """Golovneva et al. 2024, eq. 3 to 5: q . e[p], p = sum of the gates of `keys`, from the key up to the query."""
+    """Golovneva et al. 2024: q . e[p], p = sum of the gates of `keys`, from the key up to the query."""
     gates = [1 / (1 + math.exp(-float(q @ k) / math.sqrt(len(q)))) for k in keys]
     p = min(sum(gates), embeddings.shape[1] - 1)
     below, above = math.floor(p), math.ceil(p)
@@ -52,13 +52,13 @@ def swin_row(dy: int, dx: int, height: int, width: int) -> int:
 
 
 def log_spaced(d: float, size: int) -> float:
-    """Liu et al. 2022, eq. 4 as the authors' code has it: offsets scaled to 8, logarithms to base 8."""
+    """Liu et al. 2022 as the authors' code has it: offsets scaled to 8, logarithms to base 8."""
     scaled = d / (size - 1) * 8
     return math.copysign(math.log2(abs(scaled) + 1) / math.log2(8), d)
 
 
 def log_window(dy: float, dx: float, height: int, width: int, weight_in: Tensor, bias_in: Tensor, out: Tensor) -> float:
-    """Liu et al. 2022, section 3.3: 16 sigmoid of a perceptron without a bias in its last layer."""
+    """Liu et al. 2022 as the authors' code has it: 16 sigmoid of a perceptron without a bias in its last layer."""
     x = log_spaced(dy, height), log_spaced(dx, width)
     hidden = [
         max(0.0, float(w[0]) * x[0] + float(w[1]) * x[1] + float(b)) for w, b in zip(weight_in, bias_in, strict=True)

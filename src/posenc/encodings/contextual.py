@@ -11,7 +11,7 @@ from posenc.positions import Positions
 
 
 class CoPE(Encoding):
-    """A key's distance is the sum of gates sigmoid(q . k / sqrt(head_dim)) over the keys from it to the query.
+    """Positions by content: a key is as far as gates sigmoid(q . k / sqrt(head_dim)) add up to from it to the query.
 
     head_dim: width of a head. num_layers: layers with embeddings of their own (the authors' default); 1 shares them.
     num_counts: embeddings, one for each count 0 .. num_counts - 1 (64 in the paper's language models, the context's
@@ -22,8 +22,8 @@ class CoPE(Encoding):
     and which all heads share. Keys count in their order, whatever their positions; only visible ones do. Costs
     num_queries x num_keys memory, several times over: the gates depend on every pair. The gates' own keys and the
     gates from values, options of the authors' code, are not offered.
-    Raises InputError for positions that are not causal. Source: Golovneva et al. 2024, section 4;
-    facebookresearch/RAM, projects/cope.
+    Raises InputError for positions that are not causal. Source: Golovneva et al. 2024;
+    facebookresearch/RAM, projects/cope/src/cope/context_position.py.
     """
 
     name = "cope"

@@ -99,13 +99,14 @@ class KERPLE(_DistanceBias):
 
     num_heads: heads of the model. num_layers: layers with p and a of their own (the authors: all of them); 1 shares.
     kind: "log", or "power", which is ALiBi with a learned slope a where p = 1.
-    bound: the least value of p and a; the power's p is at most 2, up to where the kernel is positive definite.
+    bound: the least value of p and a; the power's p is at most 2, as the kernel's definiteness asks.
 
     p starts uniform below 2, a uniform below 1, both from `bound` on. The authors clamp the parameters in place before
     each use. Here the value in use is clamped and its gradient passes to the parameter as if it were not, which is
     the gradient that the authors' code takes: a parameter at the bound stays free to leave it. Keys after the query,
     which the authors' causal models hide, count by their distance.
-    Raises InputError for an unknown kind. Source: Chi et al. 2022, section 4; chijames/KERPLE, megatron/mpu/layers.py.
+    Raises InputError for an unknown kind. Source: Chi et al. 2022; chijames/KERPLE,
+    megatron/mpu/layers.py.
     """
 
     name = "kerple"
@@ -135,7 +136,7 @@ class Sandwich(_DistanceBias):
 
     num_heads: heads of the model; head h divides the sum by 8 (h + 1) / num_heads. dim_bar: width of the codes, apart
     from the model's own. base: of their frequencies. Nothing is learned.
-    Raises InputError for an odd dim_bar. Source: Chi et al. 2023, section 5.
+    Raises InputError for an odd dim_bar. Source: Chi et al. 2023.
     """
 
     name = "sandwich"

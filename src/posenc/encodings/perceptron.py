@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 
 class HeadPerceptron(nn.Module):
@@ -20,7 +21,7 @@ class HeadPerceptron(nn.Module):
 
     def forward(self, x: Tensor, head: Tensor, layer: int) -> Tensor:
         """The numbers of broadcastable (..., inputs) x and (...) heads, in x's dtype."""
-        hidden = torch.relu(x @ self.weight_in[layer].to(x).mT + self.bias_in[layer].to(x))
+        hidden = linear(x, self.weight_in[layer].to(x), self.bias_in[layer].to(x)).relu_()  # one buffer, not three
         # einsum keeps axes that one side alone has apart: hidden units of a grid are not repeated for every head
         out = torch.einsum("...w,...w->...", hidden, self.weight_out[layer].to(x)[head])
         return out if self.bias_out is None else out + self.bias_out[layer].to(x)[head]

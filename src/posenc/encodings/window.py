@@ -31,7 +31,7 @@ class _Window(Encoding):
             return positions
         if positions.q.is_floating_point() or positions.k.is_floating_point():
             raise InputError(f"{type(self).__name__}: patches have whole numbers; give fractional places as (y, x)")
-        return positions.shared(("grid", self.width), lambda: positions.moved(partial(_cells, width=self.width)))
+        return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
     def checked(self, q: Tensor, positions: Positions) -> Positions:
         """The positions on the grid, for queries of the right number of heads."""
@@ -40,7 +40,7 @@ class _Window(Encoding):
 
     def refuse_prefix(self, grid: Positions) -> None:
         """Refuse tokens that have no place on the grid."""
-        if not torch.compiler.is_compiling() and grid.shared("prefixed", lambda: _prefixed(grid)):
+        if not torch.compiler.is_compiling() and grid.shared(_prefixed, lambda: _prefixed(grid)):
             raise InputError(
                 f"{type(self).__name__} has no bias for tokens without a place in the image: drop [CLS], or use beit"
             )
@@ -83,7 +83,7 @@ class WindowTable(_Window):
     (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
     k is at (k // width, k % width), and then moving all numbers alike changes the rows they fall into.
     Raises InputError for offsets past the table, fractional positions, and tokens without a place such as [CLS].
-    Source: Liu et al. 2021, section 3.2.
+    Source: Liu et al. 2021; microsoft/Swin-Transformer, models/swin_transformer.py.
     """
 
     name = "swin"
@@ -127,7 +127,7 @@ class WindowTable(_Window):
         if grid.q.is_floating_point() or grid.k.is_floating_point():
             raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
         if self.beyond == "error" and not torch.compiler.is_compiling():
-            rows, columns = grid.shared("reach", lambda: _reach(grid))
+            rows, columns = grid.shared(_reach, lambda: _reach(grid))
             if rows >= self.height or columns >= self.width:
                 raise InputError(
                     f"{type(self).__name__}: patches {rows} rows and {columns} columns apart are outside a window of "
@@ -141,8 +141,8 @@ class WindowTable(_Window):
         return lambda head, row: table[row, head]
 
     def resized(self, height: int, width: int) -> "WindowTable":
-        """The same bias for a window of another size, its table resized by bicubic interpolation (Liu et al. 2021,
-        section 4.1, for fine-tuning at another window)."""
+        """The same bias for a window of another size, its table resized by bicubic interpolation, as the authors do to
+        fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
         other = type(self)(
             self.num_heads, height, width, self.num_layers, self.train_length, self.init_std, self.beyond
         )
@@ -203,7 +203,7 @@ class LogWindow(_Window):
 
     An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any offset has a bias,
     fractional ones too. Positions are as in WindowTable. Raises InputError for tokens without a place such as [CLS].
-    Source: Liu et al. 2022, sections 3.2 and 3.3.
+    Source: Liu et al. 2022; microsoft/Swin-Transformer, models/swin_transformer_v2.py.
     """
 
     name = "swin_v2"
@@ -244,7 +244,7 @@ class LogWindow(_Window):
         then sees each once. None where that cannot be known, in compiled code, or offsets are not whole."""
         if torch.compiler.is_compiling() or grid.q.is_floating_point() or grid.k.is_floating_point():
             return None
-        rows, columns = grid.shared("reach", lambda: _reach(grid))
+        rows, columns = grid.shared(_reach, lambda: _reach(grid))
         if (2 * rows + 1) * (2 * columns + 1) >= grid.num_queries * grid.num_keys:
             return None
         steps = [torch.arange(-n, n + 1, device=grid.q.device) for n in (rows, columns)]
@@ -265,8 +265,7 @@ class LogWindow(_Window):
 
 
 def log_spaced(offset: Tensor, height: int, width: int) -> Tensor:
-    """Swin v2's coordinates of (..., 2) offsets in a window: log2(9)/3 at the furthest, finer near by (Liu et al.
-    2022, eq. 4)."""
+    """Swin v2's coordinates of (..., 2) offsets in a window: log2(9)/3 at the furthest, finer near by."""
     # along an axis of one patch the next one counts as the furthest
     offset = exact(offset)
     furthest = offset.new_tensor([max(height - 1, 1), max(width - 1, 1)])
