@@ -97,6 +97,15 @@ def test_swin_depends_on_the_offset_alone_on_a_grid():
     assert torch.equal(dense(encoding, moved, 2), dense(encoding, grid, 2))
 
 
+def test_swin_adds_to_a_bias_of_the_distance():
+    # contiguous positions of which one term has made a grid: no strided view of one vector serves both
+    positions, alibi = Positions.arange(12, causal=True), posenc.ALiBi(3)
+    encoding, (q, k, v) = random(WindowTable(3, 3, 4)), qkv(positions)
+    both = dense(encoding, positions, 3) + dense(alibi, positions, 3)
+    wanted = (q @ k.mT / 2 + both).masked_fill(~positions.mask(), -torch.inf).softmax(-1) @ v
+    assert_close(posenc.attention(q, k, v, encoding + alibi, positions), wanted, **EXACT)
+
+
 def test_swin_beyond_the_window_takes_the_edge():
     encoding = random(WindowTable(2, 3, 3, beyond="clamp"))
     far = Positions.from_ids([[[5, 1]]], [[[0, 9], [4, 9], [3, 0], [9, 1]]])

@@ -201,8 +201,10 @@ class LogWindow(_Window):
     norms and multiply the scores by exp(temperature), learned per head, from 10 on and at most 100; False leaves
     the scores as they are and adds the bias alone.
 
-    An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any offset has a bias,
-    fractional ones too. Positions are as in WindowTable. Raises InputError for tokens without a place such as [CLS].
+    An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any
+    offset has a bias, fractional ones too. Positions are as in WindowTable. The MLP sees each offset once; in compiled
+    code and for fractional offsets, once per pair of tokens.
+    Raises InputError for tokens without a place such as [CLS].
     Source: Liu et al. 2022; microsoft/Swin-Transformer, models/swin_transformer_v2.py.
     """
 
