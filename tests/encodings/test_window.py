@@ -254,8 +254,13 @@ def test_swin_v2_attention_is_that_of_transformers(height, width, trained, heads
     torch.nn.init.normal_(mlp[2].weight, std=0.3)
     # the last head is colder than the authors' floor of 1/100
     module.logit_scale.data.copy_(torch.linspace(0.5, 6, heads)[:, None, None])
-    for ours, theirs in ((encoding.mlp.weight_in, mlp[0].weight), (encoding.mlp.bias_in, mlp[0].bias),
-                         (encoding.mlp.weight_out, mlp[2].weight), (encoding.temperature, module.logit_scale[:, 0, 0])):  # fmt: skip
+    weights = {
+        encoding.mlp.weight_in: mlp[0].weight,
+        encoding.mlp.bias_in: mlp[0].bias,
+        encoding.mlp.weight_out: mlp[2].weight,
+        encoding.temperature: module.logit_scale[:, 0, 0],
+    }
+    for ours, theirs in weights.items():
         ours.data[0] = theirs.data
     x = torch.randn(2, height * width, dim, dtype=torch.float64)
     q, k, v = (p(x).unflatten(-1, (heads, 8)).transpose(1, 2) for p in (module.query, module.key, module.value))

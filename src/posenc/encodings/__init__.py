@@ -16,8 +16,9 @@ from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
 
 __all__ = [
-    "ENCODINGS", "FIRE", "KERPLE", "T5", "ALiBi", "Absolute", "Binary", "ClassWindowTable", "CoPE", "Integer", "Learned",
-    "LogWindow", "NoPE", "Normalized", "Rotary", "Sandwich", "Sines", "Sinusoidal", "WindowTable", "create", "from_spec",
+    "ENCODINGS", "FIRE", "KERPLE", "T5", "ALiBi", "Absolute", "Binary", "ClassWindowTable", "CoPE", "Integer",
+    "Learned", "LogWindow", "NoPE", "Normalized", "Rotary", "Sandwich", "Sines", "Sinusoidal", "WindowTable", "create",
+    "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {

@@ -76,8 +76,8 @@ class WindowTable(_Window):
 
     num_heads: heads of the model. height, width: of the window, in patches; height None: as many rows as train_length
     patches fill, 7 if that is not given. num_layers: layers with a table of their own, as in Swin; 1 shares one.
-    init_std: of the table's normal initialisation (the source cuts it off at 100 deviations). beyond: what an offset past the table gets: "error"
-    refuses it, "clamp" gives it the edge's.
+    init_std: of the table's normal initialisation (the source cuts it off at 100 deviations). beyond: what an offset
+    past the table gets: "error" refuses it, "clamp" gives it the edge's.
 
     `table` is (num_layers, (2 height - 1)(2 width - 1), num_heads); the offset (dy, dx), query minus key, has the row
     (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
