@@ -9,7 +9,9 @@ from posenc.conformance.suite import CHECKS, SLOW, Inapplicable, Subject
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
             "shape+sinusoidal", "cape+rope", "cape:centre=true+sinusoidal", "randomized+t5", "randomized:testing=plain+alibi",
-            "rope+softmax_n", "alibi+sink", "rope+log_n:train_length=3:clip=false+sink"]  # fmt: skip
+            "rope+softmax_n", "alibi+sink", "rope+log_n:train_length=3:clip=false+sink",
+            "kerple:kind=power", "cope:num_counts=3:scaled=false", "rope+cope", "swin:width=3:beyond=clamp",
+            "swin_v2:cosine=false:width=3"]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])

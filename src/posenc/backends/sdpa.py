@@ -118,8 +118,9 @@ def _is_toeplitz(problem: Problem) -> bool:
     positions = problem.positions
     return (
         bool(problem.bias)
-        and all(isinstance(term, Relative) for term in problem.bias)
         and positions.start is not None
+        # a term may have laid the positions out on a grid of its own
+        and all(isinstance(term, Relative) and term.positions.start == positions.start for term in problem.bias)
         and problem.sink is None
         and problem.q.device.type == "cpu"
         and not _every_key_hidden(problem)

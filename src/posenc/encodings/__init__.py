@@ -8,37 +8,38 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
+from posenc.encodings.contextual import CoPE
 from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
-from posenc.encodings.distance import T5, ALiBi
+from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
+from posenc.encodings.fire import FIRE
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
 
+# fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "SHAPE", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "LearnedSink", "LogN",
-    "NoPE", "Normalized", "Randomized", "Rotary", "Sinusoidal", "SoftmaxN", "create", "from_spec",
-]  # fmt: skip
+    "CAPE", "ENCODINGS", "FIRE", "KERPLE", "SHAPE", "T5", "ALiBi", "Absolute", "Binary", "ClassWindowTable", "CoPE",
+    "Integer", "Learned", "LearnedSink", "LogN", "LogWindow", "NoPE", "Normalized", "Randomized", "Rotary", "Sandwich",
+    "Sines", "Sinusoidal", "SoftmaxN", "WindowTable", "create", "from_spec",
+]
 
 ENCODINGS: dict[str, type[Encoding]] = {
     cls.name: cls
     for cls in (
-        NoPE,
-        Normalized,
-        Integer,
-        Binary,
-        Sinusoidal,
-        Learned,
+        # at the input: naive ones, then a code per position
+        NoPE, Normalized, Integer, Binary, Sinusoidal, Learned,
+        # on queries and keys
         Rotary,
-        T5,
-        ALiBi,
-        SHAPE,
-        CAPE,
-        Randomized,
-        SoftmaxN,
-        LearnedSink,
-        LogN,
+        # on the scores, by distance
+        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow,
+        # on positions themselves, in training
+        SHAPE, CAPE, Randomized,
+        # on the softmax
+        SoftmaxN, LearnedSink, LogN,
     )
 }
+# fmt: on
 
 
 def create(

@@ -1,5 +1,6 @@
 """Biases of the distance alone: a number per head and distance, added to the scores."""
 
+import math
 from functools import partial
 
 import torch
@@ -8,25 +9,25 @@ from torch import Tensor, nn
 from posenc.bias import Relative
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import check_std
-from posenc.errors import InputError
-from posenc.functional import alibi_slopes, t5_bucket
-from posenc.positions import Positions
+from posenc.errors import InputError, unknown
+from posenc.functional import alibi_slopes, frequency_curve, t5_bucket
+from posenc.positions import Positions, exact
 
 
 class _DistanceBias(Encoding):
     shift_invariant = True
     num_heads: int
 
-    def of_distance(self, head: Tensor, distance: Tensor, dtype: torch.dtype) -> Tensor:
-        """The bias of broadcastable heads and distances (query position minus key position), in dtype."""
+    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+        """A layer's bias of broadcastable heads and distances (query position minus key position), in dtype."""
         raise NotImplementedError  # abstract: every subclass defines it
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        if q.shape[1] != self.num_heads:
-            raise InputError(f"q with {q.shape[1]} heads: this {type(self).__name__} has num_heads={self.num_heads}")
+        check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        return Relative(partial(self.of_distance, dtype=dtype), self.num_heads, positions)
+        function = partial(self.of_distance, layer=self.own_layer(layer), dtype=dtype)
+        return Relative(function, self.num_heads, positions)
 
 
 class T5(_DistanceBias):
@@ -52,8 +53,7 @@ class T5(_DistanceBias):
         scaled: bool = False,
     ) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise InputError(f"num_heads={num_heads}: must be at least 1")
+        check_sizes(num_heads=num_heads)
         check_std(init_std)
         t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
         self.num_heads, self.bidirectional, self.num_buckets = num_heads, bidirectional, num_buckets
@@ -61,7 +61,7 @@ class T5(_DistanceBias):
         self.table = nn.Parameter(torch.empty(num_heads, num_buckets))
         nn.init.normal_(self.table, std=init_std)
 
-    def of_distance(self, head: Tensor, distance: Tensor, dtype: torch.dtype) -> Tensor:
+    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         bucket = t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
         return self.table.to(dtype)[head, bucket]
 
@@ -90,5 +90,110 @@ class ALiBi(_DistanceBias):
     def tables(self) -> dict[str, Tensor]:
         return {"slopes": alibi_slopes(self.num_heads)}
 
-    def of_distance(self, head: Tensor, distance: Tensor, dtype: torch.dtype) -> Tensor:
+    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         return -self.slopes.to(head.device, dtype)[head] * distance.abs()
+
+
+class KERPLE(_DistanceBias):
+    """Learned decay with the distance: -p log(1 + a |distance|), or -a |distance|^p, with p and a per head.
+
+    num_heads: heads of the model. num_layers: layers with p and a of their own (the authors: all of them); 1 shares.
+    kind: "log", or "power", which is ALiBi with a learned slope a where p = 1.
+    bound: the least value of p and a; the power's p is at most 2, as the kernel's definiteness asks.
+
+    p starts uniform below 2, a uniform below 1, both from `bound` on. The authors clamp the parameters in place before
+    each use. Here the value in use is clamped and its gradient passes to the parameter as if it were not, which is
+    the gradient that the authors' code takes: a parameter at the bound stays free to leave it. Keys after the query,
+    which the authors' causal models hide, count by their distance.
+    Raises InputError for an unknown kind. Source: Chi et al. 2022; chijames/KERPLE,
+    megatron/mpu/layers.py.
+    """
+
+    name = "kerple"
+    papers = ("chi2022kerple",)
+    extrapolates = "yes: trained short, tested long"
+
+    def __init__(self, num_heads: int, num_layers: int = 1, kind: str = "log", bound: float = 0.01) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads, num_layers=num_layers)
+        if kind not in ("log", "power"):
+            raise unknown("kind", kind, ("log", "power"))
+        if not 0 < bound < 1:
+            raise InputError(f"bound={bound}: must lie between 0 and 1, where a starts")
+        self.num_heads, self.num_layers, self.kind, self.bound = num_heads, num_layers, kind, bound
+        self.p = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 2))
+        self.a = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 1))
+
+    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+        p = _held(self.p[layer], self.bound, 2.0 if self.kind == "power" else math.inf).to(dtype)[head]
+        a = _held(self.a[layer], self.bound, math.inf).to(dtype)[head]
+        distance = distance.abs().to(dtype)
+        return -p * torch.log1p(a * distance) if self.kind == "log" else -a * distance**p
+
+
+class Sandwich(_DistanceBias):
+    """Products of sinusoidal codes, p_i . p_j = sum_c cos(distance base^(-2c/dim_bar)), flatter from head to head.
+
+    num_heads: heads of the model; head h divides the sum by 8 (h + 1) / num_heads. dim_bar: width of the codes, apart
+    from the model's own. base: of their frequencies. Nothing is learned.
+    Raises InputError for an odd dim_bar. Source: Chi et al. 2023.
+    """
+
+    name = "sandwich"
+    papers = ("chi2023dissecting",)
+    extrapolates = "yes: trained short, tested long"
+
+    def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads)
+        self.num_heads, self.dim_bar, self.base = num_heads, dim_bar, base
+        self.frequencies: list[float] = frequency_curve(dim_bar, base).tolist()
+
+    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+        distance, total = exact(distance), torch.zeros((), device=distance.device)
+        for frequency in self.frequencies:  # one at a time: a grid of distances is not multiplied by their number
+            total = total + torch.cos(distance * frequency)
+        return (total * self.num_heads / (8 * (head + 1))).to(dtype)
+
+
+class Sines(_DistanceBias):
+    """PE(l - r) with PE(l) = (sin, cos)(pi l / train_length): each head adds a learned combination of the two numbers.
+
+    num_heads: heads of the model. train_length: L_max, the longest sequence. init_std: of the 2 weights per head.
+    One set of weights serves every layer. Distances within train_length to either side have codes of their own; the
+    codes repeat after 2 * train_length.
+    """
+
+    name = "sines"
+    extrapolates = "no: distances repeat after twice the training length"
+
+    def __init__(self, num_heads: int, train_length: int, init_std: float = 0.02) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads, train_length=train_length)
+        check_std(init_std)
+        self.num_heads, self.train_length, self.init_std = num_heads, train_length, init_std
+        self.weight = nn.Parameter(torch.empty(num_heads, 2))
+        nn.init.normal_(self.weight, std=init_std)
+
+    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+        angle = exact(distance) * (math.pi / self.train_length)
+        weight = self.weight.to(dtype)[head]
+        return weight[..., 0] * angle.sin().to(dtype) + weight[..., 1] * angle.cos().to(dtype)
+
+
+def check_heads(encoding: Encoding, q: Tensor, num_heads: int) -> None:
+    """Refuse queries of another number of heads than the encoding was made for."""
+    if q.shape[1] != num_heads:
+        raise InputError(f"q with {q.shape[1]} heads: this {type(encoding).__name__} has num_heads={num_heads}")
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse counts below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f"{name}={size}: must be at least 1")
+
+
+def _held(parameter: Tensor, low: float, high: float) -> Tensor:
+    """The parameter within bounds; the gradient is that of the parameter itself, even outside."""
+    return parameter + (parameter.clamp(low, high) - parameter).detach()

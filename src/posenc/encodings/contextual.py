@@ -1,0 +1,55 @@
+"""Contextual position encoding: positions that count what the query finds worth counting."""
+
+import torch
+from torch import Tensor, nn
+
+from posenc.bias import Dense
+from posenc.encoding import Encoding
+from posenc.encodings.distance import check_sizes
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+
+class CoPE(Encoding):
+    """Positions by content: a key is as far as gates sigmoid(q . k / sqrt(head_dim)) add up to from it to the query.
+
+    head_dim: width of a head. num_layers: layers with embeddings of their own (the authors' default); 1 shares them.
+    num_counts: embeddings, one for each count 0 .. num_counts - 1 (64 in the paper's language models, the context's
+    length + 1 by default in the authors' code); larger sums count as the last. scaled: divide the position's term by
+    sqrt(head_dim) like the scores (the authors' default; "nodiv" otherwise).
+
+    A sum p between two counts gets the interpolated product of the query with their embeddings, which start at zero
+    and which all heads share. Keys count in their order, whatever their positions; only visible ones do. Costs
+    num_queries x num_keys memory, several times over: the gates depend on every pair. The gates' own keys and the
+    gates from values, options of the authors' code, are not offered.
+    Raises InputError for positions that are not causal. Source: Golovneva et al. 2024;
+    facebookresearch/RAM, projects/cope/src/cope/context_position.py.
+    """
+
+    name = "cope"
+    papers = ("golovneva2024contextual",)
+    shift_invariant = True
+    extrapolates = "yes: far keys share the last count"
+    causal_only = True
+
+    def __init__(self, head_dim: int, num_layers: int = 1, num_counts: int = 64, scaled: bool = True) -> None:
+        super().__init__()
+        check_sizes(head_dim=head_dim, num_layers=num_layers, num_counts=num_counts)
+        self.head_dim, self.num_layers, self.num_counts, self.scaled = head_dim, num_layers, num_counts, scaled
+        self.embeddings = nn.Parameter(torch.zeros(num_layers, head_dim, num_counts))
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
+        if q.shape[-1] != self.head_dim:
+            raise InputError(f"q of head_dim {q.shape[-1]}: this CoPE was made with head_dim={self.head_dim}")
+        if not positions.causal:
+            raise InputError("CoPE counts from a key up to its query: pass causal positions (causal=True)")
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        scale = self.scale(self.head_dim)
+        gates = torch.sigmoid(scale * (q @ k.mT)) * positions.mask()
+        counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.num_counts - 1)
+        of_count = q @ self.embeddings[self.own_layer(layer)].to(dtype) * (scale if self.scaled else 1.0)
+        below, above = counts.floor(), counts.ceil()
+        share = counts - below
+        term = of_count.gather(-1, below.long()) * (1 - share) + of_count.gather(-1, above.long()) * share
+        return Dense(term)

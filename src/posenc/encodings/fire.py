@@ -1,0 +1,72 @@
+"""FIRE: a learned function of the distance, as a share of how far back a query can look."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from posenc.bias import Positional
+from posenc.encoding import Encoding
+from posenc.encodings.distance import check_heads, check_sizes
+from posenc.encodings.perceptron import HeadPerceptron
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+
+class FIRE(Encoding):
+    """Functional interpolation: b = MLP(psi(distance) / psi(max(L, i))) for a query at i, psi(x) = log(|c x| + 1).
+
+    num_heads: heads of the model. num_layers: layers with a function of their own; 1 shares one. hidden: width of the
+    MLP, 1 -> hidden -> num_heads with ReLU and biases. threshold: what L starts at; None: a quarter of train_length, as
+    the source has 512 for 2048, and 512 if that is not given either. init_c: what c starts at. c and L, as a multiple
+    of threshold, are learned and enter by their absolute value.
+
+    Queries up to position L share one function of the distance; later ones stretch it over all they can see, so that
+    an input of the MLP stays between 0 and 1 at any length. The source is causal; keys after the query, here, count
+    by their distance. Source: Li et al. 2024 and the listing of its appendix.
+    """
+
+    name = "fire"
+    papers = ("li2024functional",)
+    extrapolates = "yes: any length is mapped to one interval"
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_layers: int = 1,
+        hidden: int = 32,
+        threshold: float | None = None,
+        train_length: int | None = None,
+        init_c: float = 0.1,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads, num_layers=num_layers, hidden=hidden)
+        if threshold is None:
+            threshold = 512.0 if train_length is None else train_length / 4
+        for name, value in (("threshold", threshold), ("eps", eps)):
+            if not value > 0:
+                raise InputError(f"{name}={value}: must be a positive number")
+        self.num_heads, self.num_layers, self.hidden = num_heads, num_layers, hidden
+        self.threshold, self.train_length, self.init_c, self.eps = threshold, train_length, init_c, eps
+        self.mlp = HeadPerceptron(1, hidden, num_heads, num_layers, last_bias=True)
+        self.c = nn.Parameter(torch.full((num_layers,), float(init_c)))
+        self.multiple = nn.Parameter(torch.ones(num_layers))
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
+        check_heads(self, q, self.num_heads)
+        positions.require_one_axis("FIRE")
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        function = partial(self.of_positions, layer=self.own_layer(layer), dtype=dtype)
+        return Positional(function, self.num_heads, positions)
+
+    def of_positions(self, head: Tensor, i: Tensor, j: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+        """A layer's bias of broadcastable heads, query positions and key positions, in dtype."""
+        c = self.c[layer].to(dtype)
+        furthest = torch.maximum(i.to(dtype), (self.multiple[layer].to(dtype) * self.threshold).abs())
+        share = _psi(c, (i - j).to(dtype)) / (_psi(c, furthest) + self.eps)
+        return self.mlp(share[..., None], head, layer)
+
+
+def _psi(c: Tensor, x: Tensor) -> Tensor:
+    return torch.log1p((c * x).abs())

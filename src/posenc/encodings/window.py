@@ -1,0 +1,274 @@
+"""Biases of the two-dimensional offset between the patches of an image: Swin, BEiT and Swin v2."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.bias import Positional, Relative
+from posenc.encoding import Encoding
+from posenc.encodings.absolute import check_std
+from posenc.encodings.distance import check_heads, check_sizes
+from posenc.encodings.perceptron import HeadPerceptron
+from posenc.errors import InputError, unknown
+from posenc.positions import Positions, exact, prefix_tokens
+
+OfOffset = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Window(Encoding):
+    num_heads: int
+    width: int
+
+    def on_grid(self, positions: Positions) -> Positions:
+        """The same tokens at (row, column), those of one coordinate as patches that are numbered row by row."""
+        if positions.q.dim() == 3:
+            if positions.axes != 2:
+                raise InputError(f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}")
+            return positions
+        if positions.q.is_floating_point() or positions.k.is_floating_point():
+            raise InputError(f"{type(self).__name__}: patches have whole numbers; give fractional places as (y, x)")
+        return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
+
+    def checked(self, q: Tensor, positions: Positions) -> Positions:
+        """The positions on the grid, for queries of the right number of heads."""
+        check_heads(self, q, self.num_heads)
+        return self.on_grid(positions)
+
+    def refuse_prefix(self, grid: Positions) -> None:
+        """Refuse tokens that have no place on the grid."""
+        if not torch.compiler.is_compiling() and grid.shared(_prefixed, lambda: _prefixed(grid)):
+            raise InputError(
+                f"{type(self).__name__} has no bias for tokens without a place in the image: drop [CLS], or use beit"
+            )
+
+
+def _cells(ids: Tensor, order: Tensor, width: int) -> Tensor:
+    # -1 stands for a token without a place, and stays -1 on both axes
+    return torch.stack((ids // width, torch.where(ids == -1, ids, ids % width)), -1)
+
+
+def _prefixed(grid: Positions) -> bool:
+    return bool(prefix_tokens(grid.q).any() | prefix_tokens(grid.k).any())
+
+
+def _reach(grid: Positions) -> tuple[int, int]:
+    """The furthest that a query sees, in whole rows and columns, up to and down from itself."""
+    offset = (grid.q[:, :, None] - grid.k[:, None]).abs()
+    placeless = prefix_tokens(grid.q)[:, :, None] | prefix_tokens(grid.k)[:, None]
+    unseen = ~grid.mask()[:, 0] | placeless
+    rows, columns = offset.masked_fill(unseen[..., None], 0).flatten(0, 2).amax(0).tolist()
+    return rows, columns
+
+
+def _row(offset: Tensor, height: int, width: int) -> Tensor:
+    """The row of the table for (..., 2) offsets, query minus key; offsets past the window count as its edge."""
+    dy = offset[..., 0].clamp(1 - height, height - 1)
+    dx = offset[..., 1].clamp(1 - width, width - 1)
+    return (dy + height - 1) * (2 * width - 1) + dx + width - 1
+
+
+class WindowTable(_Window):
+    """Swin's table: a learned bias per head and offset (rows, columns) between two patches of a window.
+
+    num_heads: heads of the model. height, width: of the window, in patches; height None: as many rows as train_length
+    patches fill, 7 if that is not given. num_layers: layers with a table of their own, as in Swin; 1 shares one.
+    init_std: of the table's normal initialisation (the source cuts it off at 100 deviations). beyond: what an offset
+    past the table gets: "error" refuses it, "clamp" gives it the edge's.
+
+    `table` is (num_layers, (2 height - 1)(2 width - 1), num_heads); the offset (dy, dx), query minus key, has the row
+    (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
+    k is at (k // width, k % width), and then moving all numbers alike changes the rows they fall into.
+    Raises InputError for offsets past the table, fractional positions, and tokens without a place such as [CLS].
+    Source: Liu et al. 2021; microsoft/Swin-Transformer, models/swin_transformer.py.
+    """
+
+    name = "swin"
+    papers = ("liu2021swin",)
+    extrapolates = "no: undefined past the window; the table can be resized"
+
+    special_rows = 0
+    """Rows after those of the offsets."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        height: int | None = None,
+        width: int = 7,
+        num_layers: int = 1,
+        train_length: int | None = None,
+        init_std: float = 0.02,
+        beyond: str = "error",
+    ) -> None:
+        super().__init__()
+        if height is None:
+            height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
+        check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
+        check_std(init_std)
+        if beyond not in ("error", "clamp"):
+            raise unknown("beyond", beyond, ("error", "clamp"))
+        self.num_heads, self.height, self.width, self.num_layers = num_heads, height, width, num_layers
+        self.train_length, self.init_std, self.beyond = train_length, init_std, beyond
+        offsets = (2 * height - 1) * (2 * width - 1)
+        self.table = nn.Parameter(torch.empty(num_layers, offsets + self.special_rows, num_heads))
+        nn.init.normal_(self.table, std=init_std)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
+        grid = self.checked(q, positions)
+        self.refuse_prefix(grid)
+        entry = self.entries(q, layer)
+        return Relative(lambda head, offset: entry(head, _row(offset, self.height, self.width)), self.num_heads, grid)
+
+    def checked(self, q: Tensor, positions: Positions) -> Positions:
+        grid = super().checked(q, positions)
+        if grid.q.is_floating_point() or grid.k.is_floating_point():
+            raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
+        if self.beyond == "error" and not torch.compiler.is_compiling():
+            rows, columns = grid.shared(_reach, lambda: _reach(grid))
+            if rows >= self.height or columns >= self.width:
+                raise InputError(
+                    f"{type(self).__name__}: patches {rows} rows and {columns} columns apart are outside a window of "
+                    f"{self.height} x {self.width}; use resized(), pass beyond='clamp', or use swin_v2"
+                )
+        return grid
+
+    def entries(self, q: Tensor, layer: int) -> OfOffset:
+        """(head, row) -> the table's entry, in float32 or better."""
+        table = self.table[self.own_layer(layer)].to(torch.promote_types(q.dtype, torch.float32))
+        return lambda head, row: table[row, head]
+
+    def resized(self, height: int, width: int) -> "WindowTable":
+        """The same bias for a window of another size, its table resized by bicubic interpolation, as the authors do to
+        fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
+        other = type(self)(
+            self.num_heads, height, width, self.num_layers, self.train_length, self.init_std, self.beyond
+        )
+        offsets = (2 * self.height - 1) * (2 * self.width - 1)
+        plane, rest = self.table[:, :offsets].mT, self.table[:, offsets:]
+        old, new = ((2 * w.height - 1, 2 * w.width - 1) for w in (self, other))
+        precise = plane.unflatten(-1, old).to(torch.promote_types(plane.dtype, torch.float32))
+        resized = F.interpolate(precise, size=new, mode="bicubic", align_corners=False).to(plane.dtype)
+        other.table = nn.Parameter(torch.cat((resized.flatten(-2).mT, rest), 1).detach())
+        return other
+
+
+class ClassWindowTable(WindowTable):
+    """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which has no place among them.
+
+    Arguments are WindowTable's; the table starts at zero. Its last three rows are [CLS] to patch, patch to [CLS] and
+    [CLS] to [CLS]. [CLS] is any token at -1 on every axis, as in `Positions.grid(height, width, prefix=1)`.
+    Raises what WindowTable does. Source: Bao et al. 2022; microsoft/unilm, beit/modeling_finetune.py.
+    """
+
+    name = "beit"
+    papers = ("bao2022beit",)
+    special_rows = 3
+
+    def __init__(
+        self,
+        num_heads: int,
+        height: int | None = None,
+        width: int = 14,
+        num_layers: int = 1,
+        train_length: int | None = None,
+        init_std: float = 0.0,
+        beyond: str = "error",
+    ) -> None:
+        if height is None and train_length is None:
+            height = 14
+        super().__init__(num_heads, height, width, num_layers, train_length, init_std, beyond)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
+        entry, first = self.entries(q, layer), self.table.shape[1] - self.special_rows
+
+        def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            from_class, to_class = prefix_tokens(i), prefix_tokens(j)
+            special = torch.where(from_class, torch.where(to_class, first + 2, first), first + 1)
+            return entry(head, torch.where(from_class | to_class, special, _row(i - j, self.height, self.width)))
+
+        return Positional(of_places, self.num_heads, self.checked(q, positions))
+
+
+class LogWindow(_Window):
+    """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
+
+    num_heads: heads of the model. height, width: of the window trained with, in patches.
+    num_layers: layers with a function of their own, as in Swin v2; 1 shares one. hidden: width of the MLP, which is
+    2 -> hidden -> num_heads with ReLU and a bias in its first layer only. cosine: divide queries and keys by their
+    norms and multiply the scores by exp(temperature), learned per head, from 10 on and at most 100; False leaves
+    the scores as they are and adds the bias alone.
+
+    An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any
+    offset has a bias, fractional ones too. Positions are as in WindowTable. The MLP sees each offset once; in compiled
+    code and for fractional offsets, once per pair of tokens.
+    Raises InputError for tokens without a place such as [CLS].
+    Source: Liu et al. 2022; microsoft/Swin-Transformer, models/swin_transformer_v2.py.
+    """
+
+    name = "swin_v2"
+    papers = ("liu2022swin",)
+    extrapolates = "yes: the function is defined for windows of any size"
+
+    def __init__(
+        self,
+        num_heads: int,
+        height: int = 8,
+        width: int = 8,
+        num_layers: int = 1,
+        hidden: int = 512,
+        cosine: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers, hidden=hidden)
+        self.num_heads, self.height, self.width = num_heads, height, width
+        self.num_layers, self.hidden, self.cosine = num_layers, hidden, cosine
+        self.mlp = HeadPerceptron(2, hidden, num_heads, num_layers, last_bias=False)
+        if cosine:
+            self.temperature = nn.Parameter(torch.full((num_layers, num_heads), math.log(10)))
+
+    def of_offset(self, head: Tensor, offset: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
+        """A layer's bias of broadcastable heads and (..., 2) offsets, query minus key, in dtype."""
+        coordinates = log_spaced(offset, self.height, self.width).to(dtype)
+        return 16 * torch.sigmoid(self.mlp(coordinates, head, layer))
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
+        grid = self.checked(q, positions)
+        self.refuse_prefix(grid)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        function = partial(self.of_offset, layer=self.own_layer(layer), dtype=dtype)
+        return Relative(self.tabulated(function, grid) or function, self.num_heads, grid)
+
+    def tabulated(self, function: OfOffset, grid: Positions) -> OfOffset | None:
+        """The function read from a table of the offsets that occur, where those are fewer than the pairs: the MLP
+        then sees each once. None where that cannot be known, in compiled code, or offsets are not whole."""
+        if torch.compiler.is_compiling() or grid.q.is_floating_point() or grid.k.is_floating_point():
+            return None
+        rows, columns = grid.shared(_reach, lambda: _reach(grid))
+        if (2 * rows + 1) * (2 * columns + 1) >= grid.num_queries * grid.num_keys:
+            return None
+        steps = [torch.arange(-n, n + 1, device=grid.q.device) for n in (rows, columns)]
+        heads = torch.arange(self.num_heads, device=grid.q.device)
+        table = function(heads[:, None], torch.cartesian_prod(*steps))
+        return lambda head, offset: table[head, _row(offset, rows + 1, columns + 1)]
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        if not self.cosine:
+            return q, k
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        factor = self.temperature[self.own_layer(layer)].to(dtype).clamp(max=math.log(100)).exp()
+        q_direction, k_direction = F.normalize(q.to(dtype), dim=-1), F.normalize(k.to(dtype), dim=-1)
+        return (q_direction * factor[:, None, None]).to(q.dtype), k_direction.to(k.dtype)
+
+    def scale(self, head_dim: int) -> float:
+        return 1.0 if self.cosine else super().scale(head_dim)
+
+
+def log_spaced(offset: Tensor, height: int, width: int) -> Tensor:
+    """Swin v2's coordinates of (..., 2) offsets in a window: log2(9)/3 at the furthest, finer near by."""
+    # along an axis of one patch the next one counts as the furthest
+    offset = exact(offset)
+    furthest = offset.new_tensor([max(height - 1, 1), max(width - 1, 1)])
+    return offset.sign() * torch.log2(1 + 8 * offset.abs() / furthest) / 3

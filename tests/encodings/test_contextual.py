@@ -1,0 +1,106 @@
+"""CoPE: the paper's formula, x-transformers' implementation, what its gates mean."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from x_transformers.x_transformers import CoPE as TheirCoPE
+
+import posenc
+from posenc import CoPE, Positions
+from references import biases
+from references.calls import BACKENDS, CAUSAL, EXACT, check_against_loops, dense, qkv, random
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def cope_formula(encoding, heads=3, divisor=2.0):
+    def of_call(q, k, seen):
+        def bias(b, h, i, j):
+            group = q.shape[1] // k.shape[1]
+            between = [k[b, h // group, t] for t in range(j, k.shape[2]) if seen[b % len(seen), 0, i, t]]
+            return biases.cope(q[b, h, i], between, encoding.embeddings[0].detach()) / divisor
+
+        return bias
+
+    return of_call
+
+
+@BACKENDS
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize("num_counts", [3, 64])
+@pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
+def test_cope_is_the_papers_formula(positions, num_counts, kv_heads, backend):
+    encoding = random(CoPE(4, num_layers=2, num_counts=num_counts))
+    check_against_loops(encoding, positions, cope_formula(encoding), backend, kv_heads)
+
+
+def test_cope_without_division():
+    encoding = random(CoPE(4, scaled=False))
+    check_against_loops(encoding, CAUSAL["causal"], cope_formula(encoding, divisor=1.0), "auto")
+
+
+@pytest.mark.parametrize("num_counts", [4, 16])
+@pytest.mark.parametrize(("new", "cached"), [(20, 0), (3, 17)])
+def test_cope_is_that_of_x_transformers(new, cached, num_counts):
+    # theirs adds an undivided term to scores already divided and masked, and can mix heads before the gates
+    positions = Positions.arange(new, cached, causal=True)
+    q, k, _ = qkv(positions, head_dim=8)
+    ours, theirs = random(CoPE(8, num_counts=num_counts, scaled=False)), TheirCoPE(8, 3, num_counts)
+    theirs.pos_emb.data = ours.embeddings.data[0].T
+    seen = positions.mask()
+    scores = (q @ k.mT * 8**-0.5).masked_fill(~seen, -torch.finfo(q.dtype).max)
+    wanted, found = theirs(q, scores), ours.bias(q, k, positions).tensor
+    assert_close(torch.where(seen, found, 0), torch.where(seen, wanted, 0), **EXACT)
+    divided = random(CoPE(8, num_counts=num_counts)).bias(q, k, positions).tensor
+    assert (torch.where(seen, divided - wanted, 0)).abs().max() > 0.1, "the other scale is told apart"
+
+
+def test_cope_with_open_gates_counts_tokens():
+    # keys that every gate opens to: p_ij = i - j + 1, the clipped relative position that counts the query's own key
+    positions = Positions.arange(6, causal=True)
+    q, k = torch.ones(1, 1, 6, 4, dtype=torch.float64), torch.full((1, 1, 6, 4), 1e3, dtype=torch.float64)
+    encoding = random(CoPE(4, num_counts=4))
+    found, of_count = encoding.bias(q, k, positions).tensor[0, 0], (q[0, 0, 0] @ encoding.embeddings[0]) / 2
+    for i in range(6):
+        for j in range(i + 1):
+            assert_close(found[i, j], of_count[min(i - j + 1, 3)])
+
+
+def test_cope_knows_order_and_not_position():
+    q, k, v = qkv(CAUSAL["causal"])
+    encoding = random(CoPE(4))
+    moved = Positions.from_ids([30, 2, 9, 9, 1, 0, 44], causal=True)
+    assert torch.equal(
+        posenc.attention(q, k, v, encoding, CAUSAL["causal"]), posenc.attention(q, k, v, encoding, moved)
+    )
+
+
+def test_cope_starts_as_no_position_at_all():
+    q, k, v = qkv(CAUSAL["causal"])
+    assert_close(
+        posenc.attention(q, k, v, CoPE(4), CAUSAL["causal"]), posenc.attention(q, k, v, None, CAUSAL["causal"])
+    )
+
+
+def test_gradients():
+    encoding, positions = random(CoPE(4, num_counts=3)), Positions.from_ids(torch.arange(5) * 1.5, causal=True)
+    q, k, v = (x[:1].requires_grad_() for x in qkv(positions, 2, 1))
+    inputs = (q, k, v, *encoding.parameters())
+    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
+
+
+REFUSED = {
+    "counts": (lambda: CoPE(4, num_counts=0), "num_counts=0"),
+    "width": (lambda: dense(CoPE(8), CAUSAL["causal"], 2), "head_dim 4.*head_dim=8"),
+    "not causal": (lambda: dense(CoPE(4), Positions.arange(4), 2), "causal"),
+    "layer": (lambda: dense(CoPE(4, num_layers=2), CAUSAL["causal"], 2, layer=2), "num_layers=2"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

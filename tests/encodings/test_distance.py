@@ -1,0 +1,177 @@
+"""KERPLE, Sandwich and the simple relative form: the formulas, known answers, invariants."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import posenc
+from posenc import KERPLE, ALiBi, Positions, Sandwich, Sines, functional
+from references import biases
+from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against_loops, dense, of_distance, qkv, random
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def at_distances(encoding, distances, heads):
+    """(heads, distances): the bias of queries that far after a key at 0."""
+    return dense(encoding, Positions.from_ids(distances, [0] * len(distances)), heads)[0, :, :, 0]
+
+
+# ---------------------------------------------------------------- KERPLE
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", ["log", "power"])
+@EVERYWHERE
+def test_kerple_is_the_papers_formula(positions, kind, backend):
+    encoding = KERPLE(3, num_layers=2, kind=kind).double()
+    p, a = encoding.p[0].tolist(), encoding.a[0].tolist()
+    check_against_loops(
+        encoding, positions, of_distance(positions, lambda h, d: biases.kerple(kind, p[h], a[h], d)), backend
+    )
+    assert not torch.equal(dense(encoding, positions, 3, layer=1), dense(encoding, positions, 3))
+
+
+def test_kerple_power_of_one_is_alibi():
+    # ALiBi's flattest slope is 2^-8, below the authors' bound of 0.01
+    encoding = KERPLE(5, kind="power", bound=1e-3).double()
+    encoding.p.data.fill_(1)
+    encoding.a.data.copy_(functional.alibi_slopes(5))
+    positions = Positions.arange(4, 300)
+    assert_close(dense(encoding, positions, 5), dense(ALiBi(5), positions, 5), **EXACT)
+    encoding.p.data.fill_(1.01)
+    assert (dense(encoding, positions, 5) - dense(ALiBi(5), positions, 5)).abs().max() > 1
+
+
+def test_kerple_starts_where_the_authors_do():
+    # chijames/KERPLE get_parameter: p = 2 * rand, a = rand, then clamped at eps = 1e-2
+    encoding = KERPLE(1000, num_layers=4)
+    for parameter, top in ((encoding.p, 2), (encoding.a, 1)):
+        assert 0.01 <= parameter.min() < 0.03
+        assert top - 0.03 < parameter.max() <= top
+
+
+@pytest.mark.parametrize(("kind", "p_used"), [("log", 5.0), ("power", 2.0)])
+def test_kerple_keeps_parameters_in_bounds_and_lets_them_return(kind, p_used):
+    encoding = KERPLE(2, kind=kind).double()
+    encoding.p.data.copy_(torch.tensor([[-1.0, 5.0]]))
+    encoding.a.data.copy_(torch.tensor([[-3.0, 0.5]]))
+    found = at_distances(encoding, [0, 1, 7], 2)
+    want = [[biases.kerple(kind, p, a, d) for d in (0, 1, 7)] for p, a in ((0.01, 0.01), (p_used, 0.5))]
+    assert_close(found, torch.tensor(want, dtype=torch.float64), **EXACT)
+
+    inside = KERPLE(2, kind=kind).double()
+    inside.p.data.copy_(torch.tensor([[0.01, p_used]]))
+    inside.a.data.copy_(torch.tensor([[0.01, 0.5]]))
+    at_distances(inside, [0, 1, 7], 2).sum().backward()
+    found.sum().backward()
+    for name in ("p", "a"):  # the gradient at the bound, where the authors' clamp in place would have put them
+        assert_close(getattr(encoding, name).grad, getattr(inside, name).grad)
+        assert getattr(encoding, name).grad.all()
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_is_finite_at_and_before_the_query(kind):
+    encoding = KERPLE(3, kind=kind)
+    found = at_distances(encoding, [0, -1, -5, 5], 3)
+    found.sum().backward()
+    assert all(x.isfinite().all() for x in (found, encoding.p.grad, encoding.a.grad))
+    assert not found[:, 0].any()
+    assert torch.equal(found[:, 2], found[:, 3])
+
+
+@given(near=st.integers(0, 5000), further=st.integers(1, 5000), kind=st.sampled_from(["log", "power"]))
+def test_kerple_falls_with_the_distance(near, further, kind):
+    found = at_distances(KERPLE(3, kind=kind), [near, near + further], 3)
+    assert (found[:, 1] < found[:, 0]).all()
+
+
+# ---------------------------------------------------------------- Sandwich
+
+
+@BACKENDS
+@pytest.mark.parametrize(("dim_bar", "base"), [(128, 10000.0), (6, 500.0)])
+@EVERYWHERE
+def test_sandwich_is_the_papers_formula(positions, dim_bar, base, backend):
+    formula = of_distance(positions, lambda h, d: biases.sandwich(d, h, 3, dim_bar, base))
+    check_against_loops(Sandwich(3, dim_bar, base), positions, formula, backend)
+
+
+def test_sandwich_known_answers():
+    # the last of 8 heads divides by 8, the first by 1; specs: sums over 64 frequencies
+    found = at_distances(Sandwich(8), [0, 1, 10, 100, 1000], 8)
+    want = torch.tensor([64, 62.0937, 42.82, 30.5435, 10.1777], dtype=torch.float64)
+    assert_close(found[0], want, rtol=0, atol=1e-4)
+    assert_close(found[7], found[0] / 8)
+
+
+@given(i=st.integers(0, 2**20), distance=st.integers(-3000, 3000), dim_bar=st.sampled_from([2, 16, 128]))
+def test_sandwich_is_the_product_of_two_sinusoidal_codes(i, distance, dim_bar):
+    codes = functional.sinusoidal(torch.tensor([i, i - distance]), dim_bar, dtype=torch.float64)
+    found = dense(Sandwich(8, dim_bar), Positions.from_ids([i], [i - distance]), 8)[0, 0, 0, 0]
+    assert float(found) == pytest.approx(float(codes[0] @ codes[1]), abs=1e-7)
+
+
+def test_sandwich_counts_exactly_where_float32_cannot():
+    far = 2**24  # float32 has no 2^24 + 1
+    found = Sandwich(2).bias(*[torch.zeros(1, 2, 1, 4)] * 2, Positions.from_ids([far + 1], [far])).dense("cpu")
+    assert_close(found[0, :, 0, 0].double(), at_distances(Sandwich(2), [1], 2)[:, 0], rtol=1e-6, atol=0)
+
+
+# ---------------------------------------------------------------- the simple relative form
+
+
+@BACKENDS
+@EVERYWHERE
+def test_sines_is_its_formula(positions, backend):
+    encoding = random(Sines(3, train_length=11))
+    formula = of_distance(positions, lambda h, d: biases.sines(d, 11, *encoding.weight[h].tolist()))
+    check_against_loops(encoding, positions, formula, backend)
+
+
+def test_sines_tell_direction_and_repeat_after_twice_the_length():
+    encoding = random(Sines(2, train_length=8))
+    found = at_distances(encoding, list(range(-8, 9)), 2)
+    assert_close(found[:, 0], found[:, 16])
+    apart = torch.cdist(found.T, found.T) + torch.eye(17, dtype=torch.float64)
+    apart[0, 16] = apart[16, 0] = 1.0
+    assert apart.min() > 1e-3, "distances from -8 to 7 have codes of their own"
+    assert_close(at_distances(encoding, [3, -5], 2), at_distances(encoding, [19, 11], 2))
+
+
+# ---------------------------------------------------------------- gradients and refusals
+
+LEARNED = {"kerple log": KERPLE(2), "kerple power": KERPLE(2, kind="power"), "sines": Sines(2, train_length=5)}
+
+
+@pytest.mark.parametrize("encoding", LEARNED.values(), ids=LEARNED.keys())
+def test_gradients(encoding):
+    encoding, positions = encoding.double(), Positions.from_ids(torch.arange(5) * 1.5, causal=True)
+    q, k, v = (x[:1].requires_grad_() for x in qkv(positions, 2, 1))
+    inputs = (q, k, v, *encoding.parameters())
+    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
+
+
+SHORT, GRID = Positions.arange(4, causal=True), Positions.grid(2, 2)
+REFUSED = {
+    "kind": (lambda: KERPLE(2, kind="powr"), "kind 'powr'.*power"),
+    "bound": (lambda: KERPLE(2, bound=1.5), "bound=1.5"),
+    "layer": (lambda: dense(KERPLE(2, num_layers=2), SHORT, 2, layer=2), "num_layers=2"),
+    "heads": (lambda: dense(Sandwich(3), SHORT, 2), "2 heads.*num_heads=3"),
+    "no heads": (lambda: KERPLE(0), "num_heads=0"),
+    "odd": (lambda: Sandwich(3, dim_bar=7), "dim=7"),
+    "length": (lambda: Sines(2, train_length=0), "train_length=0"),
+    "std": (lambda: Sines(2, train_length=4, init_std=-1), "init_std=-1"),
+    "axes": (lambda: dense(KERPLE(2), GRID, 2), "KERPLE takes one coordinate"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

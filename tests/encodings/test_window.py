@@ -1,0 +1,336 @@
+"""Biases of image windows: the papers' formulas, Swin, BEiT and Swin v2 of transformers, resizing, refusals."""
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+
+import posenc
+from posenc import ClassWindowTable, LogWindow, Positions, WindowTable
+from posenc.encodings.window import log_spaced
+from references import biases
+from references.calls import BACKENDS, EXACT, check_against_loops, dense, qkv, random
+
+beit, swin, swinv2 = (
+    import_module(f"transformers.models.{name}.modeling_{name}") for name in ("beit", "swin", "swinv2")
+)
+
+WINDOWS = [(4, 4), (3, 5), (6, 2), (1, 4)]
+HALF = [[0.0, 0.5], [1.25, 2.0], [2.0, 0.0], [0.5, 3.0]]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def rows(height, width, prefix=0):
+    """The table's row of every pair of patches of a window, read off a table that holds its row numbers."""
+    encoding = (ClassWindowTable if prefix else WindowTable)(1, height, width)
+    encoding.table.data[0, :, 0] = torch.arange(encoding.table.shape[1])
+    return dense(encoding, Positions.grid(height, width, prefix=prefix), 1)[0, 0].long()
+
+
+# ---------------------------------------------------------------- Swin's table
+
+
+def test_swin_rows_known_answer():
+    # 2 x 2 window: offsets are query minus key, so the first row of the table is the furthest up and left
+    assert rows(2, 2).tolist() == [[4, 3, 1, 0], [5, 4, 2, 1], [7, 6, 4, 3], [8, 7, 5, 4]]
+
+
+@pytest.mark.parametrize(("height", "width"), WINDOWS)
+def test_swin_rows_are_the_offsets_in_order(height, width):
+    at = [divmod(n, width) for n in range(height * width)]
+    want = [[biases.swin_row(a[0] - b[0], a[1] - b[1], height, width) for b in at] for a in at]
+    assert rows(height, width).tolist() == want
+    assert set(rows(height, width).flatten().tolist()) == set(range((2 * height - 1) * (2 * width - 1)))
+
+
+def swin_formula(encoding, at_q, at_k):
+    def bias(b, h, i, j):
+        dy, dx = (int(x - y) for x, y in zip(at_q[i], at_k[j], strict=True))
+        return float(encoding.table[0, biases.swin_row(dy, dx, encoding.height, encoding.width), h])
+
+    return lambda q, k, seen: bias
+
+
+@BACKENDS
+@pytest.mark.parametrize("causal", [True, False])
+def test_swin_is_its_formula_on_a_grid_and_by_patch_numbers(causal, backend):
+    encoding, at = random(WindowTable(3, 3, 4, num_layers=2)).requires_grad_(False), [divmod(n, 4) for n in range(12)]
+    formula = swin_formula(encoding, at, at)
+    for positions in (Positions.grid(3, 4), Positions.arange(12), Positions.from_ids(torch.arange(12))):
+        check_against_loops(encoding, positions.with_causal(causal), formula, backend)
+    cached = Positions.arange(5, 7, causal=causal)
+    check_against_loops(encoding, cached, swin_formula(encoding, at[7:], at), backend)
+    assert not torch.equal(dense(encoding, cached, 3, layer=1), dense(encoding, cached, 3))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize(("height", "width"), WINDOWS)
+def test_swin_attention_is_that_of_transformers(height, width, heads):
+    dim = 8 * heads
+    module = swin.SwinAttention(transformers.SwinConfig(attn_implementation="eager"), dim, heads, height)
+    module.relative_position_bias = swin.SwinRelativePositionBias(heads, (height, width))
+    table = module.double().eval().relative_position_bias.relative_position_bias_table
+    torch.nn.init.normal_(table)
+    encoding = WindowTable(heads, height, width).double()
+    encoding.table.data[0] = table.data
+    x = torch.randn(2, height * width, dim, dtype=torch.float64)
+    q, k, v = (p(x).unflatten(-1, (heads, 8)).transpose(1, 2) for p in (module.q_proj, module.k_proj, module.v_proj))
+    ours = posenc.attention(q, k, v, encoding, Positions.grid(height, width)).transpose(1, 2).flatten(-2)
+    # theirs takes the softmax in float32 whatever the input
+    assert_close(module.o_proj(ours), module(x)[0], rtol=0, atol=1e-6)
+    assert_close(dense(encoding, Positions.grid(height, width), heads), module.relative_position_bias(), **EXACT)
+    encoding.table.data = encoding.table.data.flip(1)
+    wrong = dense(encoding, Positions.grid(height, width), heads)
+    assert (wrong - module.relative_position_bias()).abs().max() > 0.5, "key minus query is told apart"
+
+
+def test_swin_depends_on_the_offset_alone_on_a_grid():
+    encoding, grid = random(WindowTable(2, 3, 4)), Positions.grid(3, 4)
+    moved = Positions.from_ids(grid.q + torch.tensor([40, 7]))
+    assert torch.equal(dense(encoding, moved, 2), dense(encoding, grid, 2))
+
+
+def test_swin_adds_to_a_bias_of_the_distance():
+    # contiguous positions of which one term has made a grid: no strided view of one vector serves both
+    positions, alibi = Positions.arange(12, causal=True), posenc.ALiBi(3)
+    encoding, (q, k, v) = random(WindowTable(3, 3, 4)), qkv(positions)
+    both = dense(encoding, positions, 3) + dense(alibi, positions, 3)
+    wanted = (q @ k.mT / 2 + both).masked_fill(~positions.mask(), -torch.inf).softmax(-1) @ v
+    assert_close(posenc.attention(q, k, v, encoding + alibi, positions), wanted, **EXACT)
+
+
+def test_swin_beyond_the_window_takes_the_edge():
+    encoding = random(WindowTable(2, 3, 3, beyond="clamp"))
+    far = Positions.from_ids([[[5, 1]]], [[[0, 9], [4, 9], [3, 0], [9, 1]]])
+    near = Positions.from_ids([[[2, 1]]], [[[0, 3], [1, 3], [0, 0], [4, 1]]])
+    assert torch.equal(dense(encoding, far, 2), dense(encoding, near, 2))
+
+
+def test_swin_minds_only_what_a_query_sees():
+    packed = Positions.packed([9, 9])
+    apart = Positions.from_ids(torch.arange(18))
+    encoding = WindowTable(2, 3, 3)
+    dense(encoding, packed, 2)
+    with pytest.raises(posenc.InputError, match="5 rows"):
+        dense(encoding, apart, 2)
+
+
+@pytest.mark.parametrize("kind", [WindowTable, ClassWindowTable])
+@pytest.mark.parametrize(("old", "new"), [((3, 3), (5, 5)), ((3, 5), (6, 2)), ((4, 2), (4, 2)), ((4, 6), (2, 3))])
+def test_resized_tables_are_cubic_interpolations(old, new, kind):
+    encoding = random(kind(2, *old, num_layers=2)).requires_grad_(False)
+    found = encoding.resized(*new)
+    assert (found.height, found.width) == new
+    for layer in range(2):
+        for h in range(2):
+            planes = encoding.table[layer, : (2 * old[0] - 1) * (2 * old[1] - 1), h].view(2 * old[0] - 1, -1).tolist()
+            wide = [biases.cubic_resize(row, 2 * new[1] - 1) for row in planes]
+            columns = [biases.cubic_resize(list(column), 2 * new[0] - 1) for column in zip(*wide, strict=True)]
+            want = torch.tensor(columns, dtype=torch.float64).T.flatten()
+            assert_close(found.table[layer, : want.numel(), h], want, rtol=0, atol=1e-10)
+    special = encoding.special_rows
+    assert found.table.shape[1] == want.numel() + special
+    assert torch.equal(found.table[:, want.numel() :], encoding.table[:, encoding.table.shape[1] - special :])
+    assert found.table.requires_grad
+
+
+def test_height_covers_the_training_length():
+    assert (WindowTable(1).height, ClassWindowTable(1).height) == (7, 14)
+    for length, height in ((49, 7), (50, 8), (3, 1)):
+        encoding = WindowTable(1, train_length=length)
+        assert encoding.height == height
+        dense(encoding, Positions.arange(length), 1)
+
+
+# ---------------------------------------------------------------- BEiT's table
+
+
+def test_beit_rows_known_answer():
+    # 3 x 3 offsets, then [CLS] to patch, patch to [CLS], [CLS] to [CLS]
+    assert rows(2, 2, prefix=1).tolist() == [
+        [11, 9, 9, 9, 9], [10, 4, 3, 1, 0], [10, 5, 4, 2, 1], [10, 7, 6, 4, 3], [10, 8, 7, 5, 4]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("height", "width"), WINDOWS)
+def test_beit_rows_are_those_of_transformers(height, width):
+    theirs = beit.BeitRelativePositionBias.generate_relative_position_index((height, width))
+    assert torch.equal(rows(height, width, prefix=1), theirs)
+
+
+def test_beit_attention_is_that_of_transformers():
+    config = transformers.BeitConfig(
+        hidden_size=24, num_attention_heads=3, image_size=64, patch_size=16, attn_implementation="eager",
+        attention_probs_dropout_prob=0.0, use_relative_position_bias=True,
+    )  # fmt: skip
+    module, bias = beit.BeitAttention(config).double().eval(), beit.BeitRelativePositionBias(config).double()
+    torch.nn.init.normal_(bias.relative_position_bias_table)
+    encoding, grid = ClassWindowTable(3, 4, 4).double(), Positions.grid(4, 4, prefix=1)
+    encoding.table.data[0] = bias.relative_position_bias_table.data
+    x = torch.randn(2, 17, 24, dtype=torch.float64)
+    q, k, v = (p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.q_proj, module.k_proj, module.v_proj))
+    for backend in ("auto", "reference"):
+        ours = module.o_proj(posenc.attention(q, k, v, encoding, grid, backend=backend).transpose(1, 2).flatten(-2))
+        # theirs takes the softmax in float32 whatever the input
+        assert_close(ours, module(x, bias((4, 4)))[0], rtol=0, atol=1e-6)
+    assert_close(dense(encoding, grid, 3), bias((4, 4)), **EXACT)
+    encoding.table.data[0, [-3, -2]] = encoding.table.data[0, [-2, -3]]
+    wrong = dense(encoding, grid, 3)
+    assert (wrong - bias((4, 4))).abs().max() > 0.5, "[CLS] to patch and patch to [CLS] are told apart"
+
+
+def test_beit_of_transformers_is_right_for_squares_only():
+    # its resizing takes the table for (width, height), even when nothing is to be resized
+    config = transformers.BeitConfig(num_attention_heads=2, image_size=(48, 80), patch_size=16)
+    theirs = beit.BeitRelativePositionBias(config).double()
+    torch.nn.init.normal_(theirs.relative_position_bias_table)
+    encoding = ClassWindowTable(2, 3, 5).double()
+    encoding.table.data[0] = theirs.relative_position_bias_table.data
+    found = dense(encoding, Positions.grid(3, 5, prefix=1), 2)
+    index = theirs.generate_relative_position_index((3, 5))
+    assert_close(found[0], theirs.relative_position_bias_table[index].permute(2, 0, 1), **EXACT)
+    assert (found - theirs((3, 5))).abs().max() > 0.5
+
+
+def test_beit_starts_without_position():
+    assert not ClassWindowTable(2).table.any()
+
+
+def test_beit_takes_patch_numbers_with_the_class_at_minus_one():
+    encoding = random(ClassWindowTable(2, 3, 4))
+    numbered = Positions.from_ids(torch.arange(-1, 12))
+    assert torch.equal(dense(encoding, numbered, 2), dense(encoding, Positions.grid(3, 4, prefix=1), 2))
+
+
+# ---------------------------------------------------------------- Swin v2
+
+
+def test_log_spaced_known_answers():
+    offsets = torch.stack((torch.arange(8.0), -torch.arange(8.0)), -1)
+    found = log_spaced(offsets.double(), 8, 8)
+    want = torch.tensor([0, 0.36651, 0.57207, 0.71561, 0.82602, 0.91574, 0.99133, 1.05664], dtype=torch.float64)
+    assert_close(found, torch.stack((want, -want), -1), rtol=0, atol=6e-6)
+    assert float(found[7, 0]) == pytest.approx(math.log2(9) / 3)
+
+
+def log_formula(encoding, at):
+    mlp = {name: parameter.detach()[0] for name, parameter in encoding.mlp.named_parameters()}
+
+    def bias(b, h, i, j):
+        dy, dx = (float(x) - float(y) for x, y in zip(at[i], at[j], strict=True))
+        size = encoding.height, encoding.width
+        return biases.log_window(dy, dx, *size, mlp["weight_in"], mlp["bias_in"], mlp["weight_out"][h])
+
+    return lambda q, k, seen: bias
+
+
+@BACKENDS
+def test_log_window_is_its_formula(backend):
+    encoding = random(LogWindow(3, 4, 3, num_layers=2, hidden=6, cosine=False))
+    whole = log_formula(encoding, [divmod(n, 3) for n in range(12)])
+    check_against_loops(encoding, Positions.grid(4, 3), whole, backend)
+    check_against_loops(encoding, Positions.arange(12, causal=True), whole, backend)
+    check_against_loops(encoding, Positions.from_ids([HALF], causal=True), log_formula(encoding, HALF), backend)
+    assert not torch.equal(dense(encoding, Positions.grid(4, 3), 3, layer=1), dense(encoding, Positions.grid(4, 3), 3))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("trained", [None, (3, 6)])
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5), (6, 2)])
+def test_swin_v2_attention_is_that_of_transformers(height, width, trained, heads):
+    dim, config = 8 * heads, transformers.Swinv2Config(attention_probs_dropout_prob=0.0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # its table of coordinates is made in the default dtype
+    module = swinv2.Swinv2SelfAttention(config, dim, heads, (height, width), trained or [0, 0]).eval()
+    torch.set_default_dtype(before)
+    mlp, encoding = module.continuous_position_bias_mlp, LogWindow(heads, *(trained or (height, width))).double()
+    torch.nn.init.normal_(mlp[2].weight, std=0.3)
+    # the last head is colder than the authors' floor of 1/100
+    module.logit_scale.data.copy_(torch.linspace(0.5, 6, heads)[:, None, None])
+    weights = {
+        encoding.mlp.weight_in: mlp[0].weight,
+        encoding.mlp.bias_in: mlp[0].bias,
+        encoding.mlp.weight_out: mlp[2].weight,
+        encoding.temperature: module.logit_scale[:, 0, 0],
+    }
+    for ours, theirs in weights.items():
+        ours.data[0] = theirs.data
+    x = torch.randn(2, height * width, dim, dtype=torch.float64)
+    q, k, v = (p(x).unflatten(-1, (heads, 8)).transpose(1, 2) for p in (module.query, module.key, module.value))
+    for backend in ("auto", "reference"):
+        ours = posenc.attention(q, k, v, encoding, Positions.grid(height, width), backend=backend)
+        # their coordinates are made in float32
+        assert_close(ours.transpose(1, 2).flatten(-2), module(x)[0], rtol=0, atol=1e-6)
+    encoding.height, encoding.width = encoding.width + 1, encoding.height
+    wrong = posenc.attention(q, k, v, encoding, Positions.grid(height, width)).transpose(1, 2).flatten(-2)
+    assert (wrong - module(x)[0]).abs().max() > 1e-4, "another window's coordinates are told apart"
+
+
+def test_log_window_reads_a_table_where_offsets_repeat():
+    encoding, grid, sizes = random(LogWindow(2, hidden=16)), Positions.grid(6, 8), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        found = dense(encoding, grid, 2)
+    assert max(sizes) < 48 * 48 * 16, "the MLP's hidden units are not kept per pair"
+    each = dense(encoding, Positions.from_ids(grid.q.double()), 2)
+    assert_close(found, each, **EXACT)
+
+
+def test_cosine_attention_forgets_the_length_of_queries_and_keys():
+    positions = Positions.grid(2, 3)
+    q, k, v = qkv(positions)
+    encoding = random(LogWindow(3, 2, 3))
+    assert_close(
+        posenc.attention(3 * q, 0.1 * k, v, encoding, positions), posenc.attention(q, k, v, encoding, positions)
+    )
+    plain = random(LogWindow(3, 2, 3, cosine=False))
+    assert plain.rotate(q, k, positions) == (q, k)
+    assert plain.scale(16) == 0.25
+
+
+# ---------------------------------------------------------------- gradients and refusals
+
+LEARNED = {
+    "swin": WindowTable(2, 2, 3),
+    "beit": ClassWindowTable(2, 2, 3),
+    "swin v2": LogWindow(2, 2, 3, hidden=4),
+}
+
+
+@pytest.mark.parametrize("encoding", LEARNED.values(), ids=LEARNED.keys())
+def test_gradients(encoding):
+    encoding, positions = encoding.double(), Positions.grid(2, 3, prefix=int(isinstance(encoding, ClassWindowTable)))
+    q, k, v = (x[:1].requires_grad_() for x in qkv(positions, 2, 1))
+    inputs = (q, k, v, *encoding.parameters())
+    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
+
+
+SQUARE, VIDEO = Positions.grid(3, 3), Positions.grid(2, 2, frames=2)
+REFUSED = {
+    "rows": (lambda: dense(WindowTable(2, 2, 3), SQUARE, 2), "2 rows and 2 columns.*window of 2 x 3.*resized"),
+    "columns": (lambda: dense(WindowTable(2, 3, 2), SQUARE, 2), "window of 3 x 2.*clamp"),
+    "beit too": (lambda: dense(ClassWindowTable(2, 2, 3), Positions.grid(3, 3, prefix=1), 2), "window of 2 x 3"),
+    "class": (lambda: dense(WindowTable(2), Positions.grid(2, 2, prefix=1), 2), "without a place.*beit"),
+    "class in v2": (lambda: dense(LogWindow(2), Positions.grid(2, 2, prefix=1), 2), "without a place.*beit"),
+    "axes": (lambda: dense(WindowTable(2), VIDEO, 2), "2 coordinates per token or one, not 3"),
+    "fractions": (lambda: dense(WindowTable(2), Positions.from_ids([HALF]), 2), "whole patches"),
+    "fractional numbers": (lambda: dense(LogWindow(2), Positions.from_ids([0.5]), 2), r"\(y, x\)"),
+    "heads": (lambda: dense(WindowTable(3), SQUARE, 2), "2 heads.*num_heads=3"),
+    "layer": (lambda: dense(WindowTable(2, num_layers=2), SQUARE, 2, layer=2), "num_layers=2"),
+    "beyond": (lambda: WindowTable(2, beyond="clip"), "beyond 'clip'"),
+    "size": (lambda: WindowTable(2, 3, 0), "width=0"),
+    "std": (lambda: WindowTable(2, init_std=-1), "init_std=-1"),
+    "size of v2": (lambda: LogWindow(2, height=0), "height=0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

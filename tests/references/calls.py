@@ -1,0 +1,67 @@
+"""Token layouts, and encodings called on them: what the tests of the biases share."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import posenc
+from posenc import Positions
+from references import loops
+
+EXACT = {"rtol": 1e-10, "atol": 1e-11}
+BACKENDS = pytest.mark.parametrize("backend", ["auto", "reference"])
+IDS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [30, 2, 9, 9, 1, 0, 44]])
+LAYOUTS = {
+    "plain": Positions.arange(7),
+    "causal": Positions.arange(7, causal=True),
+    "cached": Positions.arange(3, 6, causal=True),
+    "left padded": Positions.from_mask([[0, 0, 1, 1, 1, 1, 1], [1] * 7], causal=True),
+    "packed": Positions.packed([3, 1, 3], causal=True),
+    "per row": Positions.from_ids(IDS),
+    "fractional": Positions.from_ids(IDS / 4 + 0.1, causal=True),
+}
+CAUSAL = {name: p for name, p in LAYOUTS.items() if p.causal}
+EVERYWHERE = pytest.mark.parametrize("positions", LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+def random(encoding: posenc.Encoding, std: float = 0.7) -> posenc.Encoding:
+    for parameter in encoding.double().parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return encoding
+
+
+def qkv(positions: Positions, heads: int = 3, kv_heads: int = 3, head_dim: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    q = torch.randn(2, heads, positions.num_queries, head_dim, dtype=torch.float64)
+    k, v = torch.randn(2, 2, kv_heads, positions.num_keys, head_dim, dtype=torch.float64)
+    return q, k, v
+
+
+def dense(encoding: posenc.Encoding, positions: Positions, heads: int, layer: int = 0) -> Tensor:
+    q, k = (torch.zeros(1, heads, n, 4, dtype=torch.float64) for n in (positions.num_queries, positions.num_keys))
+    return encoding.bias(q, k, positions, layer).dense(q.device)
+
+
+def at_distances(encoding: posenc.Encoding, distances: list[float], heads: int) -> Tensor:
+    """(heads, distances): the bias of a query that far after a key at 0."""
+    return dense(encoding, Positions.from_ids(distances, [0] * len(distances)), heads)[0, :, :, 0]
+
+
+def check_against_loops(encoding, positions, formula, backend: str = "auto", kv_heads: int = 3) -> None:
+    """Attention equals the loops, with formula(b, h, i, j) for the bias of a query and key index."""
+    q, k, v = qkv(positions, kv_heads=kv_heads)
+    seen = positions.mask()
+    want = loops.attend(
+        q, k, v, scale=0.5, visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]), bias=formula(q, k, seen)
+    )
+    assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), want, **EXACT)
+
+
+def of_distance(positions, formula):
+    """A formula of (head, distance) as one of indices."""
+
+    def bias(b, h, i, j):
+        q, k = (x[b % len(x), n] for x, n in ((positions.q, i), (positions.k, j)))
+        return formula(h, float(q) - float(k))
+
+    return lambda q, k, seen: bias
