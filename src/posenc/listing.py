@@ -48,10 +48,15 @@ def rows() -> list[dict[str, Any]]:
                 "options": [n for n in cls.arguments() if n not in OF_THE_MODEL],
                 "arguments": {n: None if p.default is p.empty else p.default for n, p in cls.arguments().items()},
                 "papers": [_short(papers[key]) for key in cls.papers],
-                "summary": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
+                "summary": summary(cls),
             }
         )
     return found
+
+
+def summary(documented: object) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
 
 
 def table() -> str:

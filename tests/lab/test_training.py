@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from posenc import ENCODINGS, InputError, Rotary
 from posenc.lab.config import PRESETS, Run, Settings
 from posenc.lab.evaluate import BINS_PER_LENGTH, arms, evaluate
-from posenc.lab.sweep import work
+from posenc.lab.sweep import measure, work
 from posenc.lab.train import activation_bytes, build, train
 
 
@@ -38,11 +38,20 @@ def test_every_encoding_sees_the_same_batches(corpus, tiny, monkeypatch):
         return whole(logits, targets)
 
     monkeypatch.setattr(F, "cross_entropy", spy)
-    for name in ENCODINGS:
+    names = ("none", "learned", "rope", "t5", "alibi", "shape+sinusoidal")  # the last draws numbers of its own
+    for name in names:
         train(Run(name, 7, tiny, ""), corpus.train)
-    batches = torch.stack(seen).view(len(ENCODINGS), tiny.steps, -1)
+    batches = torch.stack(seen).view(len(names), tiny.steps, -1)
     assert (batches == batches[0]).all()
     assert not torch.equal(batches[0, 0], batches[0, 1])
+
+
+@pytest.mark.parametrize("name", [*ENCODINGS, "randomized+learned", "cape+rope", "rope+softmax_n", "alibi+sink/none"])
+def test_every_encoding_trains_and_is_tested_past_its_length(name, corpus, tiny):
+    cell = measure(Run(name, 0, tiny, ""), corpus.train, corpus.test)
+    assert cell.arms[0].name == name
+    assert len(cell.losses) == tiny.steps
+    assert all(len(losses) == tiny.windows for losses in cell.arms[0].paired.values())
 
 
 def test_tables_of_the_encoding_learn_at_their_own_rate(corpus, tiny):

@@ -9,6 +9,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
+from posenc.listing import summary
 from posenc.report import figures
 
 DESCRIPTIONS = {
@@ -53,12 +54,8 @@ def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
         bases = dict.fromkeys(part.split(":")[0] for part in parts(name))
-        found.append((name, "; ".join(DESCRIPTIONS.get(base, _first_line(base)) for base in bases)))
+        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(ENCODINGS[base]) for base in bases)))
     return found
-
-
-def _first_line(name: str) -> str:
-    return (ENCODINGS[name].__doc__ or name).splitlines()[0]
 
 
 def _loss(point: Mapping[str, Mapping[str, float]]) -> Markup:
