@@ -8,13 +8,19 @@ import torch
 
 import posenc
 from posenc import Positions
+from posenc.bias import Values
 from posenc.transformer import Cache, Transformer, TransformerConfig
 
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
-            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none"]  # fmt: skip
+            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
+            "shaw:clip=2:clip_future=0:per_head=true", "shaw:clip=2:fixed=true", "shaw:terms=values+rope",
+            "transformer_xl:clamp_len=3:layout=interleaved", "xlnet:layout=interleaved", "tupe:untie_cls=false",
+            "tupe_r:untie_cls=false:beyond=clamp", "deberta:max_relative_positions=3:terms=c2p|p2c|p2p",
+            "deberta_v2:max_relative_positions=8:position_buckets=4:terms=p2c:paper_index=true",
+            "deberta_v2:shared=false:norm=false", "deberta_v2/none"]  # fmt: skip
 NAMES = [*posenc.ENCODINGS, *VARIANTS]
 CONFIGS = pytest.mark.parametrize("config", [DECODER, ENCODER], ids=["decoder", "encoder"])
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -82,6 +88,10 @@ def test_backends_agree(name, config):
         Positions.from_mask(torch.tensor([[0] * 3 + [1] * 6])),
     ):
         args = (q, k, v, encoding, p.with_causal(config.causal))
+        if isinstance(encoding.values(p), Values):
+            with pytest.raises(posenc.InputError, match="probabilities"):
+                posenc.attention(*args, backend="sdpa")
+            continue
         assert close(posenc.attention(*args, backend="sdpa"), posenc.attention(*args, backend="reference"), 1e-12)
 
 

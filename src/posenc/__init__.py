@@ -7,14 +7,22 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import (
     ENCODINGS,
     T5,
+    TUPE,
+    TUPER,
     ALiBi,
     Binary,
+    DeBERTa,
+    DeBERTaV2,
+    EnhancedMaskDecoder,
     Integer,
     Learned,
     NoPE,
     Normalized,
     Rotary,
+    Shaw,
     Sinusoidal,
+    TransformerXL,
+    XLNet,
     create,
     from_spec,
 )
@@ -24,7 +32,8 @@ from posenc.positions import Positions
 __version__ = "0.1.0"
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned", "NoPE",
-    "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "create", "explain",
-    "frequencies", "from_spec", "functional",
+    "ENCODINGS", "T5", "TUPE", "TUPER", "ALiBi", "Binary", "DeBERTa", "DeBERTaV2", "Encoding", "EnhancedMaskDecoder",
+    "Explanation", "InputError", "Integer", "Learned", "NoPE", "Normalized", "PerLayer", "Positions", "Rotary", "Shaw",
+    "Sinusoidal", "Sum", "TransformerXL", "XLNet", "attention", "cite", "create", "explain", "frequencies",
+    "from_spec", "functional",
 ]  # fmt: skip

@@ -7,18 +7,41 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
+from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.distance import T5, ALiBi
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.shaw import Shaw
+from posenc.encodings.transformer_xl import TransformerXL, XLNet
+from posenc.encodings.tupe import TUPE, TUPER
 from posenc.errors import InputError, unknown
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
-    "Sinusoidal", "create", "from_spec",
+    "ENCODINGS", "T5", "TUPE", "TUPER", "ALiBi", "Absolute", "Binary", "DeBERTa", "DeBERTaV2", "EnhancedMaskDecoder",
+    "Integer", "Learned", "NoPE", "Normalized", "Rotary", "Shaw", "Sinusoidal", "TransformerXL", "XLNet", "create",
+    "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls for cls in (NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, ALiBi)
+    cls.name: cls
+    for cls in (
+        NoPE,
+        Normalized,
+        Integer,
+        Binary,
+        Sinusoidal,
+        Learned,
+        Rotary,
+        T5,
+        ALiBi,
+        Shaw,
+        TransformerXL,
+        XLNet,
+        TUPE,
+        TUPER,
+        DeBERTa,
+        DeBERTaV2,
+    )
 }
 
 
