@@ -64,7 +64,11 @@ def test_it_is_the_formula(clip, clip_future, per_head, positions):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("source", ["Wav2Vec2Bert", "SeamlessM4Tv2Conformer"])
 def test_keys_are_wav2vec2_bert_and_seamless(source, causal, left, right, backend):
-    limits = {"left_max_position_embeddings": left, "right_max_position_embeddings": right, "attn_implementation": "eager"}
+    limits = {
+        "left_max_position_embeddings": left,
+        "right_max_position_embeddings": right,
+        "attn_implementation": "eager",
+    }
     if source == "Wav2Vec2Bert":
         config = transformers.Wav2Vec2BertConfig(
             hidden_size=24, num_attention_heads=3, position_embeddings_type="relative_key", **limits
@@ -81,9 +85,7 @@ def test_keys_are_wav2vec2_bert_and_seamless(source, causal, left, right, backen
     hidden = torch.ones(90, 90, dtype=torch.bool).triu(1) & torch.tensor(causal)
     mask = torch.zeros(2, 1, 90, 90, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
     theirs = module(x, attention_mask=mask)[0]
-    q, k, v = (
-        p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.linear_q, module.linear_k, module.linear_v)
-    )
+    q, k, v = (p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.linear_q, module.linear_k, module.linear_v))
 
     def ours(table, clip, clip_future):
         encoding = Shaw(8, 3, clip=clip, clip_future=clip_future, terms="keys").double()

@@ -140,8 +140,7 @@ def test_it_is_xlnet(memory, clamp_len, kind, causal):
     encoding.projection.weight.data[0] = module.r.data.permute(1, 2, 0)
     together = torch.cat((mems, h))
     q, k, v = (
-        torch.einsum("nbd,dhe->bhne", x, w)
-        for x, w in ((h, module.q), (together, module.k), (together, module.v))
+        torch.einsum("nbd,dhe->bhne", x, w) for x, w in ((h, module.q), (together, module.k), (together, module.v))
     )
     positions = Positions.arange(13, memory, causal=causal)
     y = posenc.attention(q, k, v, encoding, positions)
@@ -189,7 +188,8 @@ def test_conformers_have_it_interleaved(source, kv_heads, length):
 
 
 @pytest.mark.parametrize(
-    ("clamp_len", "positions"), [(None, WHERE["memory"]), (None, FRACTIONAL), (2, WHERE["memory"]), (2, WHERE["per row"])]
+    ("clamp_len", "positions"),
+    [(None, WHERE["memory"]), (None, FRACTIONAL), (2, WHERE["memory"]), (2, WHERE["per row"])],
 )
 def test_gradients(clamp_len, positions):
     encoding = made(clamp_len=clamp_len)
@@ -200,7 +200,11 @@ def test_gradients(clamp_len, positions):
 
 def test_parameters_per_layer():
     shapes = {n: tuple(p.shape) for n, p in TransformerXL(8, 2, 4, num_layers=3).named_parameters()}
-    assert shapes == {"u": (1, 2, 4), "v": (1, 2, 4), "projection.weight": (3, 2, 4, 8)}  # one pair in the authors' code
+    assert shapes == {
+        "u": (1, 2, 4),
+        "v": (1, 2, 4),
+        "projection.weight": (3, 2, 4, 8),
+    }  # one pair in the authors' code
     assert XLNet(8, 2, 4, num_layers=3).u.shape == (3, 2, 4)  # untie_r of the released models
 
 

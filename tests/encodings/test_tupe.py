@@ -39,7 +39,7 @@ def qkv(positions, kv_heads=2):
 
 
 def by_formula(encoding, q, k, v, positions):
-    """Ke et al. 2021, equations 7 and 10, with the rows that the authors' code takes."""
+    """Ke et al. 2021, sections 3.1 and 3.2, with the rows that the authors' code takes."""
     e = {name: p.detach() for name, p in encoding.named_parameters()}
     p = [content.layer_norm(row, e["norm.weight"], e["norm.bias"], 1e-5) for row in e["table"]]
 
