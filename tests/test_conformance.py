@@ -17,7 +17,7 @@ ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=Fal
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
             "shaw:clip=2:clip_future=0:per_head=true", "shaw:clip=2:fixed=true", "shaw:terms=values+rope",
-            "transformer_xl:clamp_len=3:layout=interleaved", "xlnet:layout=interleaved", "tupe:untie_cls=false",
+            "transformer_xl:clamp_len=3:layout=interleaved", "xlnet:layout=interleaved",
             "tupe_r:untie_cls=false:beyond=clamp", "deberta:max_relative_positions=3:terms=c2p|p2c|p2p",
             "deberta_v2:max_relative_positions=8:position_buckets=4:terms=p2c:paper_index=true",
             "deberta_v2:shared=false:norm=false", "deberta_v2/none"]  # fmt: skip

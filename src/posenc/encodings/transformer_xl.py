@@ -115,7 +115,7 @@ class XLNet(TransformerXL):
 
     name = "xlnet"
     papers = ("yang2019xlnet", "dai2019transformer")
-    extrapolates = "not claimed"
+    extrapolates = "no claim made"
 
     def __init__(
         self,
