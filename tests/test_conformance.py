@@ -11,7 +11,12 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "shape+sinusoidal", "cape+rope", "cape:centre=true+sinusoidal", "randomized+t5", "randomized:testing=plain+alibi",
             "rope+softmax_n", "alibi+sink", "rope+log_n:train_length=3:clip=false+sink",
             "kerple:kind=power", "cope:num_counts=3:scaled=false", "rope+cope", "swin:width=3:beyond=clamp",
-            "swin_v2:cosine=false:width=3"]  # fmt: skip
+            "swin_v2:cosine=false:width=3",
+            "shaw:clip=2:clip_future=0:per_head=true", "shaw:clip=2:fixed=true", "shaw:terms=values+rope",
+            "transformer_xl:clamp_len=3:layout=interleaved", "xlnet:layout=interleaved",
+            "tupe_r:untie_cls=false:beyond=clamp", "deberta:max_relative_positions=3:terms=c2p|p2c|p2p",
+            "deberta_v2:max_relative_positions=8:position_buckets=4:terms=p2c:paper_index=true",
+            "deberta_v2:shared=false:norm=false", "deberta_v2/none"]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])

@@ -207,6 +207,28 @@ def t5_bucket(
     return side + torch.where(distance < exact, distance.long(), far)
 
 
+def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int = 512) -> Tensor:
+    """DeBERTa's bucket of query position minus key position: int64, same shape and sign (He et al. 2021; v2, v3).
+
+    Distances up to num_buckets / 2 are their own bucket; longer ones grow logarithmically, so that max_distance - 1 is
+    in the last bucket, num_buckets - 1. Further ones go on beyond it, as in transformers; the authors clamp them.
+
+    Raises:
+        InputError: an odd number of buckets or less than 4, or max_distance not beyond the exact ones.
+    """
+    exact = num_buckets // 2
+    if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
+        raise InputError(
+            f"num_buckets={num_buckets}, max_distance={max_distance}: needs an even number of at least 4 buckets and "
+            f"max_distance above {exact + 1}"
+        )
+    # float32 on purpose, as in t5_bucket
+    far = distance.abs().clamp(min=exact).float() / exact
+    growth = far.log() / far.new_full((), (max_distance - 1) / exact).log()
+    bucket = torch.ceil(growth * (exact - 1)).long() + exact
+    return torch.where(distance.abs() <= exact, distance.long(), distance.sign().long() * bucket)
+
+
 def table_device(device: torch.device) -> torch.device:
     """Where a float64 table for tensors on a device can live: one without float64 (MPS) or without values (meta)
     reads it from the CPU."""

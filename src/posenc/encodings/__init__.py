@@ -9,19 +9,24 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.contextual import CoPE
+from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
 from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.shaw import Shaw
+from posenc.encodings.transformer_xl import TransformerXL, XLNet
+from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
 
 # fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "FIRE", "KERPLE", "SHAPE", "T5", "ALiBi", "Absolute", "Binary", "ClassWindowTable", "CoPE",
-    "Integer", "Learned", "LearnedSink", "LogN", "LogWindow", "NoPE", "Normalized", "Randomized", "Rotary", "Sandwich",
-    "Sines", "Sinusoidal", "SoftmaxN", "WindowTable", "create", "from_spec",
+    "CAPE", "ENCODINGS", "FIRE", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute", "Binary",
+    "ClassWindowTable", "CoPE", "DeBERTa", "DeBERTaV2", "EnhancedMaskDecoder", "Integer", "Learned", "LearnedSink",
+    "LogN", "LogWindow", "NoPE", "Normalized", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal",
+    "SoftmaxN", "TransformerXL", "WindowTable", "XLNet", "create", "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -31,6 +36,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
         NoPE, Normalized, Integer, Binary, Sinusoidal, Learned,
         # on queries and keys
         Rotary,
+        # on the scores, by content and distance
+        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
         # on the scores, by distance
         T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow,
         # on positions themselves, in training

@@ -1,0 +1,234 @@
+"""DeBERTa: content and distance are compared apart, in both directions; absolute positions enter before the output."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from posenc.bias import KeyRelative, QueryRelative, Relative, Score
+from posenc.encoding import Projections
+from posenc.encodings.absolute import Learned, check_std
+from posenc.encodings.content import ContentBias, HeadProjection, check_sizes, check_terms
+from posenc.errors import InputError
+from posenc.functional import deberta_bucket
+from posenc.positions import Positions
+
+
+class _Disentangled(ContentBias):
+    """The score [q_i . k_j + q_i . K_d + k_j . Q_d + Q_d . K_d] / sqrt(head_dim (1 + number of terms)): K and Q are
+    keys and queries made from a table of 2 * span rows, d is the row of the distance. The last three terms are c2p,
+    p2c and p2p.
+    """
+
+    shift_invariant = True
+    extrapolates = "yes: far distances share a vector"
+
+    def __init__(
+        self, dim: int, num_heads: int, head_dim: int, num_layers: int, max_relative_positions: int, terms: str,
+        paper_index: bool, init_std: float, span: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_sizes(
+            dim=dim, num_heads=num_heads, head_dim=head_dim, num_layers=num_layers,
+            max_relative_positions=max_relative_positions,
+        )  # fmt: skip
+        check_std(init_std)
+        self.dim, self.num_heads, self.head_dim, self.num_layers = dim, num_heads, head_dim, num_layers
+        self.max_relative_positions, self.terms, self.paper_index = max_relative_positions, terms, paper_index
+        self.init_std, self.span = init_std, span
+        self.acting = check_terms(terms, ("c2p", "p2c", "p2p"))
+        self.table = nn.Parameter(torch.empty(2 * span, dim))
+        nn.init.normal_(self.table, std=init_std)
+
+    def add_projections(self, key_bias: bool) -> None:
+        """Projections of the encoding's own, for the sides that the terms need."""
+        shape = self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std
+        self.key = HeadProjection(*shape, bias=key_bias) if self.acting & {"c2p", "p2p"} else None
+        self.query = HeadProjection(*shape) if self.acting & {"p2c", "p2p"} else None
+
+    def counted(self, distance: Tensor) -> Tensor:
+        """A distance (query position minus key position) as the table counts it."""
+        return distance
+
+    def row(self, distance: Tensor) -> Tensor:
+        """delta(i, j), the row of the distance i - j."""
+        return (self.counted(distance) + self.span).clamp(0, 2 * self.span - 1)
+
+    def row_of_query(self, distance: Tensor) -> Tensor:
+        """The row among the table's queries: delta(i, j) in the authors' code, delta(j, i) in the paper."""
+        return self.row(-distance if self.paper_index else distance)
+
+    def keys(self, layer: int, dtype: torch.dtype) -> Tensor | None:
+        """The table as keys, (num_heads, 2 span, head_dim); None where no term needs them."""
+        return None if self.key is None else self.key(self.table.to(dtype), self.own_layer(layer))
+
+    def queries(self, layer: int, dtype: torch.dtype) -> Tensor | None:
+        """The table as queries, likewise."""
+        return None if self.query is None else self.query(self.table.to(dtype), self.own_layer(layer))
+
+    def scale(self, head_dim: int) -> float:
+        return float((head_dim * (1 + len(self.acting))) ** -0.5)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> list[Score]:
+        self.check_heads(q)
+        self.check_integers(positions)
+        dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
+        keys, queries = self.keys(layer, q.dtype), self.queries(layer, q.dtype)
+        found: list[Score] = []
+        if keys is not None and "c2p" in self.acting:
+            found.append(QueryRelative(q.to(dtype) * scale, keys.to(dtype), self.row, positions))
+        if queries is not None and "p2c" in self.acting:
+            per_head = k.to(dtype).repeat_interleave(self.num_heads // k.shape[1], 1)
+            found.append(KeyRelative(per_head * scale, queries.to(dtype), self.row_of_query, positions))
+        if keys is not None and queries is not None and "p2p" in self.acting:
+            found.append(self.position_to_position(queries.to(dtype) * scale, keys.to(dtype), positions))
+        return found
+
+    def position_to_position(self, queries: Tensor, keys: Tensor, positions: Positions) -> Relative:
+        """Q_d . K_d, a number per head and distance."""
+        limit = self.max_relative_positions  # nothing changes beyond
+        distances = torch.arange(-limit, limit + 1, device=keys.device)
+        products = (queries[:, self.row_of_query(distances)] * keys[:, self.row(distances)]).sum(-1)
+
+        def of_distance(head: Tensor, distance: Tensor) -> Tensor:
+            return products[head, distance.clamp(-limit, limit) + limit]
+
+        return Relative(of_distance, self.num_heads, positions)
+
+
+class DeBERTa(_Disentangled):
+    """DeBERTa (v1): queries meet keys of their distance, keys meet queries of it, from one table for all layers.
+
+    dim, num_heads, head_dim: of the model. num_layers: layers with projections of their own, which make keys from the
+    table without a bias and queries with one. max_relative_positions: distances count up to one less, further ones as
+    that. terms: which of "c2p" (query and key of the distance), "p2c" (key and query of the distance) and "p2p" (both
+    of the distance) there are; scores are divided by sqrt(head_dim (1 + number of terms)). paper_index: the queries of
+    the table are those of the distance from j to i, as equation 4 of the paper prints it; the authors' code and every
+    checkpoint take the one from i to j. init_std: of the table and the projections.
+
+    p2p follows equation 2; the authors leave it out as of little use. Raises InputError for fractional positions and
+    unknown terms. Source: He et al. 2021, section 3.1; microsoft/DeBERTa.
+    """
+
+    name = "deberta"
+    papers = ("he2021deberta",)
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        num_layers: int = 1,
+        max_relative_positions: int = 512,
+        terms: str = "c2p|p2c",
+        paper_index: bool = False,
+        init_std: float = 0.02,
+    ) -> None:
+        span = max_relative_positions
+        super().__init__(dim, num_heads, head_dim, num_layers, span, terms, paper_index, init_std, span)
+        self.add_projections(key_bias=False)
+
+
+class DeBERTaV2(_Disentangled):
+    """DeBERTa v2 and v3: logarithmic buckets of distances, whose vectors pass through the model's own projections.
+
+    max_relative_positions, position_buckets: the buckets, see `functional.deberta_bucket`; position_buckets=0 counts
+    every distance. norm: LayerNorm over the table. shared: the table passes through the model's query and key
+    projections, given by `share`; otherwise through projections of its own, with biases. The rest: see `DeBERTa`.
+
+    Raises InputError for fractional positions, unknown terms, buckets that do not fit, and shared projections that
+    were never given. Source: He et al. 2021, section 3.1; He, Gao and Chen 2023; microsoft/DeBERTa.
+    """
+
+    name = "deberta_v2"
+    papers = ("he2021deberta", "he2023debertav3")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        num_layers: int = 1,
+        max_relative_positions: int = 512,
+        position_buckets: int = 256,
+        terms: str = "c2p|p2c",
+        shared: bool = True,
+        norm: bool = True,
+        paper_index: bool = False,
+        init_std: float = 0.02,
+    ) -> None:
+        if position_buckets:
+            deberta_bucket(torch.zeros(1), position_buckets, max_relative_positions)  # refuses bad sizes
+        span = position_buckets or max_relative_positions
+        super().__init__(
+            dim, num_heads, head_dim, num_layers, max_relative_positions, terms, paper_index, init_std, span
+        )
+        self.position_buckets, self.shared, self.norm = position_buckets, shared, norm
+        self.layer_norm = nn.LayerNorm(dim, eps=1e-7) if norm else nn.Identity()
+        self.projections: list[Projections] = []
+        if not shared:
+            self.add_projections(key_bias=True)
+
+    def counted(self, distance: Tensor) -> Tensor:
+        if not self.position_buckets:
+            return distance
+        return deberta_bucket(distance, self.position_buckets, self.max_relative_positions)
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        self.projections = list(projections)  # in a list, which registers nothing: the modules stay the model's
+
+    def keys(self, layer: int, dtype: torch.dtype) -> Tensor | None:
+        return self.made(1, layer, dtype)
+
+    def queries(self, layer: int, dtype: torch.dtype) -> Tensor | None:
+        return self.made(0, layer, dtype)
+
+    def made(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
+        """The table as queries (side 0) or keys (side 1), (num_heads, 2 span, head_dim)."""
+        table = self.layer_norm(self.table).to(dtype)
+        if not self.shared:
+            own = (self.query, self.key)[side]
+            return None if own is None else own(table, self.own_layer(layer))
+        if layer >= len(self.projections):
+            raise InputError(
+                f"DeBERTaV2 has no query and key projection for layer {layer}: give it the model's by "
+                "share([(query, key), ...]), one pair per layer, or make it with shared=False"
+            )
+        heads = self.projections[layer][side](table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        return heads.repeat_interleave(self.num_heads // heads.shape[0], 0)
+
+
+class EnhancedMaskDecoder(nn.Module):
+    """DeBERTa's absolute positions: the model's last layer, run again with queries that know where they are.
+
+    The first queries are hidden + P, P a learned table of absolute positions; keys and values are always hidden, the
+    output of the layer before the last. The last layer runs `steps` times with the same weights, its output being the
+    next queries; the last output goes to the masked-word head.
+
+    max_positions: rows of the table. dim: width of the model. steps: 2 as the authors' code has it. beyond, init_std:
+    of the table, see `Learned`. Source: He et al. 2021, section 3.2; microsoft/DeBERTa.
+    """
+
+    def __init__(
+        self, max_positions: int, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
+    ) -> None:
+        super().__init__()
+        check_sizes(steps=steps)
+        self.steps = steps
+        self.positions = Learned(max_positions, dim, init_std=init_std, beyond=beyond)
+
+    def forward(
+        self, hidden: Tensor, layer: Callable[[Tensor, Tensor], Tensor], positions: Positions | None = None
+    ) -> Tensor:
+        """hidden: (batch, seq, dim). layer: (queries, hidden) -> output, all like hidden; the queries attend to keys
+        and values made from hidden. positions: where the tokens are; None: 0 .. seq-1.
+
+        Raises:
+            InputError: what `Learned` refuses.
+        """
+        if positions is None:
+            positions = Positions.arange(hidden.shape[1], device=hidden.device)
+        queries = self.positions.embed(hidden, positions)
+        for _ in range(self.steps):
+            queries = layer(queries, hidden)
+        return queries

@@ -1,0 +1,96 @@
+"""Shaw's relative positions: vectors per clipped distance, added to the keys and to the values."""
+
+import torch
+from torch import Tensor, nn
+
+from posenc.bias import QueryRelative, Values
+from posenc.encodings.absolute import check_std
+from posenc.encodings.content import ContentBias, check_sizes, check_terms
+from posenc.errors import InputError
+from posenc.functional import sinusoidal
+from posenc.positions import Positions
+
+
+class Shaw(ContentBias):
+    """A vector per clipped distance, learned, added to the keys, and another one added to the values.
+
+    Scores are q_i . (k_j + a_ij) / sqrt(head_dim) and outputs sum_j p_ij (v_j + b_ij), where a_ij and b_ij are row
+    clip(j - i, -clip, clip_future) + clip of a table.
+
+    head_dim, num_heads: of the model. num_layers: layers with tables of their own. clip: the distance from which
+    earlier keys look alike (16 and 8 in the paper). clip_future: the same for later keys; None: as clip
+    (Wav2Vec2-BERT has 64 and 8). terms: where the vectors go, "keys|values" or one of the two. per_head: a table per
+    head instead of one for all (tensor2tensor). fixed: nothing learned, the rows are interleaved sinusoidal codes,
+    the same for keys, values, heads and layers (NEZHA, with clip=64). init_std: of the learned tables.
+
+    Raises InputError for fractional positions, a negative clip, unknown terms, or fixed tables per head.
+    Source: Shaw et al. 2018, section 3; NEZHA: Wei et al. 2019, section 2.2.
+    """
+
+    name = "shaw"
+    papers = ("shaw2018self", "wei2019nezha")
+    shift_invariant = True
+    extrapolates = "yes: clipped distances exist at any length"
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_layers: int = 1,
+        clip: int = 16,
+        clip_future: int | None = None,
+        terms: str = "keys|values",
+        per_head: bool = False,
+        fixed: bool = False,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
+        check_std(init_std)
+        self.ahead = clip if clip_future is None else clip_future
+        for name, limit in (("clip", clip), ("clip_future", self.ahead)):
+            if limit < 0:
+                raise InputError(f"{name}={limit}: must be a distance from 0 on")
+        if fixed and per_head:
+            raise InputError("fixed=True, per_head=True: the sinusoidal table is one for all heads; drop per_head")
+        self.head_dim, self.num_heads, self.num_layers = head_dim, num_heads, num_layers
+        self.clip, self.clip_future, self.terms = clip, clip_future, terms
+        self.per_head, self.fixed, self.init_std = per_head, fixed, init_std
+        self.acting = check_terms(terms, ("keys", "values"))
+        shape = (num_layers, num_heads if per_head else 1, clip + self.ahead + 1, head_dim)
+        learned = frozenset() if fixed else self.acting
+        self.key_table = nn.Parameter(torch.empty(shape)) if "keys" in learned else None
+        self.value_table = nn.Parameter(torch.empty(shape)) if "values" in learned else None
+        for table in self.parameters():
+            nn.init.normal_(table, std=init_std)
+        self.register_tables()
+
+    codes: Tensor
+
+    def tables(self) -> dict[str, Tensor]:
+        if not self.fixed:
+            return {}
+        rows = torch.arange(self.clip + self.ahead + 1, device="cpu")
+        return {"codes": sinusoidal(rows, self.head_dim, dtype=torch.float64)[None]}
+
+    def vectors(self, table: Tensor | None, layer: int) -> Tensor:
+        """A layer's (num_heads or 1, rows, head_dim) of a learned table, or the fixed one."""
+        return self.codes if table is None else table[self.own_layer(layer)]
+
+    def row(self, distance: Tensor) -> Tensor:
+        """The row of a distance, query position minus key position."""
+        return (-distance).clamp(-self.clip, self.ahead) + self.clip
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> QueryRelative | None:
+        self.check_heads(q)
+        self.check_integers(positions)
+        if "keys" not in self.acting:
+            return None
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        table = self.vectors(self.key_table, layer).to(q.device, dtype)
+        return QueryRelative(q.to(dtype) * self.scale(self.head_dim), table, self.row, positions)
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | None:
+        if "values" not in self.acting:
+            return None
+        return Values(self.vectors(self.value_table, layer).to(positions.q.device), self.row)

@@ -1,0 +1,132 @@
+"""Transformer-XL and XLNet: sinusoidal codes of the distance, projected to keys, against queries and learned biases."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc.bias import Factored, QueryRelative
+from posenc.encodings.absolute import check_std
+from posenc.encodings.content import ContentBias, HeadProjection
+from posenc.errors import InputError, unknown
+from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
+from posenc.positions import Positions
+
+
+class TransformerXL(ContentBias):
+    """Four terms, content and distance of the key against the query and against learned biases u and v.
+
+    The score is [(q_i + u) . k_j + (q_i + v) . W_R R_(i-j)] / sqrt(head_dim), where R_t is the sinusoidal code of the
+    distance t, dim wide. A memory of M cached tokens is `Positions.arange(n, offset=M)`. Distances may be fractional
+    and of either sign.
+
+    dim, num_heads, head_dim: of the model. num_layers: layers with a W_R of their own. clamp_len: distances beyond it,
+    on either side, count as it; None: no limit (the paper's training). untie: u and v per layer instead of one pair
+    for all. base, layout: of the codes; Conformers (Wav2Vec2, Parakeet) have "interleaved". init_std: of u, v and W_R.
+
+    Raises InputError for an odd dim, or fractional positions with clamp_len.
+    Source: Dai et al. 2019, section 3.3 and appendix B.
+    """
+
+    name = "transformer_xl"
+    papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
+    shift_invariant = True
+    extrapolates = "yes: attends further back than in training"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        num_layers: int = 1,
+        clamp_len: int | None = None,
+        untie: bool = False,
+        base: float = 10000.0,
+        layout: SinusoidalLayout = "concat",
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        if clamp_len is not None and clamp_len < 1:
+            raise InputError(f"clamp_len={clamp_len}: must be a distance from 1 on, or None for no limit")
+        if layout not in ("interleaved", "concat"):
+            raise unknown("layout", layout, ("interleaved", "concat"))
+        check_std(init_std)
+        self.dim, self.num_heads, self.head_dim, self.num_layers = dim, num_heads, head_dim, num_layers
+        self.clamp_len, self.untie, self.base, self.layout, self.init_std = clamp_len, untie, base, layout, init_std
+        self.projection = HeadProjection(dim, num_heads, head_dim, num_layers, init_std, bias=False)
+        pairs = num_layers if untie else 1
+        self.u = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
+        self.v = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
+        for bias in (self.u, self.v):
+            nn.init.normal_(bias, std=init_std)
+        self.register_tables()
+
+    frequencies: Tensor
+    codes: Tensor
+
+    def tables(self) -> dict[str, Tensor]:
+        frequencies = frequency_curve(self.dim, self.base)
+        if self.clamp_len is None:
+            return {"frequencies": frequencies}
+        distances = torch.arange(-self.clamp_len, self.clamp_len + 1, device="cpu")
+        return {"codes": sinusoidal_from(distances, frequencies, self.layout)}
+
+    def of_layer(self, bias: Tensor, layer: int) -> Tensor:
+        """A layer's u or v, (num_heads, 1, head_dim)."""
+        return bias[self.own_layer(layer) if self.untie else 0, :, None]
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return q + self.of_layer(self.u, layer).to(q.dtype), k
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Factored | QueryRelative:
+        self.check_heads(q)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        queries = (q.to(dtype) + self.of_layer(self.v, layer).to(dtype)) * self.scale(self.head_dim)
+        own = self.own_layer(layer)
+        if self.clamp_len is not None:
+            self.check_integers(positions)
+            return QueryRelative(queries, self.projection(self.codes.to(q.device, dtype), own), self.row, positions)
+        positions.require_one_axis(type(self).__name__)
+        # (q + v) . W_R R_t = w . R_t with w = W_R^T (q + v), and R_(i-j) is R_(-j) turned by i, one angle per pair
+        w = queries @ self.projection.weight[own].to(dtype)
+        sines, cosines = (w[..., 0::2], w[..., 1::2]) if self.layout == "interleaved" else w.chunk(2, -1)
+        of_q = positions.shared((self, "q", dtype), lambda: self.cos_sin(positions.q, dtype))
+        of_k = positions.shared((self, "k", dtype), lambda: self.cos_sin(positions.k, dtype))
+        return Factored(rotary(torch.cat((cosines, -sines), -1), *of_q), torch.cat(of_k, -1))
+
+    def row(self, distance: Tensor) -> Tensor:
+        """The row of a distance among the clamped ones."""
+        assert self.clamp_len is not None
+        return distance.clamp(-self.clamp_len, self.clamp_len) + self.clamp_len
+
+    def cos_sin(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles: (batch, n) positions -> two (batch, 1, n, dim/2) tables."""
+        angles = ids.to(self.frequencies)[:, None, :, None] * self.frequencies
+        return angles.cos().to(ids.device, dtype), angles.sin().to(ids.device, dtype)
+
+
+class XLNet(TransformerXL):
+    """Transformer-XL's scores in both directions, with u and v per layer.
+
+    What differs from `TransformerXL` is the default of untie alone: keys after the query, at negative distances, are
+    meant to be seen, and clamp_len acts on both sides. XLNet's segment term is not about position and stays with the
+    model. Arguments, errors: as there. Source: Yang et al. 2019, section 2.4, and its released models (untie_r).
+    """
+
+    name = "xlnet"
+    papers = ("yang2019xlnet", "dai2019transformer")
+    extrapolates = "no claim made"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        num_layers: int = 1,
+        clamp_len: int | None = None,
+        untie: bool = True,
+        base: float = 10000.0,
+        layout: SinusoidalLayout = "concat",
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim, num_layers, clamp_len, untie, base, layout, init_std)

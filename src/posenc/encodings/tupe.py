@@ -1,0 +1,163 @@
+"""TUPE: positions get projections of their own and are compared apart from the words."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from posenc.bias import Factored, Positional, Relative, Score
+from posenc.encodings.absolute import check_std
+from posenc.encodings.content import ContentBias, HeadProjection, check_sizes
+from posenc.errors import InputError, unknown
+from posenc.functional import t5_bucket
+from posenc.positions import Positions
+
+
+class TUPE(ContentBias):
+    """TUPE-A: absolute positions, compared through projections of their own, with [CLS] untied from them.
+
+    The score is [q_i . k_j + (p_i U_Q) . (p_j U_K)] / sqrt(2 head_dim), where p is a learned table after LayerNorm;
+    table and projections (with biases) serve every layer, and nothing is added to the input.
+
+    max_positions: tokens the table is for. dim, num_heads, head_dim: of the model. untie_cls: the positional score of
+    the token at position 0, [CLS], is one learned constant per head towards all others, and another one from all
+    others. As in the authors' code both come from the table: its row 0 belongs to no token and gives the first, row 1
+    the second, and the token at position t has row t + 1. beyond: what a position past the table gets, "error"
+    refuses it, "clamp" gives it the last row. init_std: of the table and the projections.
+
+    Raises InputError for a negative or fractional position, or one outside the table.
+    Source: Ke, He and Liu 2021, sections 3.1 and 3.2.
+    """
+
+    name = "tupe"
+    papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
+    extrapolates = "no: undefined past the table"
+
+    def __init__(
+        self,
+        max_positions: int,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        untie_cls: bool = True,
+        beyond: str = "error",
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        check_sizes(max_positions=max_positions)
+        check_std(init_std)
+        if beyond not in ("error", "clamp"):
+            raise unknown("beyond", beyond, ("error", "clamp"))
+        self.max_positions, self.dim, self.num_heads, self.head_dim = max_positions, dim, num_heads, head_dim
+        self.untie_cls, self.beyond, self.init_std = untie_cls, beyond, init_std
+        self.query = HeadProjection(dim, num_heads, head_dim, 1, init_std)
+        self.key = HeadProjection(dim, num_heads, head_dim, 1, init_std)
+        self.table = nn.Parameter(torch.empty(max_positions + untie_cls, dim))
+        nn.init.normal_(self.table, std=init_std)
+        self.norm = nn.LayerNorm(dim)
+
+    def scale(self, head_dim: int) -> float:
+        return float((2 * head_dim) ** -0.5)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | list[Score]:
+        self.check_heads(q)
+        dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
+        self.check_range(positions)
+        left = self.query(self.codes(positions.q).to(dtype)) * scale
+        right = self.key(self.codes(positions.k).to(dtype))
+        if not self.untie_cls:
+            return Factored(left, right)
+        ends = self.norm(self.table[:2]).to(dtype)
+        from_cls, to_cls = ((self.query(ends) * scale) * self.key(ends)).sum(-1)[..., None, None].unbind(1)
+        # two more columns: (1, 0) . (from_cls, .) in the row of [CLS], (0, 1) . (., to_cls) in its column elsewhere
+        of_q, of_k = (at[:, None, :, None] == 0 for at in (positions.q, positions.k))
+        left = torch.cat((left.masked_fill(of_q, 0), *_columns(left, of_q.to(dtype), (~of_q).to(dtype))), -1)
+        right = torch.cat((right.masked_fill(of_k, 0), *_columns(right, from_cls[None], to_cls[None] * of_k)), -1)
+        return Factored(left, right)
+
+    def codes(self, ids: Tensor) -> Tensor:
+        """(batch or 1, n) positions -> (batch or 1, n, dim), after LayerNorm."""
+        assert self.max_positions is not None
+        if self.beyond == "clamp":
+            ids = ids.clamp(max=self.max_positions - 1)
+        return self.norm(embedding(ids + int(self.untie_cls), self.table))
+
+    def check_range(self, positions: Positions) -> None:
+        """Refuse positions that have no row."""
+        self.check_integers(positions)
+        if torch.compiler.is_compiling():
+            return
+        assert self.max_positions is not None
+        user = type(self).__name__
+        low, high = positions.shared((self, "range"), lambda: _range(positions))
+        if low < 0:
+            raise InputError(f"{user}: position {low} is negative; positions start at 0")
+        if high >= self.max_positions and self.beyond == "error":
+            raise InputError(
+                f"{user}: position {high} is outside the table of {self.max_positions}; make it larger "
+                "(max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi, t5)"
+            )
+
+
+def _range(positions: Positions) -> tuple[int, int]:
+    return (
+        min(int(positions.q.min()), int(positions.k.min())),
+        max(int(positions.q.max()), int(positions.k.max())),
+    )
+
+
+def _columns(like: Tensor, *columns: Tensor) -> list[Tensor]:
+    """Columns broadcast to (batch or 1, num_heads, n, 1)."""
+    return [column.expand(*like.shape[:3], 1) for column in columns]
+
+
+class TUPER(TUPE):
+    """TUPE-R: TUPE-A and T5's bias of the bucketed distance, both with [CLS] untied.
+
+    num_buckets, max_distance, bidirectional: the buckets, see `functional.t5_bucket`. With untie_cls the bias of the
+    row of [CLS] is bucket num_buckets / 2, which bidirectional buckets leave unused, and that of its column an extra
+    one, as in the authors' code. The rest: see `TUPE`. Source: Ke, He and Liu 2021, sections 3.1 to 3.3.
+    """
+
+    name = "tupe_r"
+    papers = ("ke2021rethinking", "raffel2020exploring")
+
+    def __init__(
+        self,
+        max_positions: int,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        bidirectional: bool = True,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        untie_cls: bool = True,
+        beyond: str = "error",
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__(max_positions, dim, num_heads, head_dim, untie_cls, beyond, init_std)
+        t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
+        self.bidirectional, self.num_buckets, self.max_distance = bidirectional, num_buckets, max_distance
+        self.distances = nn.Parameter(torch.empty(num_heads, num_buckets + untie_cls))
+        nn.init.normal_(self.distances, std=init_std)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> list[Score]:
+        absolute = super().bias(q, k, positions, layer)
+        assert isinstance(absolute, Factored)
+        table = self.distances.to(absolute.left.dtype)
+
+        def of_distance(head: Tensor, distance: Tensor) -> Tensor:
+            return table[head, self.bucket(distance)]
+
+        def of_positions(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            bucket = torch.where(key == 0, self.num_buckets, self.bucket(query - key))
+            return table[head, torch.where(query == 0, self.num_buckets // 2, bucket)]
+
+        if self.untie_cls:
+            return [absolute, Positional(of_positions, self.num_heads, positions)]
+        return [absolute, Relative(of_distance, self.num_heads, positions)]
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """T5's bucket of query position minus key position."""
+        return t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)

@@ -1,0 +1,188 @@
+"""TUPE against its formula and the facts of guolinke/TUPE (transformer_sentence_encoder.py), which has no port."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import posenc
+from posenc import TUPE, TUPER, Positions
+from posenc.bias import Factored, Positional, Relative
+from references import content, loops
+
+EXACT = {"rtol": 1e-10, "atol": 1e-11}
+WHERE = {
+    "bidirectional": Positions.arange(8),
+    "cached": Positions.arange(3, 6, causal=True),
+    "first token cached": Positions.arange(2, 1, causal=True),
+    "packed": Positions.packed([3, 5]),
+    "without the first": Positions.from_ids(torch.arange(4, 9)),
+    "per row": Positions.from_ids(torch.stack((torch.arange(8), torch.arange(8) * 5 % 8 + 1))),
+}
+EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys())
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def made(cls=TUPE, **options):
+    encoding = cls(12, 10, 4, 6, **options).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    return encoding
+
+
+def qkv(positions, kv_heads=2):
+    shapes = (4, positions.num_queries), (kv_heads, positions.num_keys), (kv_heads, positions.num_keys)
+    return [torch.randn(2, *shape, 6, dtype=torch.float64) for shape in shapes]
+
+
+def by_formula(encoding, q, k, v, positions):
+    """Ke et al. 2021, sections 3.1 and 3.2, with the rows that the authors' code takes."""
+    e = {name: p.detach() for name, p in encoding.named_parameters()}
+    p = [content.layer_norm(row, e["norm.weight"], e["norm.bias"], 1e-5) for row in e["table"]]
+
+    def projected(side, h, row):
+        return e[f"{side}.weight"][0, h] @ p[row] + e[f"{side}.bias"][0, h]
+
+    def pair(h, row, column):
+        return float(projected("query", h, row) @ projected("key", h, column))
+
+    def bucket(m, n):
+        if encoding.untie_cls and 0 in (m, n):
+            return 16 if m == 0 else 32  # "[CLS] to others" is written last; 16 is what the buckets leave unused
+        return loops.t5_bucket(n - m, encoding.bidirectional, 32, 128)
+
+    def term(b, h, i, j, m, n):
+        if encoding.untie_cls:
+            found = pair(h, 0, 0) if m == 0 else pair(h, 1, 1) if n == 0 else pair(h, m + 1, n + 1)
+        else:
+            found = pair(h, m, n)
+        if isinstance(encoding, TUPER):  # T5's bias is not scaled
+            found += float(e["distances"][h, bucket(m, n)]) * 12**0.5
+        return found
+
+    return content.attend(q, k, v, positions, (2 * 6) ** -0.5, term)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("untie_cls", [True, False])
+@pytest.mark.parametrize(("cls", "options"), [(TUPE, {}), (TUPER, {}), (TUPER, {"bidirectional": False})])
+def test_it_is_the_formula(cls, options, untie_cls, positions):
+    encoding = made(cls, untie_cls=untie_cls, **options)
+    q, k, v = qkv(positions)
+    want = by_formula(encoding, q, k, v, positions)
+    for backend in ("sdpa", "reference"):
+        assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), want, **EXACT)
+
+
+def test_it_is_what_the_authors_code_computes():
+    # their forward(): products of the first n + 1 rows, scaled; column 0, then row 0 overwritten; relative bias added
+    encoding, n = made(TUPER), 9
+    rows = torch.nn.functional.layer_norm(encoding.table[: n + 1], (10,), encoding.norm.weight, encoding.norm.bias)
+    linear = [rows @ side.weight.view(24, 10).T + side.bias.view(24) for side in (encoding.query, encoding.key)]
+    pos_q, pos_k = (x.view(n + 1, 4, 6).transpose(0, 1) for x in linear)
+    products = pos_q * (6 * 2) ** -0.5 @ pos_k.mT
+    bias = products[:, 1:, 1:].clone()
+    bias[:, :, 0] = products[:, 1, 1, None]
+    bias[:, 0, :] = products[:, 0, 0, None]
+    steps = torch.arange(n)[None] - torch.arange(n)[:, None]
+    buckets = torch.tensor([[loops.t5_bucket(int(r), True, 32, 128) for r in line] for line in steps])
+    buckets[:, 0] = 32
+    buckets[0, :] = 16
+    bias = bias + encoding.distances[:, buckets]
+    q, k, _ = qkv(Positions.arange(n))
+    ours = sum(term.dense(q.device) for term in encoding.bias(q, k, Positions.arange(n)))
+    assert_close(ours[0], bias, **EXACT)
+
+
+def test_bucket_16_is_free_for_cls():
+    distances = range(-300, 301)
+    assert 16 not in {loops.t5_bucket(r, True, 32, 128) for r in distances}
+
+
+@pytest.mark.parametrize("cls", [TUPE, TUPER])
+def test_cls_is_untied(cls):
+    encoding, positions = made(cls), Positions.packed([4, 6])
+    q, k, _ = qkv(positions)
+    terms = encoding.bias(q, k, positions)
+    bias = sum(t.dense(q.device) for t in (terms if isinstance(terms, list) else [terms]))[0]
+    for start, end in ((0, 4), (4, 10)):  # in each document
+        row, column = bias[:, start, start:end], bias[:, start + 1 : end, start]
+        assert_close(row, row[:, :1].expand_as(row), **EXACT)
+        assert_close(column, column[:, :1].expand_as(column), **EXACT)
+        assert (row[:, 0] - column[:, 0]).abs().min() > 1e-3, "the two constants are different ones"
+    assert_close(bias[:, 1:4, 1:4], bias[:, 5:8, 5:8], **EXACT)
+
+
+def test_content_and_position_share_a_scale():
+    assert TUPE(4, 8, 2, 4).scale(4) == pytest.approx(8**-0.5)
+    q, k, v = qkv(WHERE["bidirectional"])
+    silent = made()
+    for parameter in silent.query.parameters():
+        torch.nn.init.zeros_(parameter)
+    plain = posenc.attention(q, k, v, scale=12**-0.5)
+    assert_close(posenc.attention(q, k, v, silent), plain, **EXACT)
+
+
+def test_structures_and_tables():
+    q, k, _ = qkv(WHERE["cached"])
+    absolute = made().bias(q, k, WHERE["cached"])
+    assert isinstance(absolute, Factored)
+    assert (absolute.left.shape, absolute.right.shape) == ((1, 4, 3, 8), (1, 4, 9, 8))  # two columns for the reset
+    assert isinstance(made(TUPER).bias(q, k, WHERE["cached"])[1], Positional)
+    assert isinstance(made(TUPER, untie_cls=False).bias(q, k, WHERE["cached"])[1], Relative)
+    assert (len(TUPE(5, 8, 2, 4).table), len(TUPE(5, 8, 2, 4, untie_cls=False).table)) == (6, 5)
+    assert TUPER(5, 8, 2, 4).distances.shape == (2, 33)
+
+
+@pytest.mark.parametrize("cls", [TUPE, TUPER])
+@pytest.mark.parametrize("untie_cls", [True, False])
+def test_gradients(cls, untie_cls):
+    encoding, positions = made(cls, untie_cls=untie_cls), Positions.arange(5)
+    q, k, v = (x.requires_grad_() for x in qkv(positions))
+    inputs = (q, k, v, *encoding.parameters())
+    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
+
+
+def test_past_the_table():
+    q, k, v = qkv(Positions.arange(15))
+    with pytest.raises(posenc.InputError, match="position 14 is outside the table of 12"):
+        posenc.attention(q, k, v, made(TUPER))
+    with pytest.raises(posenc.InputError, match="position 12 is outside"):  # of a key
+        posenc.attention(q[:, :, :1], k[:, :, :2], v[:, :, :2], made(), Positions.from_ids([1], [12, 1]))
+    clamped = made(beyond="clamp")
+    last = Positions.from_ids(torch.arange(15).clamp(max=11))
+    assert_close(posenc.attention(q, k, v, clamped), posenc.attention(q, k, v, clamped, last), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_positions": 0}, "max_positions=0"),
+        ({"dim": 0}, "dim=0"),
+        ({"head_dim": 0}, "head_dim=0"),
+        ({"beyond": "wrap"}, "unknown beyond 'wrap'"),
+        ({"init_std": float("inf")}, "init_std=inf"),
+    ],
+)
+def test_arguments_that_are_refused(options, message):
+    for cls in (TUPE, TUPER):
+        with pytest.raises(posenc.InputError, match=message):
+            cls(**{"max_positions": 8, "dim": 8, "num_heads": 2, "head_dim": 4} | options)
+
+
+def test_calls_that_are_refused():
+    encoding, x = TUPE(8, 8, 2, 4), torch.randn(1, 2, 3, 4)
+    with pytest.raises(posenc.InputError, match="num_buckets=2"):
+        TUPER(8, 8, 2, 4, num_buckets=2)
+    with pytest.raises(posenc.InputError, match="1 heads of width 4"):
+        posenc.attention(x[:, :1], x[:, :1], x[:, :1], encoding)
+    for ids, message in (([0.5, 1, 2], "integer positions only"), ([0, -1, 2], "position -1 is negative")):
+        with pytest.raises(posenc.InputError, match=message):
+            posenc.attention(x, x, x, encoding, Positions.from_ids(torch.tensor(ids)))
+    with pytest.raises(posenc.InputError, match="one coordinate"):
+        posenc.attention(x, x, x, encoding, Positions.grid(1, 3))
+    with pytest.raises(RuntimeError, match="size mismatch for table"):
+        encoding.load_state_dict(TUPE(9, 8, 2, 4).state_dict())

@@ -1,0 +1,66 @@
+"""Content-dependent relative encodings as their papers print them: scores entry by entry, q and k of one head."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from references import loops
+
+
+def clip(x: int, low: int, high: int) -> int:
+    return max(low, min(x, high))
+
+
+def shaw_row(i: int, j: int, left: int, right: int) -> int:
+    """Shaw et al. 2018, section 3.2: w_clip(j - i), counted from the leftmost."""
+    return clip(j - i, -left, right) + left
+
+
+def code(distance: float, dim: int) -> Tensor:
+    """Transformer-XL's R: all sines, then all cosines."""
+    angles = [distance / 10000 ** (2 * c / dim) for c in range(dim // 2)]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+
+
+def transformer_xl(q: Tensor, k: Tensor, u: Tensor, v: Tensor, w: Tensor, distance: float) -> float:
+    """Dai et al. 2019, section 3.3, terms (a) to (d), before the division by sqrt(d); w is (d, dim)."""
+    key = w @ code(distance, w.shape[1])
+    return float(q @ k + q @ key + u @ k + v @ key)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    mean = sum(float(value) for value in x) / len(x)
+    variance = sum((float(value) - mean) ** 2 for value in x) / len(x)
+    return (x - mean) / math.sqrt(variance + eps) * weight + bias
+
+
+def log_bucket(r: int, buckets: int, most: int) -> int:
+    """DeBERTa v2's bucket of a signed distance."""
+    middle = buckets // 2
+    if abs(r) <= middle:
+        return r
+    # a bucket that mathematically ends at an integer must not end past it by rounding
+    grown = math.log(abs(r) / middle) / math.log((most - 1) / middle) * (middle - 1)
+    return int(math.copysign(math.ceil(grown - 1e-9) + middle, r))
+
+
+def delta(i: int, j: int, span: int) -> int:
+    """He et al. 2021, equation 3."""
+    if i - j <= -span:
+        return 0
+    if i - j >= span:
+        return 2 * span - 1
+    return i - j + span
+
+
+def attend(q, k, v, positions, scale, term, added=None) -> Tensor:
+    """`loops.attend` where term(b, h, i, j, m, n), unscaled, and added(h, m, n) also get the positions m and n."""
+    rows = len(q)
+    mask = positions.mask().expand(rows, 1, -1, -1)
+    at = [ids.expand(rows, -1).tolist() for ids in (positions.q, positions.k)]
+    return loops.attend(
+        q, k, v, scale=scale, visible=lambda b, i, j: bool(mask[b, 0, i, j]),
+        bias=lambda b, h, i, j: scale * term(b, h, i, j, at[0][b][i], at[1][b][j]),
+        added_value=added and (lambda b, h, i, j: added(h, at[0][b][i], at[1][b][j])),
+    )  # fmt: skip
