@@ -14,7 +14,10 @@ VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
-            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none"]  # fmt: skip
+            "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
+            "p_rope:fraction=0.5:layout=interleaved", "decoupled_rope:layout=half", "xpos:layout=half:scale_base=8",
+            "axial_rope:layout=half:x_first=false:dealt=true", "axial_rope:axes=1:start=1", "axial_rope:centred=true",
+            "m_rope:interleaved=true", "mixed_rope:axes=1:layout=half", "rope/rope:rope_theta=1e6"]  # fmt: skip
 NAMES = [*posenc.ENCODINGS, *VARIANTS]
 CONFIGS = pytest.mark.parametrize("config", [DECODER, ENCODER], ids=["decoder", "encoder"])
 EVERY = pytest.mark.parametrize("name", NAMES)

@@ -9,17 +9,25 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.distance import T5, ALiBi
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.polar import PoPE
+from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
+from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.errors import InputError, unknown
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
-    "Sinusoidal", "create", "from_spec",
+    "ENCODINGS", "T5", "ALiBi", "Absolute", "AxialRotary", "Binary", "DecoupledRotary", "Integer", "Learned",
+    "MRotary", "MixedRotary", "NoPE", "Normalized", "PRotary", "PoPE", "Rotary", "Sinusoidal", "XPos", "create",
+    "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls for cls in (NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, ALiBi)
-}
+    cls.name: cls
+    for cls in (
+        NoPE, Normalized, Integer, Binary, Sinusoidal, Learned,
+        Rotary, PRotary, DecoupledRotary, XPos, AxialRotary, MRotary, MixedRotary, PoPE,
+        T5, ALiBi,
+    )
+}  # fmt: skip
 
 
 def create(
