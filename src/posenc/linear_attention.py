@@ -84,8 +84,8 @@ class _Sums:
         self.documents: Tensor | None = None
         documents = positions.q_document, positions.k_document
         packed = documents[0] is not None and documents[1] is not None
-        self.all = not positions.causal and not packed
-        # queries and keys that are the same tokens, in order, are a stream already
+        self.all = (not positions.causal or positions.all_visible) and not packed
+        # queries and keys that are the same tokens in order are a stream already
         square = positions.num_queries == positions.num_keys
         if self.all or (square and positions.start is not None and positions.start[0] == positions.start[1]):
             return

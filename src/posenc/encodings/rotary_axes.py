@@ -42,7 +42,7 @@ class _AxesRotary(Encoding):
     def cos_sin(self, coordinates: Tensor, ids: Tensor, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles at (batch or 1, n, axes) coordinates: (batch or 1, heads or 1, n, pairs) tables.
         ids: the positions themselves, which tell prefix tokens."""
-        where = exact(coordinates).to(vectors.device)[:, None, :, None, :]
+        where = exact(coordinates.to(vectors.device))[:, None, :, None, :]
         angles = (where * vectors.to(where.dtype)[..., None, :, :]).sum(-1)  # no matmul: autocast would round it
         if ids.dim() == 3:
             angles = angles.masked_fill(prefix_tokens(ids).to(angles.device)[:, None, :, None], 0.0)
@@ -65,10 +65,13 @@ class _AxesRotary(Encoding):
             of_q, of_k = self.turns(positions, layer, dtype)
         else:
             of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, layer, dtype))
-        cos, sin = of_q
-        if cos.shape[1] > 1:  # the queries of a group turn as their key head does
-            cos, sin = (table.repeat_interleave(q.shape[1] // k.shape[1], 1) for table in of_q)
-        return rotary(q, cos, sin, layout=self.layout), rotary(k, *of_k, layout=self.layout)
+        return self.turn(q, *of_q), self.turn(k, *of_k)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
+        if cos.shape[1] > 1:  # heads of a group turn alike
+            cos, sin = (table.repeat_interleave(x.shape[1] // table.shape[1], 1) for table in (cos, sin))
+        return rotary(x, cos, sin, layout=self.layout)
 
 
 class AxialRotary(_AxesRotary):
@@ -198,8 +201,8 @@ class MixedRotary(_AxesRotary):
     head_dim: width of a head, a multiple of 2 * axes. num_heads, num_layers: of the model. num_kv_heads: fewer key
     heads than num_heads; frequencies are then per key head, since a key can only be compared with queries that turn
     as it does. axes: coordinates per token. rope_theta, layout: as in `AxialRotary`, from whose frequencies it starts,
-    each head's axes turned by a random rotation. Angles are computed in float64 whatever the autocast; the authors
-    train the frequencies without weight decay. Prefix tokens, at -1 on every axis of a grid, are not rotated.
+    each head's axes turned by a random rotation. Angles are computed in float64 whatever the autocast, but casting
+    the model to bfloat16 rounds the frequencies; the authors train them without weight decay. Prefix tokens, at -1 on every axis of a grid, are not rotated.
     Raises InputError for sizes that do not divide. Source: Heo et al. 2024, section 3.2.
     """
 
@@ -238,7 +241,7 @@ class MixedRotary(_AxesRotary):
         return self.frequency[self.own_layer(layer)]
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        if (q.shape[1], k.shape[1]) != (self.num_heads, self.frequency.shape[1]):
+        if q.shape[1] != self.num_heads or k.shape[1] % self.frequency.shape[1]:
             raise InputError(
                 f"q with {q.shape[1]} heads and k with {k.shape[1]}: this MixedRotary was made with "
                 f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
