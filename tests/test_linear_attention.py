@@ -131,6 +131,17 @@ def test_layers_features_and_dtypes():
     assert_close(half.double(), linear_attention(q, k, v, parts[0], p), rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
+@CAUSAL
+@pytest.mark.parametrize("place", ["plain", "left padded", "packed", "cached"])
+def test_compiled_is_eager(place, causal):
+    torch._dynamo.reset()
+    p, rope = PLACES[place].with_causal(causal), Rotary(6)
+    compiled = torch.compile(linear_attention, backend="aot_eager", dynamic=True, fullgraph=True)
+    q, k, v = tensors(p.num_queries)
+    assert_close(compiled(q, k, v, rope, p), linear_attention(q, k, v, rope, p), **EXACT)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_memory_is_linear_in_the_length(packed):
     """No tensor of the call has a number of elements that grows with the square of the length."""

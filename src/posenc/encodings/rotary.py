@@ -66,10 +66,11 @@ class Rotary(Encoding):
         """The same rotation under another frequency schedule: `rope.with_schedule("ntk", factor=4)`."""
         return rescheduled(self, {"name": name, **options})
 
-    def cos_sin(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles: (batch, n) positions -> two (batch, 1, n, pairs) tables."""
+    def cos_sin(self, ids: Tensor, dtype: torch.dtype, amplitude: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, times amplitude: (batch, n) positions -> two (batch, 1, n, pairs) tables."""
         angles = ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        amplitude = amplitude * self.attention_factor
+        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
         return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -110,7 +111,7 @@ class PRotary(Rotary):
         fraction: float = 0.75,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
-        self.fraction = fraction
+        self.fraction = fraction  # first: the base asks for the frequencies
         super().__init__(head_dim, rope_theta, layout, schedule=schedule)
 
     def frequencies(self) -> frequencies.Frequencies:
@@ -179,7 +180,7 @@ class XPos(Rotary):
     ) -> None:
         if not (gamma > 0 and scale_base > 0):
             raise InputError(f"gamma={gamma}, scale_base={scale_base}: both must be above 0")
-        self.gamma, self.scale_base = gamma, scale_base
+        self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
 
     log_zeta: Tensor
@@ -196,9 +197,7 @@ class XPos(Rotary):
 
         def scaled(ids: Tensor, sign: int) -> tuple[Tensor, Tensor]:
             power = sign * (ids.to(middle) - middle) / self.scale_base
-            factor = (power[:, None, :, None] * self.log_zeta).exp()
-            cos, sin = self.cos_sin(ids, self.log_zeta.dtype)
-            return tuple((table.to(factor) * factor).to(ids.device, dtype) for table in (cos, sin))  # type: ignore[return-value]
+            return self.cos_sin(ids, dtype, (power[:, None, :, None] * self.log_zeta).exp())
 
         return scaled(positions.q, 1), scaled(positions.k, -1)
 
