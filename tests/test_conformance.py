@@ -16,7 +16,10 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "transformer_xl:clamp_len=3:layout=interleaved", "xlnet:layout=interleaved",
             "tupe_r:untie_cls=false:beyond=clamp", "deberta:max_relative_positions=3:terms=c2p|p2c|p2p",
             "deberta_v2:max_relative_positions=8:position_buckets=4:terms=p2c:paper_index=true",
-            "deberta_v2:shared=false:norm=false", "deberta_v2/none"]  # fmt: skip
+            "deberta_v2:shared=false:norm=false", "deberta_v2/none",
+            "p_rope:fraction=0.5:layout=interleaved", "decoupled_rope:layout=half", "xpos:layout=half:scale_base=8",
+            "axial_rope:layout=half:x_first=false:dealt=true", "axial_rope:axes=1:start=1", "axial_rope:centred=true",
+            "m_rope:interleaved=true", "mixed_rope:axes=1:layout=half", "rope/rope:rope_theta=1e6"]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])

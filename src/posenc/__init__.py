@@ -7,12 +7,13 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.layout import convert_layout
+from posenc.linear_attention import linear_attention
 from posenc.positions import Positions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "attention", "cite", "convert_layout",
-    "explain", "frequencies", "functional",
+    "explain", "frequencies", "functional", "linear_attention",
 ]  # fmt: skip
 __all__ += encodings.__all__

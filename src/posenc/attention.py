@@ -103,23 +103,7 @@ def _problem(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int,
 ) -> Problem:  # fmt: skip
-    if encoding is not None and not isinstance(encoding, Encoding):
-        raise InputError(f"encoding={encoding!r}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
-    _check_shapes(q, k, v)
-    if positions is None:
-        if q.shape[2] != k.shape[2] and (causal or encoding is not None):
-            raise InputError(
-                f"{q.shape[2]} queries and {k.shape[2]} keys without positions: say where they are, "
-                "e.g. positions=Positions.arange(n, offset=cached)"
-            )
-        if q.shape[2] == k.shape[2]:
-            positions = Positions.arange(q.shape[2], device=q.device)
-        else:
-            where = [Positions.arange(n, device=q.device) for n in (q.shape[2], k.shape[2])]
-            positions = Positions.cross(*where)
-    if causal is not None:
-        positions = positions.with_causal(causal)
-    _check_positions(q, k, positions)
+    positions = placed(q, k, v, encoding, positions, causal)
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")
     head_dim = q.shape[-1]
@@ -145,6 +129,30 @@ def _problem(
             raise InputError(f"sink of shape {tuple(logit.shape)}: pass a number or one logit per head ({q.shape[1]},)")
         logit = logit.expand(q.shape[1])
     return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p)
+
+
+def placed(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None
+) -> Positions:
+    """The positions of a call, by default 0 .. n-1, once everything given has been found to fit together."""
+    if encoding is not None and not isinstance(encoding, Encoding):
+        raise InputError(f"encoding={encoding!r}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
+    _check_shapes(q, k, v)
+    if positions is None:
+        if q.shape[2] != k.shape[2] and (causal or encoding is not None):
+            raise InputError(
+                f"{q.shape[2]} queries and {k.shape[2]} keys without positions: say where they are, "
+                "e.g. positions=Positions.arange(n, offset=cached)"
+            )
+        if q.shape[2] == k.shape[2]:
+            positions = Positions.arange(q.shape[2], device=q.device)
+        else:
+            where = [Positions.arange(n, device=q.device) for n in (q.shape[2], k.shape[2])]
+            positions = Positions.cross(*where)
+    if causal is not None:
+        positions = positions.with_causal(causal)
+    _check_positions(q, k, positions)
+    return positions
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

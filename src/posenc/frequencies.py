@@ -1,9 +1,10 @@
 """RoPE's frequency schedules: pure functions of numbers, float64, no configuration object and no hidden state."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posenc.errors import InputError, unknown
@@ -36,7 +37,31 @@ def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     return Frequencies(frequency_curve(head_dim, base * _factor(factor) ** (head_dim / (head_dim - 2))))
 
 
-SCHEDULES: dict[str, Callable[..., Frequencies]] = {"default": default, "linear": linear, "ntk": ntk}
+def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
+    """p-RoPE: the fastest fraction of the frequencies, divided by factor, and zero for the rest
+    (Barbero et al. 2024, section 6; rope_type "proportional" in transformers)."""
+    return fastest(linear(head_dim, base, factor=factor), fraction)
+
+
+def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
+    """The same frequencies, of which only the first floor(fraction * head_dim/2) are not zero.
+
+    Raises:
+        InputError: a fraction outside 0 .. 1.
+    """
+    if not 0 <= fraction <= 1:
+        raise InputError(f"fraction={fraction}: the part of the frequencies that rotates, from 0 to 1")
+    kept = int(fraction * len(frequencies.inv_freq))
+    zeros = torch.zeros_like(frequencies.inv_freq[kept:])
+    return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:kept], zeros)))
+
+
+SCHEDULES: dict[str, Callable[..., Frequencies]] = {
+    "default": default,
+    "linear": linear,
+    "ntk": ntk,
+    "proportional": proportional,
+}
 
 
 def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequencies:

@@ -14,7 +14,9 @@ from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
 from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.polar import PoPE
+from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
+from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
@@ -23,10 +25,11 @@ from posenc.errors import InputError, unknown
 
 # fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "FIRE", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute", "Binary",
-    "ClassWindowTable", "CoPE", "DeBERTa", "DeBERTaV2", "EnhancedMaskDecoder", "Integer", "Learned", "LearnedSink",
-    "LogN", "LogWindow", "NoPE", "Normalized", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal",
-    "SoftmaxN", "TransformerXL", "WindowTable", "XLNet", "create", "from_spec",
+    "CAPE", "ENCODINGS", "FIRE", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute", "AxialRotary",
+    "Binary", "ClassWindowTable", "CoPE", "DeBERTa", "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder",
+    "Integer", "Learned", "LearnedSink", "LogN", "LogWindow", "MRotary", "MixedRotary", "NoPE", "Normalized",
+    "PRotary", "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN",
+    "TransformerXL", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -35,7 +38,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # at the input: naive ones, then a code per position
         NoPE, Normalized, Integer, Binary, Sinusoidal, Learned,
         # on queries and keys
-        Rotary,
+        Rotary, PRotary, DecoupledRotary, XPos, AxialRotary, MRotary, MixedRotary, PoPE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
         # on the scores, by distance

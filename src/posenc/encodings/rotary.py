@@ -1,7 +1,7 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout, check_even, rotary
 from posenc.positions import Positions
+
+EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 
 class Rotary(Encoding):
@@ -60,24 +62,156 @@ class Rotary(Encoding):
     def tables(self) -> dict[str, Tensor]:
         return {"inv_freq": self.frequencies().inv_freq}
 
-    def with_schedule(self, name: str, **options: Any) -> "Rotary":
+    def with_schedule(self, name: str, **options: Any) -> Self:
         """The same rotation under another frequency schedule: `rope.with_schedule("ntk", factor=4)`."""
-        schedule = {"name": name, **options}
-        other = Rotary(self.head_dim, self.rope_theta, self.layout, self.rotary_dim, schedule)
-        return other.to(self.inv_freq.device)
+        return rescheduled(self, {"name": name, **options})
 
-    def cos_sin(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles: (batch, n) positions -> two (batch, 1, n, pairs) tables."""
+    def cos_sin(self, ids: Tensor, dtype: torch.dtype, amplitude: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, times amplitude: (batch, n) positions -> two (batch, 1, n, pairs) tables."""
         angles = ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        amplitude = amplitude * self.attention_factor
+        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
         return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
 
+    def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The tables of `cos_sin` for the queries and for the keys."""
+        of_q = self.cos_sin(positions.q, dtype)
+        return of_q, of_q if positions.q is positions.k else self.cos_sin(positions.k, dtype)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
+        return rotary(x, cos, sin, layout=self.layout)
+
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        if q.shape[-1] != self.head_dim:
-            raise InputError(f"q of head_dim {q.shape[-1]}: this Rotary was made with head_dim={self.head_dim}")
-        positions.require_one_axis("Rotary")
+        check_head_dim(self, q, self.head_dim)
+        positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        of_q = positions.shared((self, "q", dtype), lambda: self.cos_sin(positions.q, dtype))
-        same = positions.q is positions.k
-        of_k = of_q if same else positions.shared((self, "k", dtype), lambda: self.cos_sin(positions.k, dtype))
-        return rotary(q, *of_q, layout=self.layout), rotary(k, *of_k, layout=self.layout)
+        of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, dtype))
+        return self.turn(q, *of_q), self.turn(k, *of_k)
+
+
+class PRotary(Rotary):
+    """p-RoPE: only the fastest frequencies rotate, the slow rest of the pairs carries content without position.
+
+    fraction: of the head's pairs that rotate; 1 is RoPE, 0 no position at all. Frequencies are those of the whole
+    head, unlike partial rotary, whose exponents are spread over rotary_dim (`Rotary(rotary_dim=)`). The paper's best
+    is 0.75; Gemma 4 takes 0.25 (rope_type "proportional" in transformers). Other arguments as in `Rotary`.
+    Raises InputError for a fraction outside 0 .. 1. Source: Barbero et al. 2024, section 6.
+    """
+
+    name = "p_rope"
+    papers = ("barbero2024round",)
+    extrapolates = "partly: the slow frequencies are what meets unseen angles"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        layout: Layout = "half",
+        fraction: float = 0.75,
+        schedule: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.fraction = fraction  # first: the base asks for the frequencies
+        super().__init__(head_dim, rope_theta, layout, schedule=schedule)
+
+    def frequencies(self) -> frequencies.Frequencies:
+        return frequencies.fastest(super().frequencies(), self.fraction)
+
+
+class DecoupledRotary(Rotary):
+    """Decoupled RoPE of latent attention (DeepSeek): the last channels of a head rotate, the others are content only.
+
+    Scores are (q_content . k_content + R q_rope . R k_rope) / sqrt(head_dim), head_dim counting both parts.
+    rotary_dim: channels at the end of each head that rotate; None takes a third, as DeepSeek's 64 of 192. Its weights
+    have layout "interleaved". Other arguments as in `Rotary`.
+
+    The rotated key is one head that all share: pass k as `torch.cat((k_content, k_rope.expand(-1, heads, -1, -1)), -1)`
+    with k_rope (batch, 1, seq, rotary_dim), unrotated. Decoding absorbs the key up-projection into the queries: one
+    key head `torch.cat((latent, k_rope), -1)` of width kv_lora_rank + rotary_dim, values the latent itself, and a
+    DecoupledRotary of that width with `scale=(d_content + rotary_dim)**-0.5` given to `attention`. Both give the same.
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.3.
+    """
+
+    name = "decoupled_rope"
+    papers = ("deepseek2024v2",)
+    rotary_dim: int
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        layout: Layout = "interleaved",
+        rotary_dim: int | None = None,
+        schedule: Mapping[str, Any] | None = None,
+    ) -> None:
+        third = max(2, head_dim // 6 * 2)
+        super().__init__(head_dim, rope_theta, layout, third if rotary_dim is None else rotary_dim, schedule)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        content, turned = x.split((x.shape[-1] - self.rotary_dim, self.rotary_dim), -1)
+        return torch.cat((content, super().turn(turned, cos, sin)), -1)
+
+
+class XPos(Rotary):
+    """xPos: RoPE whose scores also shrink with the distance, by zeta_c^((m - n) / scale_base) in pair c.
+
+    zeta_c = (2c / head_dim + gamma) / (1 + gamma), so that fast pairs fade first. gamma, scale_base (in positions):
+    how fast. Other arguments as in `Rotary`. For causal models: scores of keys after the query grow instead.
+
+    Queries are multiplied by zeta^(m / scale_base) and keys by its inverse, with m counted from the middle of the
+    call's keys. The middle cancels, so cached decoding gives what the full pass gives. What remains grows with the
+    span of one call: factors overflow float16 beyond 9000 positions, bfloat16 and float32 beyond 72000 (gamma 0.4).
+    Raises InputError for gamma or scale_base not above 0. Source: Sun et al. 2022, section 2.2.
+    """
+
+    name = "xpos"
+    papers = ("sun2022length",)
+    extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        layout: Layout = "interleaved",
+        rotary_dim: int | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        gamma: float = 0.4,
+        scale_base: float = 512.0,
+    ) -> None:
+        if not (gamma > 0 and scale_base > 0):
+            raise InputError(f"gamma={gamma}, scale_base={scale_base}: both must be above 0")
+        self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
+        super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
+
+    log_zeta: Tensor
+
+    def tables(self) -> dict[str, Tensor]:
+        found = super().tables()
+        pairs = found["inv_freq"].numel()
+        zeta = (torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs + self.gamma) / (1 + self.gamma)
+        return found | {"log_zeta": zeta.log()}
+
+    def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        keys = positions.k.to(self.log_zeta)
+        middle = (keys.amin(1, keepdim=True) + keys.amax(1, keepdim=True)) / 2
+
+        def scaled(ids: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+            power = sign * (ids.to(middle) - middle) / self.scale_base
+            return self.cos_sin(ids, dtype, (power[:, None, :, None] * self.log_zeta).exp())
+
+        return scaled(positions.q, 1), scaled(positions.k, -1)
+
+
+def rescheduled(encoding: EncodingT, schedule: Mapping[str, Any]) -> EncodingT:
+    """The same encoding, with every other argument as it is, under another frequency schedule."""
+    arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
+    other = type(encoding)(**arguments | {"schedule": dict(schedule)})
+    return other.to(next(encoding.buffers()).device)
+
+
+def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
+    """Refuse queries of another width than the encoding was made for."""
+    if q.shape[-1] != head_dim:
+        raise InputError(
+            f"q of head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}"
+        )

@@ -1,0 +1,75 @@
+"""Polar codes: magnitudes carry content, phases carry position."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from posenc.encoding import Encoding
+from posenc.encodings.rotary import check_head_dim
+from posenc.errors import InputError, unknown
+from posenc.functional import frequency_curve
+from posenc.positions import Positions
+
+
+class PoPE(Encoding):
+    """PoPE: content gives each channel a magnitude, position a phase, so what and where do not mix.
+
+    The score of a query at m and a key at n is the sum over channels of
+    softplus(q_c) softplus(k_c) cos((n - m) theta_c + delta_c), with theta_c = rope_theta^(-c / head_dim).
+
+    head_dim: width of a head; queries and keys come out twice as wide, the scale stays head_dim^-1/2.
+    num_heads, num_layers: of the model; each head of each layer learns its delta, held within -2 pi .. 0.
+    init: delta starts "uniform" there, or at "zero". delta is a phase of the keys in the paper; here the queries take
+    its negative, which is the same score and lets grouped queries share a key without sharing delta.
+    Raises InputError for other widths or heads than these. Source: Gopalakrishnan et al. 2025.
+    """
+
+    name = "pope"
+    papers = ("gopalakrishnan2025decoupling",)
+    shift_invariant = True
+    extrapolates = "yes: trained short, tested long"
+
+    def __init__(
+        self, head_dim: int, num_heads: int, num_layers: int = 1, rope_theta: float = 10000.0, init: str = "uniform"
+    ) -> None:
+        super().__init__()
+        for name, value in (("head_dim", head_dim), ("num_heads", num_heads), ("num_layers", num_layers)):
+            if value < 1:
+                raise InputError(f"{name}={value}: must be at least 1")
+        if init not in ("uniform", "zero"):
+            raise unknown("init", init, ("uniform", "zero"))
+        self.head_dim, self.num_heads, self.num_layers = head_dim, num_heads, num_layers
+        self.rope_theta, self.init = rope_theta, init
+        self.delta = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim))
+        if init == "uniform":
+            nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
+        self.register_tables()
+
+    inv_freq: Tensor
+
+    def tables(self) -> dict[str, Tensor]:
+        return {"inv_freq": frequency_curve(2 * self.head_dim, self.rope_theta)}
+
+    def angles(self, ids: Tensor) -> Tensor:
+        """(batch or 1, n) positions -> (batch or 1, 1, n, head_dim), float64 where the device has it."""
+        return ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        check_head_dim(self, q, self.head_dim)
+        if q.shape[1] != self.num_heads:
+            raise InputError(f"q with {q.shape[1]} heads: this PoPE has num_heads={self.num_heads}")
+        positions.require_one_axis("PoPE")
+        delta = self.delta[self.own_layer(layer)].clamp(-2 * math.pi, 0.0).to(self.inv_freq)
+        of_q = positions.shared((self, "q"), lambda: self.angles(positions.q)) - delta[:, None, :]
+        of_k = positions.shared((self, "k"), lambda: self.angles(positions.k))
+        return polar(q, of_q), polar(k, of_k)
+
+
+def polar(x: Tensor, angles: Tensor) -> Tensor:
+    """Complex numbers of magnitude softplus(x) at the given angles, real parts before imaginary ones: twice x's width."""
+    precise = torch.promote_types(x.dtype, torch.float32)
+    magnitude = softplus(x.to(precise))
+    parts = (magnitude * turn.to(x.device, precise) for turn in (angles.cos(), angles.sin()))
+    return torch.cat([part.to(x.dtype) for part in parts], -1)

@@ -1,0 +1,276 @@
+"""Rotations over several axes: each pair of channels turns by <its frequency vector, the token's coordinates>."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from posenc import frequencies
+from posenc.encoding import Encoding
+from posenc.encodings.rotary import check_head_dim, rescheduled
+from posenc.errors import InputError, unknown
+from posenc.functional import Layout, check_even, frequency_curve, rotary
+from posenc.positions import Positions, exact, prefix_tokens
+
+
+class _AxesRotary(Encoding):
+    """Base: a subclass gives the frequency vectors, as a table or as a parameter."""
+
+    shift_invariant = True
+    attention_factor = 1.0
+    frequency: Tensor
+    """The frequency vectors, radians per step along each axis: (pairs, axes)."""
+
+    def __init__(self, head_dim: int, axes: int, layout: Layout) -> None:
+        super().__init__()
+        check_even("head_dim", head_dim)
+        if axes < 1:
+            raise InputError(f"axes={axes}: positions have at least one coordinate")
+        if layout not in ("half", "interleaved"):
+            raise unknown("layout", layout, ("half", "interleaved"))
+        self.head_dim, self.axes, self.layout = head_dim, axes, layout
+
+    def vectors(self, layer: int) -> Tensor:
+        """The frequency vectors of a layer: (pairs, axes) for all heads, or (num_kv_heads, pairs, axes)."""
+        return self.frequency
+
+    def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Coordinates of queries and keys, (batch or 1, n, axes)."""
+        return positions.coordinates(self.axes, type(self).__name__)
+
+    def cos_sin(self, coordinates: Tensor, ids: Tensor, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles at (batch or 1, n, axes) coordinates: (batch or 1, heads or 1, n, pairs) tables.
+        ids: the positions themselves, which tell prefix tokens."""
+        where = exact(coordinates.to(vectors.device))[:, None, :, None, :]
+        angles = (where * vectors.to(where.dtype)[..., None, :, :]).sum(-1)  # no matmul: autocast would round it
+        if ids.dim() == 3:
+            angles = angles.masked_fill(prefix_tokens(ids).to(angles.device)[:, None, :, None], 0.0)
+        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
+
+    def turns(
+        self, positions: Positions, layer: int, dtype: torch.dtype
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The tables of `cos_sin` for the queries and for the keys."""
+        q, k = self.coordinates(positions)
+        vectors = self.vectors(layer)
+        of_q = self.cos_sin(q, positions.q, vectors, dtype)
+        return of_q, of_q if q is k else self.cos_sin(k, positions.k, vectors, dtype)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        check_head_dim(self, q, self.head_dim)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        if isinstance(self.frequency, nn.Parameter):
+            of_q, of_k = self.turns(positions, layer, dtype)
+        else:
+            of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, layer, dtype))
+        return self.turn(q, *of_q), self.turn(k, *of_k)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
+        if cos.shape[1] > 1:  # heads of a group turn alike
+            cos, sin = (table.repeat_interleave(x.shape[1] // table.shape[1], 1) for table in (cos, sin))
+        return rotary(x, cos, sin, layout=self.layout)
+
+
+class AxialRotary(_AxesRotary):
+    """Axial RoPE: the pairs are split among the axes, and each pair turns with the coordinate of its axis.
+
+    head_dim: width of a head, a multiple of 2 * axes. axes: coordinates per token, 2 for images, 3 for video.
+    rope_theta: base of the frequencies theta^(-2 axes c / head_dim), c = 0 .. head_dim / (2 axes) - 1, the same for
+    each axis. layout: as in `Rotary`. The defaults are those of rope-vit; other models differ by:
+    x_first: the blocks of pairs go from the last axis (x) to the first; False: y before x.
+    dealt: frequencies theta^(-2c / head_dim) are dealt out in turn, the fastest to the first block.
+    centred: angles are 2 pi times the coordinate of the patch's centre, where the image spans -1 .. 1 on each axis;
+        they depend on the size of the whole image (or packed document), which must be there.
+    start: coordinate of the first patch. It matters only next to prefix tokens.
+
+    Pixtral: rope_theta=10000, layout="half", x_first=False, dealt=True. DINOv3: layout="half", x_first=False,
+    centred=True. Llama 4 vision: rope_theta=10000, start=1. Prefix tokens, at -1 on every axis of a grid, are not
+    rotated. Raises InputError for a width that cannot be split. Source: Heo et al. 2024, section 3.1.
+    """
+
+    name = "axial_rope"
+    papers = ("heo2024rotary",)
+    extrapolates = "partly: holds at larger images, less so than learned directions"
+
+    def __init__(
+        self,
+        head_dim: int,
+        axes: int = 2,
+        rope_theta: float = 100.0,
+        layout: Layout = "interleaved",
+        x_first: bool = True,
+        dealt: bool = False,
+        centred: bool = False,
+        start: float = 0.0,
+    ) -> None:
+        super().__init__(head_dim, axes, layout)
+        if head_dim % (2 * axes):
+            raise InputError(f"head_dim={head_dim}: each of {axes} axes takes whole pairs, so a multiple of {2 * axes}")
+        self.rope_theta, self.x_first, self.dealt, self.centred, self.start = rope_theta, x_first, dealt, centred, start
+        self.register_tables()
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return not self.centred
+
+    @property
+    def needs_length(self) -> bool:  # type: ignore[override]
+        return self.centred
+
+    def tables(self) -> dict[str, Tensor]:
+        pairs = self.head_dim // 2
+        each = frequency_curve(self.head_dim, self.rope_theta).unflatten(0, (-1, self.axes))
+        blocks = each.mT if self.dealt else each[:, :1].mT.expand(self.axes, -1)
+        axis = torch.arange(self.axes, device="cpu").repeat_interleave(pairs // self.axes)
+        axis = self.axes - 1 - axis if self.x_first else axis
+        return {"frequency": blocks.reshape(pairs, 1) * one_hot(axis, self.axes)}
+
+    def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        q, k = super().coordinates(positions)
+        if not self.centred:
+            return (q, k) if self.start == 0 else (q + self.start, k + self.start)
+        if positions.num_queries != positions.num_keys:
+            raise InputError(
+                f"centred coordinates need the size of the whole image, but only {positions.num_queries} of "
+                f"{positions.num_keys} tokens are here: pass the whole sequence, or centred=False"
+            )
+        centred = 2 * torch.pi * (2 * (exact(q) + 0.5) / extents(q, positions.q_document) - 1)
+        return centred, centred
+
+
+class MRotary(_AxesRotary):
+    """M-RoPE of vision-language models: each pair of RoPE reads the time, the height or the width of its token.
+
+    A text token has the same number on all three axes, where this is 1-D RoPE exactly. head_dim, rope_theta, layout,
+    schedule: as in `Rotary` (rope_theta is Qwen2-VL's). interleaved: axes take turns, t h w t h w .. (Qwen3-VL)
+    instead of blocks t, h, w (Qwen2-VL). sections: pairs of each axis (t, h, w); None scales the models' own 16, 24,
+    24 of 64 (blocks) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in
+    `Positions.grid(height, width, frames)`.
+    Raises InputError for sections that do not fit. Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
+    """
+
+    name = "m_rope"
+    papers = ("wang2024qwen2vl",)
+    extrapolates = "partly: images and videos use up fewer numbers"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 1000000.0,
+        layout: Layout = "half",
+        interleaved: bool = False,
+        sections: Sequence[int] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(head_dim, 3, layout)
+        pairs = head_dim // 2
+        if sections is None:
+            share = pairs * (20 if interleaved else 24) // 64
+            sections = (pairs - 2 * share, share, share)
+        self.rope_theta, self.interleaved, self.sections = rope_theta, interleaved, tuple(sections)
+        self.schedule = dict(schedule or {"name": "default"})
+        if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
+            raise InputError(f"sections={self.sections}: pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}")
+        self.attention_factor = frequencies.create(self.schedule, head_dim, rope_theta).attention_factor
+        self.register_tables()
+
+    def tables(self) -> dict[str, Tensor]:
+        inv_freq = frequencies.create(self.schedule, self.head_dim, self.rope_theta).inv_freq
+        pairs = torch.arange(len(inv_freq), device="cpu")
+        _, height, width = self.sections
+        if self.interleaved:
+            turn = pairs % 3
+            axis = torch.where((turn == 1) & (pairs < 3 * height) | (turn == 2) & (pairs < 3 * width), turn, 0)
+            if axis.bincount(minlength=3).tolist() != list(self.sections):
+                raise InputError(f"sections={self.sections}: h and w take turns with t, so neither can exceed a third")
+        else:
+            axis = torch.arange(3, device="cpu").repeat_interleave(torch.tensor(self.sections, device="cpu"))
+        return {"frequency": inv_freq[:, None] * one_hot(axis, 3)}
+
+    def with_schedule(self, name: str, **options: Any) -> Self:
+        """The same rotation under another frequency schedule."""
+        return rescheduled(self, {"name": name, **options})
+
+
+class MixedRotary(_AxesRotary):
+    """RoPE-Mixed: every pair turns along a direction of its own, learned per layer and head.
+
+    head_dim: width of a head, a multiple of 2 * axes. num_heads, num_layers: of the model. num_kv_heads: fewer key
+    heads than num_heads; frequencies are then per key head, since a key can only be compared with queries that turn
+    as it does. axes: coordinates per token. rope_theta, layout: as in `AxialRotary`, from whose frequencies it starts,
+    each head's axes turned by a random rotation. Angles are computed in float64 whatever the autocast, but casting
+    the model to bfloat16 rounds the frequencies; the authors train them without weight decay. Prefix tokens, at -1 on every axis of a grid, are not rotated.
+    Raises InputError for sizes that do not divide. Source: Heo et al. 2024, section 3.2.
+    """
+
+    name = "mixed_rope"
+    papers = ("heo2024rotary",)
+    extrapolates = "yes: holds at larger images"
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_layers: int = 1,
+        num_kv_heads: int | None = None,
+        axes: int = 2,
+        rope_theta: float = 10.0,
+        layout: Layout = "interleaved",
+    ) -> None:
+        super().__init__(head_dim, axes, layout)
+        if head_dim % (2 * axes):
+            raise InputError(f"head_dim={head_dim}: each of {axes} axes takes whole pairs, so a multiple of {2 * axes}")
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if kv_heads < 1 or num_heads % kv_heads or num_layers < 1:
+            raise InputError(
+                f"num_heads={num_heads}, num_kv_heads={num_kv_heads}, num_layers={num_layers}: each must be at least "
+                "1, and num_heads a multiple of num_kv_heads"
+            )
+        self.num_heads, self.num_layers, self.num_kv_heads = num_heads, num_layers, num_kv_heads
+        self.rope_theta = rope_theta
+        magnitude = frequency_curve(head_dim, rope_theta)[::axes].float()  # theta^(-2 axes c / head_dim)
+        turned = random_rotations(num_layers * kv_heads, axes).unflatten(0, (num_layers, kv_heads))
+        directions = turned.flip(-1)[..., None, :]  # block a along the turned axis a, where x comes first
+        start = magnitude.to(turned.device)[:, None] * directions
+        self.frequency = nn.Parameter(start.flatten(-3, -2).to(torch.get_default_dtype()))
+
+    def vectors(self, layer: int) -> Tensor:
+        return self.frequency[self.own_layer(layer)]
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        if q.shape[1] != self.num_heads or k.shape[1] % self.frequency.shape[1]:
+            raise InputError(
+                f"q with {q.shape[1]} heads and k with {k.shape[1]}: this MixedRotary was made with "
+                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+            )
+        return super().rotate(q, k, positions, layer)
+
+
+def one_hot(axis: Tensor, axes: int) -> Tensor:
+    """(pairs,) axis numbers -> (pairs, axes) float64 unit vectors."""
+    return torch.eye(axes, dtype=torch.float64, device="cpu")[axis]
+
+
+def random_rotations(count: int, axes: int) -> Tensor:
+    """Uniform rotations, (count, axes, axes) float32: in two dimensions, turned by a uniform angle."""
+    found = torch.empty(count, axes, axes, dtype=torch.float32)
+    for one in found:
+        nn.init.orthogonal_(one)
+        with torch.no_grad():
+            one[-1] *= torch.linalg.det(one).sign()  # no reflections
+    return found
+
+
+def extents(coordinates: Tensor, documents: Tensor | None) -> Tensor:
+    """Size of each token's own image: one more than the largest coordinate on each axis, (batch or 1, n or 1, axes)."""
+    if documents is None:
+        return coordinates.amax(1, keepdim=True) + 1
+    _, index = documents.unique(return_inverse=True)
+    rows = max(len(coordinates), len(index))
+    index = index[..., None].expand(rows, -1, coordinates.shape[-1])
+    coordinates = coordinates.expand(rows, -1, -1)
+    largest = coordinates.new_zeros(rows, int(index.max()) + 1, coordinates.shape[-1])
+    return largest.scatter_reduce(1, index, coordinates, "amax").gather(1, index) + 1

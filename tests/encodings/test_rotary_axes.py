@@ -1,0 +1,321 @@
+"""Rotations over several axes: axial RoPE, M-RoPE, RoPE-Mixed."""
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+import posenc
+from posenc import AxialRotary, InputError, MixedRotary, MRotary, Positions, Rotary
+from references import rotary as loops
+
+dinov3_vit, llama4, pixtral, qwen2_vl, qwen3_vl = (
+    import_module(f"transformers.models.{name}.modeling_{name}")
+    for name in ("dinov3_vit", "llama4", "pixtral", "qwen2_vl", "qwen3_vl")
+)
+EXACT = {"rtol": 1e-10, "atol": 1e-11}
+FLOAT32 = {"rtol": 0, "atol": 2e-5}
+GRIDS = pytest.mark.parametrize(("height", "width"), [(3, 5), (5, 2), (4, 4), (1, 7)])
+PIXTRAL = {"rope_theta": 10000.0, "layout": "half", "x_first": False, "dealt": True}
+DINOV3 = {"layout": "half", "x_first": False, "centred": True}
+LLAMA4 = {"rope_theta": 10000.0, "start": 1}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+    q, k = encoding.rotate(q, k, positions, layer)
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+
+
+# ---------------------------------------------------------------- the formulas
+
+
+@GRIDS
+@pytest.mark.parametrize(
+    ("options", "angle"),
+    [
+        ({}, lambda c, y, x, h, w: loops.axial(c, 16, 100.0, y, x)),
+        ({"layout": "half"}, lambda c, y, x, h, w: loops.axial(c, 16, 100.0, y, x)),
+        ({"rope_theta": 30.0, "x_first": False}, lambda c, y, x, h, w: loops.axial(c, 16, 30.0, x, y)),
+        (PIXTRAL, lambda c, y, x, h, w: loops.dealt(c, 16, 10000.0, y, x)),
+        (DINOV3, lambda c, y, x, h, w: loops.centred(c, 16, 100.0, y, x, h, w)),
+        (LLAMA4, lambda c, y, x, h, w: loops.axial(c, 16, 10000.0, y + 1, x + 1)),
+    ],
+    ids=["rope-vit", "half", "y first", "pixtral", "dinov3", "llama4"],
+)
+def test_axial_rope_is_its_formula(height, width, options, angle):
+    places = [None, *((y, x) for y in range(height) for x in range(width))]  # None: a prefix token, not rotated
+    q, k = random(2, len(places), 16), random(1, len(places), 16)
+    channels = loops.pairs(16, options.get("layout", "interleaved"))
+
+    def at(i: int, c: int) -> float:
+        return 0.0 if places[i] is None else angle(c, *places[i], height, width)
+
+    expected = loops.table(
+        q, k, lambda h, a, b, i, j: loops.score(a, b, channels, lambda c: at(j, c) - at(i, c))
+    )  # fmt: skip
+    grid = Positions.grid(height, width, prefix=1)
+    assert_close(scores(AxialRotary(16, **options), q[None], k[None], grid)[0], expected, **EXACT)
+    wrong = scores(AxialRotary(16, **options | {"x_first": not options.get("x_first", True)}), q[None], k[None], grid)
+    assert (wrong[0] - expected).abs().max() > 1e-3, "the other order of the axes is told apart"
+
+
+def test_three_axes_split_the_pairs_in_three():
+    table = AxialRotary(24, axes=3, rope_theta=16.0).frequency
+    each = 16.0 ** (-6 * torch.arange(4, dtype=torch.float64) / 24)
+    expected = torch.zeros(12, 3, dtype=torch.float64)
+    for block, axis in enumerate((2, 1, 0)):  # x, y, t of Positions.grid's (t, y, x)
+        expected[4 * block : 4 * block + 4, axis] = each
+    assert_close(table, expected, **EXACT)
+
+
+# ---------------------------------------------------------------- vision models of transformers
+
+
+@GRIDS
+def test_axial_rope_is_pixtral(height, width):
+    config = transformers.PixtralVisionConfig(hidden_size=64, num_attention_heads=2, head_dim=32)
+    q, k = torch.randn(2, 1, 2, height * width, 32)
+    p = Positions.grid(height, width)
+    ids = p.q[0]
+    theirs = pixtral.apply_rotary_pos_emb(q, k, *pixtral.PixtralVisionRotaryEmbedding(config)(q, ids), unsqueeze_dim=0)
+    assert_close(AxialRotary(32, **PIXTRAL).rotate(q, k, p), theirs, **FLOAT32)
+    wrong = AxialRotary(32, **PIXTRAL | {"dealt": False}).rotate(q, k, p)
+    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "equal frequencies for both axes are told apart"
+
+
+@GRIDS
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_axial_rope_is_dinov3(height, width, prefix):
+    config = transformers.DINOv3ViTConfig(hidden_size=64, num_attention_heads=2, patch_size=4, image_size=16)
+    module = dinov3_vit.DINOv3ViTRopePositionEmbedding(config).eval()
+    cos, sin = module(torch.zeros(1, 3, 4 * height, 4 * width))
+    q, k = torch.randn(2, 1, 2, prefix + height * width, 32)
+    theirs = dinov3_vit.apply_rotary_pos_emb(q, k, cos, sin)
+    p = Positions.grid(height, width, prefix=prefix)
+    assert_close(AxialRotary(32, **DINOV3).rotate(q, k, p), theirs, **FLOAT32)
+    wrong = AxialRotary(32, **DINOV3 | {"centred": False}).rotate(q, k, p)
+    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "whole coordinates are told apart"
+
+
+@pytest.mark.parametrize("side", [2, 5])
+def test_axial_rope_is_llama4_vision(side):
+    config = transformers.Llama4VisionConfig(
+        hidden_size=64, num_attention_heads=2, patch_size=4, image_size=4 * side,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    table = llama4.Llama4VisionRotaryEmbedding(config)(torch.zeros(1))
+    q, k = torch.randn(2, 1, 2, side**2 + 1, 32)
+    theirs = llama4.vision_apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), table)
+    grid = Positions.grid(side, side, prefix=1)
+    p = Positions.from_ids(grid.q.roll(-1, 1))  # its class token comes last
+    ours = AxialRotary(32, **LLAMA4).rotate(q, k, p)
+    assert_close(ours, tuple(x.transpose(1, 2) for x in theirs), **FLOAT32)
+    wrong = AxialRotary(32, **LLAMA4 | {"start": 0}).rotate(q, k, p)
+    assert (wrong[0] - ours[0]).abs().max() > 0.1, "coordinates from zero are told apart"
+
+
+def test_images_packed_into_one_row_have_their_own_size():
+    sizes, rope = [(2, 3), (4, 1), (3, 3)], AxialRotary(8, **DINOV3)
+    grids = [Positions.grid(h, w, prefix=1).q for h, w in sizes]
+    lengths = [g.shape[1] for g in grids]
+    documents = Positions.packed(lengths)
+    together = Positions.from_ids(torch.cat(grids, 1))
+    packed = Positions(
+        together.q, together.k, together.q_order, together.k_order, q_document=documents.q_document, k_document=documents.k_document
+    )  # fmt: skip
+    q, k, v = random(3, 2, 3, sum(lengths), 8)
+    out = posenc.attention(q, k, v, rope, packed)
+    for (h, w), a, b, c, ours in zip(sizes, *(x.split(lengths, 2) for x in (q, k, v, out)), strict=True):
+        assert_close(ours, posenc.attention(a, b, c, rope, Positions.grid(h, w, prefix=1)), **EXACT)
+
+
+# ---------------------------------------------------------------- M-RoPE
+
+
+IDS = torch.stack(
+    [
+        torch.cat((torch.arange(7), torch.full((12,), 7), torch.arange(11, 21))),
+        torch.cat((torch.arange(7), 7 + torch.arange(12) // 4, torch.arange(11, 21))),
+        torch.cat((torch.arange(7), 7 + torch.arange(12) % 4, torch.arange(11, 21))),
+    ],
+    -1,
+)  # text, an image of 3 x 4 patches, text
+
+
+@pytest.mark.parametrize("head_dim", [128, 32])
+@pytest.mark.parametrize(
+    ("module", "prefix", "interleaved"),
+    [(qwen2_vl, "Qwen2VL", False), (qwen3_vl, "Qwen3VLText", True)],
+    ids=["qwen2_vl", "qwen3_vl"],
+)
+def test_m_rope_is_qwen(module, prefix, interleaved, head_dim):
+    encoding = MRotary(head_dim, interleaved=interleaved)
+    config_of = {"Qwen2VL": transformers.Qwen2VLTextConfig, "Qwen3VLText": transformers.Qwen3VLTextConfig}[prefix]
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    rope |= {} if head_dim == 128 else {"mrope_section": list(encoding.sections)}  # 128 is what the defaults are for
+    config = config_of(hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim, rope_parameters=rope)
+    q, k = torch.randn(2, 4, 29, head_dim), torch.randn(2, 2, 29, head_dim)
+    cos, sin = getattr(module, f"{prefix}RotaryEmbedding")(config)(q, IDS.T[:, None].expand(-1, 2, -1))
+    theirs = module.apply_rotary_pos_emb(q, k, cos, sin)
+    assert_close(encoding.rotate(q, k, Positions.from_ids(IDS[None])), theirs, **FLOAT32)
+    wrong = MRotary(head_dim, interleaved=not interleaved).rotate(q, k, Positions.from_ids(IDS[None]))
+    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "the other assignment is told apart"
+
+
+def test_sections_are_those_of_the_models():
+    assert MRotary(128).sections == (16, 24, 24)
+    assert MRotary(128, interleaved=True).sections == (24, 20, 20)
+    letters = ["".join("thw"[a] for a in m.frequency.argmax(1)) for m in (MRotary(128), MRotary(128, interleaved=True))]
+    assert letters == ["t" * 16 + "h" * 24 + "w" * 24, "thw" * 20 + "tttt"]
+
+
+@pytest.mark.parametrize("options", [{}, {"interleaved": True}, {"sections": (0, 7, 1)}, {"layout": "interleaved"}])
+def test_text_under_m_rope_is_rope(options):
+    q, k, p = random(2, 3, 50, 16), random(2, 1, 50, 16), Positions.arange(50)
+    rope = Rotary(16, 1e6, options.get("layout", "half"))
+    assert_close(MRotary(16, **options).rotate(q, k, p), rope.rotate(q, k, p), rtol=0, atol=0)
+    equal = Positions.from_ids(torch.arange(50)[None, :, None].expand(-1, -1, 3))
+    assert_close(MRotary(16, **options).rotate(q, k, equal), rope.rotate(q, k, p), rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- RoPE-Mixed
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_mixed_rope_is_its_formula(layout):
+    encoding = MixedRotary(8, num_heads=6, num_layers=2, num_kv_heads=3, layout=layout).double()
+    channels, places = loops.pairs(8, layout), [(y, x) for y in range(3) for x in range(4)]
+    q, k = random(6, 12, 8), random(3, 12, 8)
+    for layer in range(2):
+        vectors = encoding.frequency[layer].tolist()
+
+        def turn(h, c, i, j, vectors=vectors):
+            along_y, along_x = vectors[h // 2][c]
+            return along_y * (places[j][0] - places[i][0]) + along_x * (places[j][1] - places[i][1])
+
+        expected = loops.table(
+            q, k, lambda h, a, b, i, j, turn=turn: loops.score(a, b, channels, lambda c: turn(h, c, i, j))
+        )  # fmt: skip
+        assert_close(scores(encoding, q[None], k[None], Positions.grid(3, 4), layer)[0], expected, **EXACT)
+    first, second = (scores(encoding, q[None], k[None], Positions.grid(3, 4), layer) for layer in range(2))
+    assert (first - second).abs().max() > 0.1, "each layer has its own"
+
+
+def test_mixed_rope_starts_as_its_authors_do():
+    # rope-vit ce85c2e, models/vit_rope.py, init_random_2d_freqs: magnitudes theta^(-4c/d) along a random angle a of
+    # each head for the first half of the pairs, along a + pi/2 for the second, in (x, y)
+    encoding = MixedRotary(16, num_heads=5, num_layers=3)
+    magnitude = 10.0 ** (-4 * torch.arange(4) / 16)
+    angles = set()
+    for head in encoding.frequency.detach().flatten(0, 1):
+        y, x = head.unbind(-1)
+        angle = math.atan2(y[0], x[0])
+        for block, turned in enumerate((angle, angle + math.pi / 2)):
+            part = slice(4 * block, 4 * block + 4)
+            assert_close(x[part], magnitude * math.cos(turned), rtol=0, atol=1e-6)
+            assert_close(y[part], magnitude * math.sin(turned), rtol=0, atol=1e-6)
+        angles.add(round(angle, 5))
+    assert len(angles) == 15, "each head and layer draws its own"
+
+
+def test_mixed_rope_does_not_round_under_autocast():
+    encoding, p = MixedRotary(8, num_heads=2), Positions.from_ids(torch.tensor([[[300, 4000], [301, 4002]]]))
+    q, k = torch.randn(2, 1, 2, 2, 8)
+    plain = encoding.rotate(q, k, p)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(encoding.rotate(q, k, p), plain, rtol=0, atol=0)
+    exact = encoding.double().rotate(q.double(), k.double(), p)
+    assert_close(tuple(x.double() for x in plain), exact, rtol=0, atol=1e-5)
+
+
+def test_gradients_of_the_learned_directions():
+    encoding = MixedRotary(8, num_heads=4, num_kv_heads=2).double()
+    q, k, v = random(1, 4, 7, 8), random(1, 2, 7, 8), random(1, 2, 7, 3)
+    p = Positions.grid(2, 3, prefix=1)
+
+    def out(frequency: Tensor) -> Tensor:
+        return torch.func.functional_call(_Attend(encoding), {"encoding.frequency": frequency}, (q, k, v, p))
+
+    assert torch.autograd.gradcheck(out, encoding.frequency)
+
+
+class _Attend(torch.nn.Module):
+    def __init__(self, encoding: posenc.Encoding) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, p: Positions) -> Tensor:
+        return posenc.attention(q, k, v, self.encoding, p)
+
+
+# ---------------------------------------------------------------- what holds for all
+
+
+ALL = pytest.mark.parametrize(
+    "encoding",
+    [AxialRotary(8), AxialRotary(8, **PIXTRAL), AxialRotary(8, **LLAMA4), MixedRotary(8, num_heads=2).double()],
+    ids=["axial", "pixtral", "llama4", "mixed"],
+)
+
+
+@ALL
+@given(st.integers(-50, 50), st.integers(-50, 50))
+def test_only_differences_of_coordinates_matter(encoding, down, right):
+    g = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 2, 12, 8, dtype=torch.float64, generator=g)
+    # not through -1, which says prefix
+    ids = Positions.grid(3, 4).q + torch.tensor([100, 100])
+    here, there = (scores(encoding, q, k, Positions.from_ids(i)) for i in (ids, ids + torch.tensor([down, right])))
+    assert_close(here, there, rtol=0, atol=1e-9)
+
+
+@ALL
+def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
+    q, k = random(2, 1, 2, 8, 8)
+    ours = encoding.rotate(q, k, Positions.grid(2, 3, prefix=2))
+    for before, after in zip((q, k), ours, strict=True):
+        assert torch.equal(before[:, :, :2], after[:, :, :2])
+        assert not torch.isclose(before[:, :, 3:], after[:, :, 3:]).all(-1).any()
+    diagonal = Positions.from_ids(torch.arange(8)[None, :, None].expand(-1, -1, 2))
+    assert_close(encoding.rotate(q, k, Positions.arange(8)), encoding.rotate(q, k, diagonal), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AxialRotary(10), "head_dim=10: each of 2 axes"),
+        (lambda: AxialRotary(8, axes=3), "head_dim=8: each of 3 axes"),
+        (lambda: AxialRotary(8, axes=0), "axes=0"),
+        (lambda: AxialRotary(8, layout="neox"), "unknown layout"),
+        (lambda: MixedRotary(10, 2), "head_dim=10"),
+        (lambda: MixedRotary(8, 4, num_kv_heads=3), "num_heads=4, num_kv_heads=3"),
+        (lambda: MixedRotary(8, 2, num_layers=0), "num_layers=0"),
+        (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
+        (lambda: MRotary(16, sections=(4, 4, 4)), "add up to head_dim/2 = 8"),
+        (lambda: MRotary(16, sections=(0, 4, 4), interleaved=True), "neither can exceed a third"),
+        (lambda: MRotary(16, schedule={"name": "ntks"}), "did you mean 'ntk'"),
+        (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 8), Positions.grid(2, 2, 2)), "AxialRotary takes 2 coordinates"),
+        (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 4), Positions.arange(8)), "made with head_dim=8"),
+        (lambda: MixedRotary(8, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
+        (lambda: MixedRotary(8, 1, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
+        (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the whole sequence"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,182 @@
+"""Linear attention against the N x N sum, in float64, wherever tokens may be."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+import posenc
+from posenc import InputError, PerLayer, Positions, Rotary, linear_attention
+from posenc.linear_attention import elu_plus_one
+from references import rotary as loops
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+N = 21
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+CHUNKS = pytest.mark.parametrize("chunk_size", [1, 4, 7, N, 64])
+MASK = torch.tensor([[0] * 6 + [1] * (N - 6), [1] * N])
+PIECES = torch.tensor([[3, 1, 1, 3, -1, 2, 0] * 3, [0] * 5 + [1] * 16])
+PLACES = {
+    "plain": Positions.arange(N),
+    "left padded": Positions.from_mask(MASK),
+    "right padded": Positions.from_mask(MASK.flip(1)),
+    "packed": Positions.packed([5, 1, 8, 7]),
+    "documents in pieces, padded": Positions.packed(document_ids=PIECES),
+    "own positions per row": Positions.from_ids(torch.stack((torch.arange(N) * 3.5, 100 - torch.arange(N)))),
+    "cached": Positions.arange(4, N - 4),
+    "one step": Positions.arange(1, N - 1),
+    "one step, rows of different lengths": Positions.arange(1, torch.tensor([N - 1, 6])),
+    "cached and padded": Positions.from_mask(MASK, 5),
+}
+
+
+def tensors(queries: int = N, heads: int = 4, kv_heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    shapes = (2, heads, queries, 6), (2, kv_heads, N, 6), (2, kv_heads, N, 3)
+    q, k, v = (torch.randn(shape, dtype=torch.float64, generator=g) for shape in shapes)
+    return q, k, v
+
+
+def loop(q: Tensor, k: Tensor, v: Tensor, encoding: posenc.Encoding, p: Positions, feature=elu_plus_one) -> Tensor:
+    fq, fk = feature(q), feature(k)
+    visible = p.mask().expand(2, -1, -1, -1)[:, 0].tolist()
+    return loops.linear_attention(fq, fk, *encoding.rotate(fq, fk, p), v, lambda b, i, j: visible[b][i][j])
+
+
+@CAUSAL
+@CHUNKS
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+def test_it_is_the_sum_over_all_pairs(place, chunk_size, causal):
+    q, k, v = tensors(place.num_queries)
+    rope, p = Rotary(6, 100.0), place.with_causal(causal)
+    out = linear_attention(q, k, v, rope, p, chunk_size=chunk_size)
+    assert_close(out, loop(q, k, v, rope, p), **EXACT)
+
+
+def test_rotating_the_denominator_too_and_rotating_before_the_feature_are_told_apart():
+    (q, k, v), rope, p = tensors(kv_heads=4), Rotary(6, 100.0), Positions.arange(N, causal=True)
+    out, seen = linear_attention(q, k, v, rope, p), p.mask()
+    fq, fk = elu_plus_one(q), elu_plus_one(k)
+    rq, rk = rope.rotate(fq, fk, p)
+    weights = (rq @ rk.mT) * seen
+    assert_close(out, weights @ v / ((fq @ fk.mT) * seen).sum(-1, keepdim=True), **EXACT)
+    assert (out - weights @ v / weights.sum(-1, keepdim=True)).abs().max() > 0.1
+    before = [elu_plus_one(x) for x in rope.rotate(q, k, p)]
+    early = (before[0] @ before[1].mT) * seen
+    assert (out - early @ v / early.sum(-1, keepdim=True)).abs().max() > 0.1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 12), st.booleans())
+def test_packed_documents_are_as_if_alone(lengths, chunk_size, causal):
+    g = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, 2, sum(lengths), 4, dtype=torch.float64, generator=g)
+    packed = linear_attention(q, k, v, Rotary(4), Positions.packed(lengths), causal=causal, chunk_size=chunk_size)
+    parts = zip(*(x.split(lengths, 2) for x in (q, k, v)), strict=True)
+    alone = torch.cat([linear_attention(*part, Rotary(4), causal=causal) for part in parts], 2)
+    assert_close(packed, alone, **EXACT)
+
+
+@CAUSAL
+def test_padding_changes_nothing_whatever_stands_in_it(causal):
+    (q, k, v), rope = tensors(), Rotary(6)
+    out = linear_attention(q, k, v, rope, Positions.from_mask(MASK), causal=causal)
+    alone = linear_attention(*(x[:1, :, 6:] for x in (q, k, v)), rope, causal=causal)
+    assert_close(out[:1, :, 6:], alone, **EXACT)
+    for x in (q, k):
+        x[0, :, :6] = 1e6
+    again = linear_attention(q, k, v, rope, Positions.from_mask(MASK), causal=causal)
+    assert_close(again[:1, :, 6:], alone, **EXACT)
+
+
+@pytest.mark.parametrize("encoding", [Rotary(6), posenc.XPos(6, scale_base=8.0), posenc.PoPE(6, 4).double(), None])
+def test_decoding_with_a_cache_is_the_full_pass(encoding):
+    q, k, v = tensors()
+    full = linear_attention(q, k, v, encoding, causal=True)
+    parts = [
+        linear_attention(q[:, :, a:b], k[:, :, :b], v[:, :, :b], encoding, Positions.arange(b - a, a, causal=True))
+        for a, b in ((0, 9), (9, 20), (20, 21))
+    ]
+    assert_close(torch.cat(parts, 2), full, **EXACT)
+
+
+def test_a_row_without_visible_keys_is_zero_and_its_gradient_finite():
+    (q, k, v), p = tensors(), Positions.from_mask(MASK, causal=True)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = linear_attention(*inputs, Rotary(6), p)
+    assert not out[0, :, :6].any()
+    out.square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+@CAUSAL
+@pytest.mark.parametrize("place", [Positions.arange(5), Positions.packed([2, 3])], ids=["plain", "packed"])
+def test_gradients(place, causal):
+    inputs = tuple(x[:1, :, :5].clone().requires_grad_() for x in tensors())
+    rope, p = Rotary(6), place.with_causal(causal)
+    assert torch.autograd.gradcheck(lambda q, k, v: linear_attention(q, k, v, rope, p, chunk_size=2), inputs)
+
+
+def test_layers_features_and_dtypes():
+    (q, k, v), p = tensors(), Positions.arange(N, causal=True)
+    parts = Rotary(6, 10.0), Rotary(6, 1e4)
+    for layer, one in enumerate(parts):
+        assert_close(linear_attention(q, k, v, PerLayer(*parts), p, layer=layer), linear_attention(q, k, v, one, p))
+    assert_close(
+        linear_attention(q, k, v, parts[0], p, feature=torch.exp), loop(q, k, v, parts[0], p, torch.exp), **EXACT
+    )
+    half = linear_attention(*(x.bfloat16() for x in (q, k, v)), parts[0], p)
+    assert half.dtype == torch.bfloat16
+    assert_close(half.double(), linear_attention(q, k, v, parts[0], p), rtol=0, atol=0.05)
+
+
+@pytest.mark.slow
+@CAUSAL
+@pytest.mark.parametrize("place", ["plain", "left padded", "packed", "cached"])
+def test_compiled_is_eager(place, causal):
+    torch._dynamo.reset()
+    p, rope = PLACES[place].with_causal(causal), Rotary(6)
+    compiled = torch.compile(linear_attention, backend="aot_eager", dynamic=True, fullgraph=True)
+    q, k, v = tensors(p.num_queries)
+    assert_close(compiled(q, k, v, rope, p), linear_attention(q, k, v, rope, p), **EXACT)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_is_linear_in_the_length(packed):
+    """No tensor of the call has a number of elements that grows with the square of the length."""
+    largest = []
+    for n in (512, 2048):
+        q, k, v = torch.randn(3, 1, 1, n, 8)
+        p = Positions.packed([n // 2, n // 2], causal=True) if packed else Positions.arange(n, causal=True)
+        with _Largest() as seen:
+            linear_attention(q, k, v, Rotary(8), p, chunk_size=64)
+        largest.append(seen.elements)
+    assert largest[1] <= 4 * largest[0]
+
+
+class _Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.elements = max(self.elements, out.untyped_storage().size() // out.element_size())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda q, k, v: linear_attention(q, k, v, posenc.ALiBi(4)), r"\(bias\): use an encoding that only rotates"),
+        (lambda q, k, v: linear_attention(q, k, v, Rotary(6) + posenc.T5(4)), r"bias, scale"),
+        (lambda q, k, v: linear_attention(q, k, v, PerLayer(Rotary(6), posenc.ALiBi(4)), layer=1), r"\(bias\)"),
+        (lambda q, k, v: linear_attention(q, k, v, "rope"), "pass an Encoding"),
+        (lambda q, k, v: linear_attention(q, k, v, chunk_size=0), "chunk_size=0"),
+        (lambda q, k, v: linear_attention(q[:, :, :5], k, v, causal=True), "5 queries and 21 keys without positions"),
+        (lambda q, k, v: linear_attention(q, k, v[:, :, 1:]), "do not belong together"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(InputError, match=message):
+        make(*tensors())
