@@ -13,7 +13,8 @@ from posenc.transformer import Cache, Transformer, TransformerConfig
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
-VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
+VARIANTS = ["sinusoidal:merge=product", "hierarchical:alpha=0.7", "multiplicative:plain=true", "axial_table:columns=5",
+            "grid_table:width=5", "grid_sinusoidal:axes=3:layout=interleaved:x_first=true", "floater/alibi", "sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none"]  # fmt: skip
 NAMES = [*posenc.ENCODINGS, *VARIANTS]
 CONFIGS = pytest.mark.parametrize("config", [DECODER, ENCODER], ids=["decoder", "encoder"])
@@ -75,7 +76,10 @@ def test_backends_agree(name, config):
     skip_undefined(name, config)
     encoding = host(name, config).encoding
     g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 4, LENGTH, 4, dtype=torch.float64, generator=g) for _ in range(3))
+    q, k, v = (
+        torch.randn(2, heads, LENGTH, 4, dtype=torch.float64, generator=g)
+        for heads in (4, config.kv_heads, config.kv_heads)
+    )
     for p in (
         Positions.arange(LENGTH),
         Positions.packed([4, 5]),

@@ -6,11 +6,18 @@ from posenc.bibliography import cite
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import (
     ENCODINGS,
+    FLOATER,
     T5,
     ALiBi,
+    AxialTable,
     Binary,
+    ComplexOrder,
+    GridSinusoidal,
+    GridTable,
+    Hierarchical,
     Integer,
     Learned,
+    Multiplicative,
     NoPE,
     Normalized,
     Rotary,
@@ -24,7 +31,8 @@ from posenc.positions import Positions
 __version__ = "0.1.0"
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Binary", "Encoding", "Explanation", "InputError", "Integer", "Learned", "NoPE",
+    "ENCODINGS", "FLOATER", "T5", "ALiBi", "AxialTable", "Binary", "ComplexOrder", "Encoding", "Explanation",
+    "GridSinusoidal", "GridTable", "Hierarchical", "InputError", "Integer", "Learned", "Multiplicative", "NoPE",
     "Normalized", "PerLayer", "Positions", "Rotary", "Sinusoidal", "Sum", "attention", "cite", "create", "explain",
     "frequencies", "from_spec", "functional",
 ]  # fmt: skip

@@ -7,19 +7,30 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
+from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.distance import T5, ALiBi
+from posenc.encodings.floater import FLOATER
+from posenc.encodings.grid import GridSinusoidal
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
 from posenc.errors import InputError, unknown
 
 __all__ = [
-    "ENCODINGS", "T5", "ALiBi", "Absolute", "Binary", "Integer", "Learned", "NoPE", "Normalized", "Rotary",
-    "Sinusoidal", "create", "from_spec",
+    "ENCODINGS", "FLOATER", "T5", "ALiBi", "Absolute", "AxialTable", "Binary", "ComplexOrder", "GridSinusoidal",
+    "GridTable", "Hierarchical", "Integer", "Learned", "Multiplicative", "NoPE", "Normalized", "Rotary", "Sinusoidal",
+    "create", "from_spec",
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls for cls in (NoPE, Normalized, Integer, Binary, Sinusoidal, Learned, Rotary, T5, ALiBi)
-}
+    cls.name: cls
+    for cls in (
+        NoPE, Normalized, Integer, Binary,
+        Sinusoidal, Learned, Hierarchical, Multiplicative, ComplexOrder, FLOATER,
+        AxialTable, GridTable, GridSinusoidal,
+        Rotary, T5, ALiBi,
+    )
+}  # fmt: skip
 
 
 def create(
