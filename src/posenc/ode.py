@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
+from posenc.positions import exact
 
 TIMES = (0.0, 1 / 3, 2 / 3, 1.0)
 LEANS: tuple[tuple[float, ...], ...] = ((), (1 / 3,), (-1 / 3, 1.0), (1.0, -1.0, 1.0))
@@ -39,7 +40,7 @@ class Dynamics(NamedTuple):
 
     def times(self, at: Tensor, width: Tensor) -> Tensor:
         """When the stages of the steps from positions `at` over `width` look: (...) -> (substeps, 4, ..., 1, 1)."""
-        starts = torch.arange(self.substeps, dtype=torch.float64, device=at.device)
+        starts = exact(torch.arange(self.substeps, device=at.device))
         parts = (starts[:, None] + starts.new_tensor(TIMES)) / self.substeps
         where = at + parts.view(self.substeps, 4, *[1] * at.dim()) * width
         return (self.step * where).to(self.bias1.dtype)[..., None, None]
@@ -80,7 +81,7 @@ def trajectory(initial: Tensor, dynamics: Dynamics, last: int, known: Tensor | N
     known: those at hand."""
     known = initial[None] if known is None else known
     matrices = dynamics.matrices()
-    one = torch.ones((), dtype=torch.float64, device=initial.device)
+    one = exact(torch.ones((), device=initial.device))
     states = [known[-1]]
     for position in range(len(known) - 1, last):
         states.append(advance(states[-1], position * one, one, dynamics, matrices)[0])
@@ -171,7 +172,7 @@ class _Backwards:
         gradient = gradients.pop()
         for start in reversed(range(0, len(gradients), BLOCK)):
             at = torch.arange(start, min(start + BLOCK, len(gradients)), device=known.device)
-            whole = torch.ones_like(at, dtype=torch.float64)
+            whole = exact(torch.ones_like(at))
             _, points, hidden, times = advance(known[at], at, whole, self.dynamics, self.matrices)
             active = [(seen > 0).to(seen).unbind() for seen in hidden]
             early, late = [], []

@@ -12,7 +12,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.absolute import Sinusoidal, check_std
 from posenc.errors import InputError, unknown
 from posenc.ode import Dynamics, flow, trajectory
-from posenc.positions import Positions
+from posenc.positions import Positions, exact
 
 QUERY, KEY, VALUE = range(3)
 
@@ -139,21 +139,22 @@ class FLOATER(Encoding):
         if ids is not k:
             rows = max(ids.shape[0], k.shape[0])
             ids = torch.cat((ids.expand(rows, -1), k.expand(rows, -1)), 1)
-        if ids.is_inference():
+        eager = not torch.compiler.is_compiling()
+        if eager and ids.is_inference():
             ids = ids.clone()  # positions made in inference mode may meet training later
         initial, dynamics = self._system()
         if self.solver != "rk4":
             states = self._by_torchdiffeq(ids)
         else:
-            known = None if torch.compiler.is_compiling() else self._trajectory(positions)
+            known = self._trajectory(positions) if eager else None
             states = flow(initial, *dynamics[:4], ids, known, self.step, self.substeps)
         return states.unflatten(-2, (3, self.num_layers))
 
     def _system(self) -> tuple[Tensor, Dynamics]:
         """Initial values, (3 * num_layers, width), and dynamics, in float32 or better."""
         tensors = (self.initial.flatten(0, 1), self.first.weight, self.first.bias, self.second.weight, self.second.bias)
-        exact = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
-        return exact[0], Dynamics(exact[1], exact[2], exact[3], exact[4], self.step, self.substeps)
+        wide = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+        return wide[0], Dynamics(wide[1], wide[2], wide[3], wide[4], self.step, self.substeps)
 
     def _current(self) -> list[Tensor]:
         """The parameters' values; another list whenever one of them has changed, in whatever way."""
@@ -163,7 +164,8 @@ class FLOATER(Encoding):
             for a, b in zip(values, self._values, strict=True)
         )
         if not same:
-            self._values, self._known = [value.clone() for value in values], None
+            with torch.inference_mode(False):
+                self._values, self._known = [value.clone() for value in values], None
         return self._values
 
     def _trajectory(self, positions: Positions) -> Tensor:
@@ -183,7 +185,7 @@ class FLOATER(Encoding):
         if bool((ids < 0).any()):
             raise InputError(f"FLOATER: position {ids.min().item()} is negative; its flow starts at 0")
         initial, dynamics = self._system()
-        weight1, bias1, weight2, bias2 = (layer.double() for layer in dynamics[:4])
+        weight1, bias1, weight2, bias2 = (exact(layer) for layer in dynamics[:4])
 
         def slope(t: Tensor, p: Tensor) -> Tensor:
             at = t.expand(len(p), 1)
@@ -191,15 +193,15 @@ class FLOATER(Encoding):
             return linear(torch.cat((seen, at), -1), weight2, bias2)
 
         solvers, package = _torchdiffeq(self.solver), import_module("torchdiffeq")
-        times = torch.cat((ids.flatten(), ids.new_tensor([0, 1]))).double().unique()
+        times = exact(torch.cat((ids.flatten(), ids.new_tensor([0, 1])))).unique()
         options: dict[str, Any] = {"method": self.solver}
         if issubclass(solvers[self.solver], import_module("torchdiffeq._impl.solvers").FixedGridODESolver):
             options["options"] = {"step_size": self.step / self.substeps}
         solve = package.odeint
         if self.solver == "scipy_solver":  # it leaves no graph to go back through: solve the adjoint flow
             solve, options["adjoint_params"] = package.odeint_adjoint, (weight1, bias1, weight2, bias2)
-        states = solve(slope, initial.double(), self.step * times, **options)
-        return states[torch.searchsorted(times, ids.double())].to(initial.dtype)
+        states = solve(slope, exact(initial), self.step * times, **options)
+        return states[torch.searchsorted(times, exact(ids))].to(initial.dtype)
 
 
 def _torchdiffeq(solver: str) -> dict[str, type]:
