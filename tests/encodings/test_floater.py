@@ -68,12 +68,12 @@ def slope_of(encoding):
 def test_rk4_is_torchdiffeqs():
     # the authors' fork (xuanqing94/torchdiffeq, fixed_grid.RK4 calls rk4_alt_step_func) steps by the 3/8 rule too
     encoding = made()
-    times = 0.1 * torch.arange(30, dtype=torch.float64)
-    theirs = odeint(slope_of(encoding), encoding.initial.detach(), times, method="rk4", options={"step_size": 0.02})
+    slope, times = slope_of(encoding), 0.1 * torch.arange(30, dtype=torch.float64)
+    theirs = odeint(slope, encoding.initial.detach(), times, method="rk4", options={"step_size": 0.02})
     ours = solved(encoding, torch.arange(30))
     assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
-    def classical(t, p, dt=0.02, slope=slope_of(encoding)):
+    def classical(t, p, dt=0.02):
         k1 = slope(t, p)
         k2 = slope(t + dt / 2, p + dt / 2 * k1)
         k3 = slope(t + dt / 2, p + dt / 2 * k2)
@@ -82,7 +82,8 @@ def test_rk4_is_torchdiffeqs():
     p = encoding.initial.detach()
     for substep in range(5 * 29):
         p = classical(torch.tensor(0.02 * substep, dtype=torch.float64), p)
-    assert 1e-10 < (p - ours[-1]).abs().max() < 1e-4, "the classical rule is told apart, and solves the same equation"
+    apart = (p - ours[-1]).norm() / ours[-1].norm()
+    assert 1e-8 < apart < 1e-4, "the classical rule is told apart, and solves the same equation"
 
 
 def test_the_error_is_that_of_the_fourth_order():
@@ -126,7 +127,7 @@ def test_a_code_depends_on_no_other_position():
         assert torch.equal(solved(fresh, ids), whole[ids])
     mixed = solved(encoding, torch.tensor([7.0, 3.25, 39.0]))
     assert torch.equal(mixed[[0, 2]], whole[[7, 39]])
-    assert torch.equal(solved(encoding, torch.tensor([3.25]))[0], mixed[1])
+    assert_close(solved(encoding, torch.tensor([3.25]))[0], mixed[1], rtol=0, atol=1e-14)
 
 
 def test_fractions_lie_on_the_flow():
@@ -138,9 +139,9 @@ def test_fractions_lie_on_the_flow():
     assert (solved(encoding, ids.floor().long()) - exact).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("solver", ["dopri5", "dopri8", "bosh3", "midpoint", "explicit_adams", "scipy_solver"])
+@pytest.mark.parametrize("solver", ["dopri5", "dopri8", "bosh3", "midpoint", "scipy_solver"])
 def test_other_solvers_find_the_same_codes_and_gradients(solver):
-    encoding, other = made(step=0.02), made(step=0.02, solver=solver)
+    encoding, other = made(substeps=40), made(substeps=40, solver=solver)
     other.load_state_dict(encoding.state_dict())
     positions, weight = Positions.from_ids([[0, 3, 7], [9, 1, 1]]), torch.randn(2, 3, 3, 2, 12, dtype=torch.float64)
     found = []
@@ -148,8 +149,9 @@ def test_other_solvers_find_the_same_codes_and_gradients(solver):
         codes = each.codes(positions)[0]
         (codes * weight).sum().backward()
         found.append([codes.detach(), *(p.grad for p in each.parameters())])
-    for ours, theirs in zip(*found, strict=True):
-        assert_close(theirs, ours, rtol=1e-3, atol=1e-3)
+    apart = [float((theirs - ours).norm() / ours.norm()) for ours, theirs in zip(*found, strict=True)]
+    assert apart[0] < 1e-4
+    assert max(apart[1:]) < 5e-3, "gradients differ more: the ReLU's kinks fall inside steps"
 
 
 @pytest.mark.parametrize(
@@ -201,11 +203,11 @@ def test_codes_before_the_scale_are_biases_that_move():
 @pytest.mark.parametrize("config", [CONFIG, GROUPED], ids=["full", "grouped"])
 def test_it_starts_as_the_sinusoidal_model_and_leaves_it(config):
     torch.manual_seed(1)
-    plain = Transformer(config, posenc.Sinusoidal(config.dim))
+    plain = Transformer(config, posenc.Sinusoidal(config.dim)).double()
     model = Transformer(config, posenc.create(
         "floater", dim=config.dim, num_heads=config.num_heads, head_dim=config.width, num_kv_heads=config.num_kv_heads,
         num_layers=2,
-    ))  # fmt: skip
+    )).double()  # fmt: skip
     model.load_state_dict(plain.state_dict(), strict=False)
     x = torch.randint(11, (4, 20))
     assert torch.equal(model(x), plain(x))
