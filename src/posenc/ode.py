@@ -155,6 +155,7 @@ class _Backwards:
         self.biases = [torch.zeros_like(dynamics.bias1), torch.zeros_like(dynamics.bias2)]
 
     def parameters(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The gradients of weight1, bias1, weight2 and bias2, of all steps so far."""
         return self.layers[0], self.biases[0], self.layers[1], self.biases[1]
 
     def through(self, state: Tensor, gradient: Tensor, at: Tensor, width: Tensor) -> Tensor:
@@ -167,7 +168,7 @@ class _Backwards:
 
     def along(self, known: Tensor, arriving: Tensor) -> Tensor:
         """The gradient at position 0, given what arrives at each position of a trajectory, (n, rows, dim)."""
-        dt = torch.tensor(self.dynamics.step / self.dynamics.substeps, dtype=known.dtype, device=known.device)
+        dt = self.dynamics.step / self.dynamics.substeps
         gradients = list(arriving)
         gradient = gradients.pop()
         for start in reversed(range(0, len(gradients), BLOCK)):
@@ -184,7 +185,9 @@ class _Backwards:
             self._gather(points, hidden, times, *(torch.stack(x[::-1], 1).unbind() for x in (early, late)))
         return gradient
 
-    def _steps(self, gradient: Tensor, active: list[Tensor], dt: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def _steps(
+        self, gradient: Tensor, active: list[Tensor], dt: Tensor | float
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Back through substeps: the gradient at their start, and at what enters the two layers' sums per stage."""
         first, second = (matrix.T for matrix in self.matrices)
         early, late = [], []
@@ -207,6 +210,7 @@ class _Backwards:
         early: Sequence[Tensor],
         late: Sequence[Tensor],
     ) -> None:
+        """Add what stages give to the parameters' gradients: either layer's inputs against the gradient at its sums."""
         for layer, (inputs, sums) in enumerate(((points, early), (hidden, late))):
             dim = sums[0].shape[-1]
             for given, met, time in zip(inputs, sums, times.flatten(0, 1), strict=True):

@@ -255,6 +255,19 @@ def test_changed_parameters_are_noticed_however_they_change():
     assert not torch.equal(model.encoding.rotate(q, q, p)[0], rotated)
 
 
+@pytest.mark.parametrize("ids", [[0, 3, 9], [0.5, 3.25, 9.0]], ids=["whole", "fractions"])
+def test_the_flow_is_not_solved_in_half_precision(ids):
+    encoding = made().float()
+    want = solved(encoding, ids)
+    again = posenc.from_spec(encoding.spec())
+    again.load_state_dict(encoding.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = solved(again, ids)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, want)
+    assert solved(again.bfloat16(), ids).dtype == torch.float32
+
+
 def test_calls_of_one_layer_at_a_time_have_gradients_of_their_own():
     encoding, positions = made(), Positions.arange(5)
     q, k, v = torch.randn(3, 1, 3, 5, 4, dtype=torch.float64)

@@ -174,7 +174,8 @@ class FLOATER(Encoding):
         last = positions.shared((self, "last"), lambda: int(max(positions.q.max(), positions.k.max())))
         self._current()
         if self._known is None or len(self._known) <= last:
-            with torch.inference_mode(False), torch.no_grad():
+            device = self.initial.device.type
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
                 self._known = trajectory(*self._system(), last, self._known)
         return self._known
 
