@@ -192,7 +192,7 @@ def test_codes_are_added_to_queries_keys_and_values_of_their_layer(config):
 
 
 def test_codes_before_the_scale_are_biases_that_move():
-    # (x + c) W = x W + c W: the paper's section 3.3, and the authors' flow_attention.py, which adds before scaling
+    # the authors' flow_attention.py adds them to the projections, before q is scaled
     encoding, positions = made(), Positions.arange(6, causal=True)
     q, k, v = torch.randn(3, 1, 3, 6, 4, dtype=torch.float64)
     cq, ck, cv = solved(encoding, torch.arange(6))[:, :, 1].unflatten(-1, (3, 4)).permute(1, 2, 0, 3)

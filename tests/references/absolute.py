@@ -30,7 +30,7 @@ def mae(y: float, x: float, dim: int, base: float) -> list[float]:
 
 
 def complex_word(amplitude: float, frequency: float, phase: float, position: float) -> complex:
-    """Wang et al. 2020, eq. 11: r e^(i (omega pos + theta))."""
+    """Wang et al. 2020, section 2: r e^(i (omega pos + theta))."""
     return amplitude * cmath.exp(1j * (frequency * position + phase))
 
 

@@ -21,7 +21,7 @@ class ComplexOrder(Encoding):
     dim: width of the model. base: of the initial frequencies. Raises InputError for an input of another width.
     Phases are computed in float64 from exact positions.
 
-    Source: Wang et al. 2020, eq. 11. The authors' code leaves theta out, gives every word the same initial
+    Source: Wang et al. 2020, section 2. The authors' code leaves theta out, gives every word the same initial
     frequencies (as here), counts positions from 1 in its language model and downwards to 0 in its classifier, and
     keeps two real streams, whose scores are moduli; this is one real stream in the model's own attention.
     """

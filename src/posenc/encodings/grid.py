@@ -19,7 +19,7 @@ class GridSinusoidal(Absolute):
 
     Coordinates may be fractional: DETR's are 2 pi (y + 1) / height. Tokens at -1 on every axis, such as [CLS], get a
     zero code; text tokens are at their number on every axis. Raises InputError for other numbers of axes or too few
-    channels. Source: Carion et al. 2020, "DETR", appendix A.4; He et al. 2022, "MAE", appendix A.1.
+    channels. Source: Carion et al. 2020, "DETR"; He et al. 2022, "MAE"; as in their code.
     """
 
     name = "grid_sinusoidal"
