@@ -19,7 +19,9 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "deberta_v2:shared=false:norm=false", "deberta_v2/none",
             "p_rope:fraction=0.5:layout=interleaved", "decoupled_rope:layout=half", "xpos:layout=half:scale_base=8",
             "axial_rope:layout=half:x_first=false:dealt=true", "axial_rope:axes=1:start=1", "axial_rope:centred=true",
-            "m_rope:interleaved=true", "mixed_rope:axes=1:layout=half", "rope/rope:rope_theta=1e6"]  # fmt: skip
+            "m_rope:interleaved=true", "mixed_rope:axes=1:layout=half", "rope/rope:rope_theta=1e6",
+            "sinusoidal:merge=product", "hierarchical:alpha=0.7", "multiplicative:plain=true", "axial_table:columns=5",
+            "grid_table:width=5", "grid_sinusoidal:axes=3:layout=interleaved:x_first=true", "floater/alibi"]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])

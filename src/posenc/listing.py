@@ -84,8 +84,9 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _short(entry: str) -> str:
-    """First author, year and arXiv number of a BibTeX entry."""
+    """First author, year and arXiv number of a BibTeX entry; a source that is not on arXiv goes by its address."""
     fields = {
         key.strip(): value.strip().strip("{},") for key, _, value in (x.partition("=") for x in entry.splitlines())
     }
-    return f"{fields['author'].split(',')[0].strip('{')} {fields['year']}, arXiv {fields['eprint']}"
+    where = f"arXiv {fields['eprint']}" if "eprint" in fields else fields["url"].removeprefix("https://")
+    return f"{fields['author'].split(',')[0].strip('{')} {fields['year']}, {where}"

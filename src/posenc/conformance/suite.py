@@ -120,7 +120,8 @@ def backends_agree(s: Subject) -> None:
     for config in s.configs():
         encoding = s.host(config).encoding
         g = torch.Generator().manual_seed(0)
-        q, k, v = (torch.randn(2, 4, LENGTH, 4, dtype=torch.float64, generator=g) for _ in range(3))
+        heads = (config.num_heads, config.kv_heads, config.kv_heads)
+        q, k, v = (torch.randn(2, h, LENGTH, config.width, dtype=torch.float64, generator=g) for h in heads)
         mask = torch.tensor([[0] * 3 + [1] * 6])
         for p in (Positions.arange(LENGTH), Positions.packed([4, 5]), Positions.from_mask(mask)):
             p = p.with_causal(config.causal)

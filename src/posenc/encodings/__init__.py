@@ -8,16 +8,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
+from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.contextual import CoPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
 from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
+from posenc.encodings.floater import FLOATER
+from posenc.encodings.grid import GridSinusoidal
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.polar import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.encodings.shaw import Shaw
+from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
@@ -25,18 +29,22 @@ from posenc.errors import InputError, unknown
 
 # fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "FIRE", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute", "AxialRotary",
-    "Binary", "ClassWindowTable", "CoPE", "DeBERTa", "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder",
-    "Integer", "Learned", "LearnedSink", "LogN", "LogWindow", "MRotary", "MixedRotary", "NoPE", "Normalized",
-    "PRotary", "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN",
-    "TransformerXL", "WindowTable", "XLNet", "XPos", "create", "from_spec",
+    "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
+    "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
+    "DecoupledRotary", "EnhancedMaskDecoder", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
+    "LearnedSink", "LogN", "LogWindow", "MRotary", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
+    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "TransformerXL",
+    "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
     cls.name: cls
     for cls in (
         # at the input: naive ones, then a code per position
-        NoPE, Normalized, Integer, Binary, Sinusoidal, Learned,
+        NoPE, Normalized, Integer, Binary,
+        Sinusoidal, Learned, Hierarchical, Multiplicative, ComplexOrder, AxialTable, GridTable, GridSinusoidal,
+        # at the input, and carried into every layer
+        FLOATER,
         # on queries and keys
         Rotary, PRotary, DecoupledRotary, XPos, AxialRotary, MRotary, MixedRotary, PoPE,
         # on the scores, by content and distance

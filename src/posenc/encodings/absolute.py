@@ -1,5 +1,9 @@
 """Absolute encodings: a code per position, merged into the model's input."""
 
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -7,9 +11,9 @@ from torch.nn.functional import embedding
 from posenc.encoding import Encoding
 from posenc.errors import InputError, unknown
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
-from posenc.positions import Positions
+from posenc.positions import Positions, prefix_tokens
 
-MERGES = ("add", "multiply", "concat")
+MERGES = ("add", "multiply", "product", "concat")
 
 
 class Absolute(Encoding):
@@ -18,9 +22,13 @@ class Absolute(Encoding):
     merge:
         "add": x + p (Vaswani et al. 2017).
         "multiply": x * (1 + p), the identity where p = 0 (Su's bert4keras).
+        "product": x * p, for codes around one: where p is small it takes the signal away.
         "concat": [x, p] W with a learned (2 dim, dim) matrix W, which starts as the identity over a random
             orthogonal one: concatenation is addition with a projection of the position's own.
     """
+
+    one_axis: ClassVar[bool] = True
+    """Its positions have one coordinate each, as text has; positions on a grid are refused."""
 
     def __init__(self, dim: int, merge: str = "add") -> None:
         super().__init__()
@@ -44,12 +52,15 @@ class Absolute(Encoding):
             return x
         if x.shape[-1] != self.dim:
             raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
-        positions.require_one_axis(type(self).__name__)
+        if self.one_axis:
+            positions.require_one_axis(type(self).__name__)
         codes = self.codes(positions).to(x)
         if self.merge == "add":
             return x + codes
         if self.merge == "multiply":
             return x * (1 + codes)
+        if self.merge == "product":
+            return x * codes
         return self.projection(torch.cat((x, codes.expand_as(x)), -1))
 
 
@@ -112,30 +123,68 @@ class Learned(Absolute):
         super().__init__(dim, merge)
         if max_positions < 1:
             raise InputError(f"max_positions={max_positions}: must be at least 1")
-        if beyond not in ("error", "clamp"):
-            raise unknown("beyond", beyond, ("error", "clamp"))
+        check_beyond(beyond)
         check_std(init_std)
         self.max_positions, self.init_std, self.beyond = max_positions, init_std, beyond
         self.table = nn.Parameter(torch.empty(max_positions, dim))
         nn.init.normal_(self.table, std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
-        ids = positions.q
-        if ids.is_floating_point():
-            raise InputError("Learned has rows for integer positions only: round them, or use Sinusoidal")
         assert self.max_positions is not None
-        if not torch.compiler.is_compiling():
-            low, high = positions.shared("range", lambda: tuple(int(v) for v in ids.aminmax()))
+        return embedding(rows_of(self, positions, (self.max_positions,), self.beyond), self.table)
+
+
+def rows_of(
+    user: Encoding,
+    positions: Positions,
+    sizes: Sequence[int],
+    beyond: str,
+    remedy: str = "make it larger (max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi)",
+    prefix: bool = False,
+) -> Tensor:
+    """The rows that the queries' positions name in a learned table of a line or a grid: (batch or 1, num_queries).
+
+    sizes: of the table's axes. A position is a place along each, or one number that counts the cells row by row.
+    beyond: what a position outside gets, "error" or "clamp" (the nearest row). remedy: what an error advises.
+    prefix: tokens at -1 on every axis are let through, as -1.
+
+    Raises:
+        InputError: fractional, negative or too large positions.
+    """
+    name, at = type(user).__name__, positions.q if positions.q.dim() == 3 else positions.q[..., None]
+    if at.is_floating_point():
+        raise InputError(f"{name} has rows for integer positions only: round them, or use one without a table")
+    if positions.axes == 1:
+        sizes = (math.prod(sizes),)
+    elif positions.axes != len(sizes):
+        raise InputError(f"{name} takes {len(sizes)} coordinates per token (or one), got {positions.axes}")
+    apart = prefix_tokens(at) if prefix else None
+    if not torch.compiler.is_compiling():
+
+        def extent() -> tuple[list[int], list[int]]:
+            inside = (at if apart is None else at.masked_fill(apart[..., None], 0)).flatten(0, 1)
+            return inside.amin(0).tolist(), inside.amax(0).tolist()
+
+        lows, highs = positions.shared(("range", prefix), extent)
+        for low, high, size in zip(lows, highs, sizes, strict=True):
             if low < 0:
-                raise InputError(f"Learned: position {low} is negative; positions start at 0")
-            if high >= self.max_positions and self.beyond == "error":
-                raise InputError(
-                    f"Learned: position {high} is outside the table of {self.max_positions}; make it larger "
-                    "(max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi, t5)"
-                )
-            if ids.is_inference():
-                ids = ids.clone()  # positions made in inference mode may meet training later
-        return embedding(ids.clamp(max=self.max_positions - 1) if self.beyond == "clamp" else ids, self.table)
+                raise InputError(f"{name}: position {low} is negative; positions start at 0")
+            if high >= size and beyond == "error":
+                raise InputError(f"{name}: position {high} is outside the table of {size}; {remedy}")
+        if at.is_inference():
+            at = at.clone()  # positions made in inference mode may meet training later
+    if beyond == "clamp":
+        at = torch.stack([at[..., axis].clamp(max=size - 1) for axis, size in enumerate(sizes)], -1)
+    rows = at[..., 0]
+    for axis in range(1, len(sizes)):
+        rows = rows * sizes[axis] + at[..., axis]
+    return rows if apart is None else rows.masked_fill(apart, -1)
+
+
+def check_beyond(beyond: str) -> None:
+    """Refuse an unknown answer to positions past a table."""
+    if beyond not in ("error", "clamp"):
+        raise unknown("beyond", beyond, ("error", "clamp"))
 
 
 def check_std(init_std: float) -> None:

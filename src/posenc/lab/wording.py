@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from posenc.encoding import Encoding, Sum
-from posenc.encodings import T5, Learned
+from posenc.encodings import T5
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
 from posenc.lab.results import Row, change, difference, loss, verdict
@@ -116,7 +116,8 @@ def _part_notes(name: str, part: Encoding, settings: Settings) -> list[str]:
         return []
     if isinstance(part, T5):
         return _t5_notes(name, part, settings.length)
-    if isinstance(part, Learned) and part.max_positions is not None and part.max_positions < settings.longest:
+    clamps = getattr(part, "beyond", None) == "clamp"
+    if clamps and part.max_positions is not None and part.max_positions < settings.longest:
         last = part.max_positions - 1
         return [f"{name} has no code past position {last}: later tokens are given its last one."]
     return []

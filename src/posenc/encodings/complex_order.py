@@ -1,0 +1,62 @@
+"""Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import InputError
+from posenc.positions import Positions, exact
+
+
+class ComplexOrder(Encoding):
+    """Complex word order: channel c of a word at position k is r e^(i (omega k + theta)), with the word's own
+    amplitude, frequency and phase.
+
+    A shift by n multiplies a word by e^(i omega n) whatever its position, and the amplitude stays bounded. The paper's
+    tables have a row per word; here they are linear maps of the word's embedding x: r = x, omega = W x + b from
+    W = 0, b_c = base^(-2 floor(c/2) / dim), theta = V x from V = 0. Independent embeddings can take any tables.
+    Real and imaginary parts, (r cos, r sin), go through a learned (2 dim, dim) matrix, which starts as the identity
+    over a random orthogonal one: that keeps the mean square of a random input.
+
+    dim: width of the model. base: of the initial frequencies. Raises InputError for an input of another width.
+    Phases are computed in float64 from exact positions.
+
+    Source: Wang et al. 2020, section 2. The authors' code leaves theta out, gives every word the same initial
+    frequencies (as here), counts positions from 1 in its language model and downwards to 0 in its classifier, and
+    keeps two real streams, whose scores are moduli; this is one real stream in the model's own attention.
+    """
+
+    name = "complex_order"
+    papers = ("wang2020encoding",)
+    extrapolates = "hoped for"
+
+    def __init__(self, dim: int, base: float = 10000.0) -> None:
+        super().__init__()
+        if dim < 1:
+            raise InputError(f"dim={dim}: must be at least 1")
+        if not base > 0:
+            raise InputError(f"base={base}: must be a positive number")
+        self.dim, self.base = dim, base
+        self.frequency = nn.Linear(dim, dim)
+        self.phase = nn.Linear(dim, dim, bias=False)
+        self.projection = nn.Linear(2 * dim, dim, bias=False)
+        with torch.no_grad():
+            self.frequency.bias.copy_(base ** (-2 * (torch.arange(dim) // 2) / dim))
+            nn.init.zeros_(self.frequency.weight)
+            nn.init.zeros_(self.phase.weight)
+            nn.init.eye_(self.projection.weight[:, :dim])
+            nn.init.orthogonal_(self.projection.weight[:, dim:])
+
+    def waves(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Real and imaginary part of the words at the queries' positions: two (batch, seq, dim)."""
+        at = exact(positions.q)[..., None]
+        angles = self.frequency(x).to(at.dtype) * at + self.phase(x)
+        return x * angles.cos().to(x.dtype), x * angles.sin().to(x.dtype)
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        if layer:
+            return x
+        if x.shape[-1] != self.dim:
+            raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
+        positions.require_one_axis(type(self).__name__)
+        return self.projection(torch.cat(self.waves(x, positions), -1))

@@ -1,0 +1,205 @@
+"""Learned tables beyond one row per position: extended, multiplied, factorised, and of grids that can be resized."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, interpolate
+
+from posenc.encodings.absolute import Absolute, Learned, check_beyond, check_std, rows_of
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+
+class Hierarchical(Absolute):
+    """A learned table of n rows that reaches n^2 positions: row k // n and row k mod n, weighted.
+
+    q_k = alpha u[k // n] + (1 - alpha) u[k mod n], with u_i = (p_i - alpha p_0) / (1 - alpha): the first n codes are
+    the table's own rows p_k, so a trained table (BERT's) is extended as it is.
+
+    rows: n. dim: width of the model. alpha: weight of the coarse digit, in (0, 1) and not 1/2, at which positions
+    i n + j and j n + i would share a code. init_std: of the table. beyond: what a position from n^2 on gets, "error"
+    or "clamp". Raises InputError for other values. Source: Su 2020, kexue.fm/archives/7947; bert4keras.
+    """
+
+    name = "hierarchical"
+    papers = ("su2020hierarchical",)
+    extrapolates = "yes: from n to n^2 positions without training"
+
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        alpha: float = 0.4,
+        merge: str = "add",
+        init_std: float = 0.02,
+        beyond: str = "error",
+    ) -> None:
+        super().__init__(dim, merge)
+        if rows < 1:
+            raise InputError(f"rows={rows}: must be at least 1")
+        if not 0 < alpha < 1 or alpha == 0.5:
+            raise InputError(f"alpha={alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
+        check_beyond(beyond)
+        check_std(init_std)
+        self.rows, self.alpha, self.init_std, self.beyond = rows, alpha, init_std, beyond
+        self.max_positions = rows**2
+        self.table = nn.Parameter(torch.empty(rows, dim))
+        nn.init.normal_(self.table, std=init_std)
+
+    def codes(self, positions: Positions) -> Tensor:
+        ids = rows_of(self, positions, (self.rows**2,), self.beyond)
+        table = (self.table - self.alpha * self.table[:1]) / (1 - self.alpha)
+        coarse, fine = embedding(ids // self.rows, table), embedding(ids % self.rows, table)
+        return self.alpha * coarse + (1 - self.alpha) * fine
+
+
+class Multiplicative(Learned):
+    """Each channel of the input multiplied by a learned factor of its position: x * (1 + p), p from zero.
+
+    max_positions: rows of the table. dim: width of the model. plain: x * p instead, with p from one; the customary
+    N(0, 0.02) would leave a fiftieth of the signal. Both start as the identity. beyond: as in `Learned`.
+    Raises InputError for a position outside the table. Source: Su 2021, kexue.fm/archives/8130; 1 + p as in his
+    bert4keras.
+    """
+
+    name = "multiplicative"
+    papers = ("su2021positions",)
+    extrapolates = "no: undefined past the table"
+
+    def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
+        super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
+        self.plain = plain
+        if plain:
+            nn.init.ones_(self.table)
+
+
+class AxialTable(Absolute):
+    """A large learned table out of two small ones: row k // columns of the first next to row k mod columns of the
+    second.
+
+    max_positions: how many positions it must at least hold; the last row is filled up. dim: width of the model. columns: of the grid that positions are laid
+    on, row by row; None: about the square root of max_positions. first_dim: channels of the first table; None: half.
+    init_std: of both tables (Reformer's own is 1). beyond: what a position outside gets, "error" or
+    "clamp". Positions (y, x) name row and column themselves. Raises InputError for a position outside.
+    Source: Kitaev et al. 2020, "Reformer" (Axial Positional Embeddings of its code).
+    """
+
+    name = "axial_table"
+    papers = ("kitaev2020reformer",)
+    extrapolates = "no: undefined past the table"
+    one_axis = False
+
+    def __init__(
+        self,
+        max_positions: int,
+        dim: int,
+        columns: int | None = None,
+        first_dim: int | None = None,
+        merge: str = "add",
+        init_std: float = 0.02,
+        beyond: str = "error",
+    ) -> None:
+        super().__init__(dim, merge)
+        if columns is not None and columns < 1:
+            raise InputError(f"columns={columns}: must be at least 1")
+        height, self.columns = _shape(max_positions, None, columns)
+        self.max_positions = height * self.columns
+        first_dim = dim // 2 if first_dim is None else first_dim
+        if not 1 <= first_dim < dim:
+            raise InputError(f"first_dim={first_dim}: must lie between 1 and dim - 1 (dim={dim})")
+        check_beyond(beyond)
+        check_std(init_std)
+        self.first_dim, self.init_std, self.beyond = first_dim, init_std, beyond
+        self.first = nn.Parameter(torch.empty(height, first_dim))
+        self.second = nn.Parameter(torch.empty(self.columns, dim - first_dim))
+        for table in (self.first, self.second):
+            nn.init.normal_(table, std=init_std)
+
+    def codes(self, positions: Positions) -> Tensor:
+        remedy = "make it larger (max_positions=), or pass beyond='clamp'"
+        ids = rows_of(self, positions, (len(self.first), self.columns), self.beyond, remedy)
+        return torch.cat((embedding(ids // self.columns, self.first), embedding(ids % self.columns, self.second)), -1)
+
+
+class GridTable(Absolute):
+    """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
+
+    dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
+    max_positions, as near to a square as can be, or is ViT's 14. max_positions: how many patches it must at least
+    hold. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
+    such as registers, get a zero code. init_std: of the table. beyond: what a patch outside gets, "error" or "clamp"
+    (the nearest patch).
+
+    Positions are (y, x), or one number that counts the patches row by row. Raises InputError for a patch outside;
+    `resized` gives the encoding for an image of another size. Source: Dosovitskiy et al. 2021, sections 3.1, 3.2.
+    """
+
+    name = "grid_table"
+    papers = ("dosovitskiy2021image",)
+    extrapolates = "partly: to larger images by interpolation"
+    one_axis = False
+
+    def __init__(
+        self,
+        dim: int,
+        height: int | None = None,
+        width: int | None = None,
+        max_positions: int | None = None,
+        prefix: int = 0,
+        merge: str = "add",
+        init_std: float = 0.02,
+        beyond: str = "error",
+    ) -> None:
+        super().__init__(dim, merge)
+        if prefix < 0:
+            raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
+        check_beyond(beyond)
+        check_std(init_std)
+        self.height, self.width = _shape(14 * 14 if max_positions is None else max_positions, height, width)
+        self.max_positions = self.height * self.width
+        self.prefix, self.init_std, self.beyond = prefix, init_std, beyond
+        self.table = nn.Parameter(torch.empty(self.max_positions, dim))
+        nn.init.normal_(self.table, std=init_std)
+        if prefix:
+            self.prefix_table = nn.Parameter(torch.empty(prefix, dim))
+            nn.init.normal_(self.prefix_table, std=init_std)
+
+    def codes(self, positions: Positions) -> Tensor:
+        remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
+        ids = rows_of(self, positions, (self.height, self.width), self.beyond, remedy, prefix=True)
+        apart = ids < 0
+        further = len(self.table) + (apart.cumsum(1) - 1).clamp(max=self.prefix)
+        tables = [self.table, *([self.prefix_table] if self.prefix else []), self.table.new_zeros(1, self.dim)]
+        return embedding(torch.where(apart, further, ids), torch.cat(tables))
+
+    def resized(self, height: int, width: int) -> "GridTable":
+        """The same encoding for an image of height x width patches: the table interpolated bicubically (corners not
+        aligned, in float32 or better), rows of prefix tokens as they are.
+
+        Raises:
+            InputError: a size below 1.
+        """
+        other = GridTable(
+            self.dim, height, width, prefix=self.prefix, merge=self.merge, init_std=self.init_std, beyond=self.beyond
+        ).to(self.table)
+        if (height, width) == (self.height, self.width):
+            other.load_state_dict(self.state_dict())
+            return other
+        grid = self.table.detach().unflatten(0, (self.height, self.width)).permute(2, 0, 1)[None]
+        wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
+        wide = interpolate(wide, size=(height, width), mode="bicubic", align_corners=False)
+        other.load_state_dict(self.state_dict() | {"table": wide[0].flatten(1).T})
+        return other
+
+
+def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:
+    """Rows and columns of a grid of at least count cells; those not given make it as square as can be."""
+    if count < 1:
+        raise InputError(f"max_positions={count}: must be at least 1")
+    for name, size in (("height", height), ("width", width)):
+        if size is not None and size < 1:
+            raise InputError(f"{name}={size}: must be at least 1")
+    if width is None:
+        width = round(math.sqrt(count)) if height is None else math.ceil(count / height)
+    return math.ceil(count / width) if height is None else height, width

@@ -1,0 +1,312 @@
+"""Tables, grids and complex order against their papers' formulas and transformers' vision models."""
+
+from importlib import import_module
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import posenc
+from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
+from references import absolute, loops
+
+detr, dinov2, reformer, vit, vit_mae = (
+    import_module(f"transformers.models.{name}.modeling_{name}") for name in ("detr", "dinov2", "reformer", "vit", "vit_mae")
+)  # fmt: skip
+
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def wide(encoding):
+    """In float64, with parameters of unit size."""
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    return encoding.double()
+
+
+def codes(encoding, positions):
+    """What an encoding adds to a zero input."""
+    shape = positions.batch, positions.num_queries, encoding.dim
+    return encoding.embed(torch.zeros(shape, dtype=torch.float64), positions)
+
+
+# ---------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.7])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_hierarchical_is_the_formula(rows, alpha):
+    encoding = wide(Hierarchical(rows, 3, alpha))
+    table = encoding.table.tolist()
+    want = torch.tensor([absolute.hierarchical(table, k, alpha) for k in range(rows**2)], dtype=torch.float64)
+    assert_close(codes(encoding, Positions.arange(rows**2))[0], want, **EXACT)
+
+
+def test_hierarchical_extends_a_table_as_it_is():
+    encoding = wide(Hierarchical(5, 3))
+    found = codes(encoding, Positions.arange(25))[0]
+    assert encoding.alpha == 0.4, "bert4keras: hierarchical=True means 0.4"
+    assert_close(found[:5], encoding.table.data, **EXACT)
+    u = (encoding.table - 0.4 * encoding.table[0]) / 0.6
+    assert_close(found[[i * 5 + i for i in range(5)]], u.data, **EXACT)
+    assert (torch.cdist(found, found) < 1e-6).sum() == 25, "all codes differ"
+    encoding.alpha = 0.5
+    assert (torch.cdist(*[codes(encoding, Positions.arange(25))[0]] * 2) < 1e-6).sum() == 25 + 20, "(i, j) is (j, i)"
+
+
+def test_hierarchical_reaches_the_square_of_its_rows():
+    encoding = posenc.create("hierarchical", dim=4, max_positions=6)
+    assert encoding.max_positions == 36
+    clamped = wide(Hierarchical(3, 4, beyond="clamp"))
+    assert_close(codes(clamped, Positions.arange(12))[0, 8:], codes(clamped, Positions.arange(1, 8))[0].expand(4, 4))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_multiplicative_starts_as_the_identity(plain):
+    encoding, x = Multiplicative(7, 4, plain=plain).double(), torch.randn(2, 7, 4, dtype=torch.float64)
+    assert torch.equal(encoding.embed(x, Positions.arange(7)), x)
+    p = wide(encoding).table
+    assert_close(encoding.embed(x, Positions.arange(7)), x * p if plain else x * (1 + p))
+
+
+def test_a_product_with_usual_codes_would_take_the_signal_away():
+    x, p = torch.randn(2, 7, 64), Positions.arange(7)
+    small = posenc.Learned(7, 64, merge="product")
+    assert small.embed(x, p).std() < 0.05 * x.std()
+    first = posenc.Sinusoidal(64, merge="product").embed(x, p)[:, 0]
+    assert not first[:, 0::2].any(), "sines vanish at position 0: half of the channels (why bert4keras adds one)"
+
+
+@pytest.mark.parametrize(("count", "columns"), [(12, 4), (10, 4), (9, None), (1, None), (5, 1), (5, 9)])
+def test_axial_table_is_the_formula(count, columns):
+    encoding = wide(AxialTable(count, 5, columns, first_dim=2))
+    first, second = encoding.first.tolist(), encoding.second.tolist()
+    assert len(first) * len(second) == encoding.max_positions >= count
+    want = [absolute.axial(first, second, k) for k in range(count)]
+    assert_close(codes(encoding, Positions.arange(count))[0], torch.tensor(want, dtype=torch.float64), **EXACT)
+    assert len(posenc.from_spec(encoding.spec()).first) == len(first)
+
+
+def test_axial_table_is_reformers():
+    config = transformers.ReformerConfig(axial_pos_shape=(4, 6), axial_pos_embds_dim=(3, 5), hidden_size=8)
+    theirs = reformer.AxialPositionEmbeddings(config).double().eval()
+    encoding = wide(AxialTable(24, 8, columns=6, first_dim=3))
+    for weight, table in zip(theirs.weights, (encoding.first, encoding.second), strict=True):
+        weight.data.copy_(table.data.view(weight.shape))
+    ids = torch.stack((torch.arange(24), torch.arange(24).flip(0)))
+    assert_close(codes(encoding, Positions.from_ids(ids)), theirs(ids).data, **EXACT)
+    places = codes(encoding, Positions.grid(4, 6))[0]
+    assert_close(places, theirs(ids[:1])[0].data, **EXACT)
+    swapped = torch.cat((encoding.first[ids[0] % 4], encoding.second[ids[0] // 4]), -1)
+    assert (swapped - places).abs().max() > 1, "rows and columns are told apart"
+
+
+# ---------------------------------------------------------------- learned grid
+
+
+def grid_pair(module, size, dim, prefix_rows=1):
+    """transformers' patch embeddings for a size x size image of one-pixel patches, and ours with its table."""
+    config = getattr(transformers, {"vit": "ViTConfig", "dinov2": "Dinov2Config"}[module])(
+        image_size=size, patch_size=1, hidden_size=dim, num_channels=1, num_attention_heads=1
+    )
+    theirs = {"vit": vit.ViTEmbeddings, "dinov2": dinov2.Dinov2Embeddings}[module](config)
+    table = theirs.position_embeddings
+    torch.nn.init.normal_(table)
+    ours = GridTable(dim, size, size, prefix=prefix_rows)
+    ours.prefix_table.data.copy_(table[0, :1])
+    ours.table.data.copy_(table[0, 1:])
+    return theirs, ours
+
+
+@pytest.mark.parametrize("module", ["vit", "dinov2"])
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (6, 6), (3, 7), (9, 2)])
+def test_grid_table_resizes_as_vit_and_dinov2(module, height, width):
+    theirs, ours = grid_pair(module, 4, 6)
+    want = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + height * width, 6), height, width)
+    found = codes(ours.resized(height, width), Positions.grid(height, width, prefix=1))
+    assert_close(found, want.double().data, rtol=0, atol=1e-6)
+
+
+def test_grid_table_counts_patches_row_by_row():
+    ours = wide(GridTable(6, 3, 5, prefix=1))
+    flat = codes(ours, Positions.arange(15))
+    assert torch.equal(codes(ours, Positions.grid(3, 5)), flat)
+    assert torch.equal(codes(ours, Positions.from_ids([-1, 7]))[0], torch.stack((ours.prefix_table[0], ours.table[7])))
+
+
+def test_grid_table_gives_registers_no_code():
+    found = codes(wide(GridTable(4, 2, 2, prefix=1)), Positions.grid(2, 2, prefix=4))[0]
+    assert found[0].any()
+    assert not found[1:4].any(), "DINOv2's registers come after [CLS] and have no position"
+    assert not codes(GridTable(4, 2, 2), Positions.grid(2, 2, prefix=1))[0, 0].any()
+
+
+def test_grid_table_interpolates_in_float32_without_aligned_corners():
+    ours = GridTable(1, 2, 2).bfloat16()
+    ours.table.data.copy_(torch.arange(4.0)[:, None])
+    resized = ours.resized(3, 3)
+    assert resized.table.dtype == torch.bfloat16
+    # torch's bicubic kernel (a = -3/4) with corners not aligned, from [[0, 1], [2, 3]]
+    assert_close(resized.table[:3, 0].float(), torch.tensor([-0.2604, 0.3264, 0.9132]), rtol=2**-8, atol=1e-4)
+    assert torch.equal(ours.resized(2, 2).table, ours.table)
+
+
+def test_grid_table_shape_from_a_number_of_positions():
+    made = [posenc.create(f"grid_table{o}", dim=4, max_positions=40) for o in ("", ":width=5", ":height=2:width=3")]
+    assert [(e.height, e.width, e.max_positions) for e in made] == [(7, 6, 42), (8, 5, 40), (2, 3, 6)]
+    assert (GridTable(4).height, GridTable(4).width) == (14, 14), "ViT: 224 / 16"
+
+
+def test_grid_table_clamps_to_the_nearest_patch():
+    ours = wide(GridTable(4, 3, 3, beyond="clamp"))
+    assert torch.equal(codes(ours, Positions.from_ids([[[1, 9]]]))[0, 0], ours.table[1 * 3 + 2])
+
+
+# ---------------------------------------------------------------- sinusoidal grid
+
+
+@pytest.mark.parametrize(("height", "width", "dim", "base"), [(3, 5, 8, 1e4), (4, 2, 16, 100.0)])
+def test_grid_sinusoidal_is_the_authors_mae(height, width, dim, base):
+    encoding, positions = GridSinusoidal(dim, base=base, x_first=True), Positions.grid(height, width, prefix=1)
+    want = [[0.0] * dim] + [absolute.mae(y, x, dim, base) for y in range(height) for x in range(width)]
+    assert_close(codes(encoding, positions)[0], torch.tensor(want, dtype=torch.float64), **EXACT)
+
+
+def test_grid_sinusoidal_is_vit_mae_of_transformers():
+    theirs = vit_mae.build_2d_sinusoidal_position_embedding(3, 5, 16, cls_token=True, dtype=torch.float64)
+    positions = Positions.grid(3, 5, prefix=1)
+    assert_close(codes(GridSinusoidal(16), positions)[0], theirs, **EXACT)
+    assert (codes(GridSinusoidal(16, x_first=True), positions)[0] - theirs).abs().max() > 0.5, "y before x here"
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_grid_sinusoidal_is_detr(normalize):
+    height, width = 4, 7
+    theirs = detr.DetrSinePositionEmbedding(6, normalize=normalize)(
+        torch.Size((1, 1, height, width)), torch.device("cpu"), torch.float64
+    )
+    at = Positions.grid(height, width).q + 1.0
+    if normalize:
+        at = at / (torch.tensor([height, width], dtype=torch.float64) + 1e-6) * 2 * torch.pi
+    ours = codes(GridSinusoidal(12, layout="interleaved"), Positions.from_ids(at))
+    assert_close(ours[0], theirs[0].flatten(1).T, **EXACT)
+
+
+def test_grid_sinusoidal_of_a_video_and_its_left_over_channels():
+    found = codes(GridSinusoidal(20, axes=3, layout="interleaved"), Positions.grid(2, 3, frames=4))[0]
+    want = []
+    for place in (3, 1, 2):
+        want += loops.sinusoidal(place, 6, 1e4, "interleaved")
+    assert_close(found[(3 * 2 + 1) * 3 + 2], torch.tensor([*want, 0, 0], dtype=torch.float64), **EXACT)
+
+
+def test_grid_sinusoidal_places_text_on_the_diagonal():
+    text, image = codes(GridSinusoidal(8), Positions.arange(4)), codes(GridSinusoidal(8), Positions.grid(4, 4))
+    assert torch.equal(text[0], image[0, ::5])
+
+
+# ---------------------------------------------------------------- complex order
+
+
+def test_complex_order_is_the_papers_three_tables():
+    # r, omega and theta of four words in four channels; independent embeddings can take any tables
+    amplitude, frequency, phase = torch.randn(3, 4, 4, dtype=torch.float64)
+    encoding = ComplexOrder(4).double()
+    encoding.frequency.bias.data.zero_()
+    for layer, table in ((encoding.frequency, frequency), (encoding.phase, phase)):
+        layer.weight.data.copy_(torch.linalg.solve(amplitude, table).T)
+    words, at = torch.tensor([[2, 0, 3, 3, 1]]), torch.tensor([[0.0, 5.0, 7.0, 1000.0, 2.5]])
+    real, imaginary = (part.detach() for part in encoding.waves(amplitude[words], Positions.from_ids(at)))
+    for n in range(5):
+        j = int(words[0, n])
+        for c in range(4):
+            entries = (float(table[j, c]) for table in (amplitude, frequency, phase))
+            wave = absolute.complex_word(*entries, float(at[0, n]))
+            assert complex(real[0, n, c], imaginary[0, n, c]) == pytest.approx(wave, abs=1e-9)
+    weight = encoding.projection.weight
+    want = real @ weight[:, :4].T + imaginary @ weight[:, 4:].T
+    assert_close(encoding.embed(amplitude[words], Positions.from_ids(at)), want)
+
+
+@given(shift=st.integers(0, 1000), start=st.integers(0, 1000))
+def test_complex_order_shifts_without_knowing_where(shift, start):
+    encoding, x = wide(ComplexOrder(6)), torch.randn(1, 1, 6, dtype=torch.float64)
+    here, there = (torch.complex(*encoding.waves(x, Positions.arange(1, k))) for k in (start, start + shift))
+    turn = torch.exp(1j * encoding.frequency(x) * shift)
+    assert_close(there, here * turn, rtol=0, atol=1e-8)
+    assert_close(there.abs(), x.abs(), rtol=0, atol=1e-10)
+
+
+def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
+    encoding, d = ComplexOrder(64).double(), 64
+    # get_sinusoid_encoding_table of the authors' complex_mem_transformer.py: neighbours share a frequency
+    want = [10000 ** (-2 * (c // 2) / d) for c in range(d)]
+    assert_close(encoding.frequency.bias.data, torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert not encoding.frequency.weight.any()
+    assert not encoding.phase.weight.any()
+    x = torch.randn(200, 50, d, dtype=torch.float64)
+    out = encoding.embed(x, Positions.arange(50))
+    assert_close(out[:, 0], x[:, 0], rtol=0, atol=1e-12)
+    assert float(out.detach().square().mean()) == pytest.approx(1.0, abs=0.02)
+
+
+# ---------------------------------------------------------------- all
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [Hierarchical(3, 4), Multiplicative(9, 4), AxialTable(9, 4), GridTable(4, 3, 3, prefix=1), ComplexOrder(4)],
+    ids=lambda e: e.name,
+)
+def test_gradients(encoding):
+    encoding, x = wide(encoding), torch.randn(1, 9, 4, dtype=torch.float64, requires_grad=True)
+    positions = Positions.from_ids([0, 3, 8, 5, 1, 1, 2, 7, -1 if encoding.name == "grid_table" else 4])
+    parameters = tuple(encoding.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: encoding.embed(x, positions), (x, *parameters))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Hierarchical(0, 4), "rows=0"),
+        (lambda: Hierarchical(3, 4, alpha=0.5), "alpha=0.5: .*collide"),
+        (lambda: Hierarchical(3, 4, alpha=1.0), "alpha=1.0"),
+        (lambda: Hierarchical(3, 4, beyond="wrap"), "unknown beyond"),
+        (lambda: codes(Hierarchical(3, 4), Positions.arange(10)), "Hierarchical: position 9 is outside the table of 9"),
+        (lambda: Multiplicative(0, 4), "max_positions=0"),
+        (lambda: codes(Multiplicative(3, 4), Positions.arange(4)), "Multiplicative: position 3 is outside"),
+        (lambda: AxialTable(0, 4), "max_positions=0"),
+        (lambda: AxialTable(4, 4, columns=0), "columns=0"),
+        (lambda: AxialTable(4, 4, first_dim=4), "first_dim=4"),
+        (lambda: codes(AxialTable(4, 4, columns=2), Positions.arange(5)), "AxialTable: position 4 is outside"),
+        (lambda: codes(AxialTable(4, 4, columns=2), Positions.grid(1, 3)), "position 2 is outside the table of 2"),
+        (lambda: codes(AxialTable(4, 4), Positions.grid(1, 1, frames=1)), "2 coordinates per token .*got 3"),
+        (lambda: codes(AxialTable(4, 4), Positions.grid(1, 1, prefix=1)), "position -1 is negative"),
+        (lambda: GridTable(4, height=0), "height=0"),
+        (lambda: GridTable(4, prefix=-1), "prefix=-1"),
+        (lambda: GridTable(4).resized(0, 3), "height=0"),
+        (lambda: codes(GridTable(4, 2, 2), Positions.grid(3, 2)), r"position 2 is outside.*resized\(height, width\)"),
+        (lambda: codes(GridTable(4, 2, 2), Positions.arange(5)), r"position 4 is outside the table of 4.*resized"),
+        (lambda: codes(GridTable(4, 2, 2), Positions.from_ids([[[-1, 0]]])), "position -1 is negative"),
+        (lambda: codes(GridTable(4, 2, 2), Positions.from_ids([0.5])), "integer positions only"),
+        (lambda: GridSinusoidal(8, axes=1), "axes=1"),
+        (lambda: GridSinusoidal(5, axes=3), "dim=5"),
+        (lambda: GridSinusoidal(8, layout="half"), "unknown layout"),
+        (lambda: codes(GridSinusoidal(8), Positions.grid(1, 1, frames=1)), "takes 2 coordinates"),
+        (lambda: ComplexOrder(0), "dim=0"),
+        (lambda: ComplexOrder(4, base=0), "base=0"),
+        (lambda: ComplexOrder(4).embed(torch.zeros(1, 2, 6), Positions.arange(2)), "x of width 6"),
+        (lambda: codes(ComplexOrder(4), Positions.grid(2, 2)), "one coordinate per token"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

@@ -1,0 +1,311 @@
+"""FLOATER's flow against its formula, torchdiffeq and the sinusoid that it can become."""
+
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torchdiffeq import odeint
+
+import posenc
+from posenc import FLOATER, Positions, ode
+from posenc.transformer import Transformer, TransformerConfig
+from references import absolute
+
+CONFIG = TransformerConfig(11, dim=12, num_layers=2, num_heads=3)
+GROUPED = TransformerConfig(11, dim=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=5)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def made(config=CONFIG, **options) -> FLOATER:
+    """In float64, with parameters of unit size and long steps, so that the flow bends."""
+    options = {"step": 0.1, "num_layers": config.num_layers} | options
+    encoding = FLOATER(config.num_heads, config.width, config.dim, config.num_kv_heads, **options)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return encoding.double()
+
+
+def weights(encoding):
+    return [
+        x.detach() for x in (encoding.first.weight, encoding.first.bias, encoding.second.weight, encoding.second.bias)
+    ]
+
+
+def solved(encoding, ids):
+    """The flow at positions: (n, 3, num_layers, width)."""
+    return encoding.codes(Positions.from_ids(ids))[1][0].detach()
+
+
+def test_the_flow_is_the_papers_entry_by_entry():
+    encoding = made(TransformerConfig(11, dim=4, num_layers=2, num_heads=2))
+    found, lists = solved(encoding, torch.arange(4)), [x.tolist() for x in weights(encoding)]
+    for part in range(3):
+        for layer in range(2):
+            p = encoding.initial[part, layer].tolist()
+            for position in range(4):
+                assert found[position, part, layer].tolist() == pytest.approx(p, abs=1e-12)
+                for substep in range(5):
+                    t = 0.1 * position + 0.02 * substep
+                    p = absolute.kutta(lambda t, p: absolute.slope(t, p, *lists), t, p, 0.02)
+
+
+def slope_of(encoding):
+    weight1, bias1, weight2, bias2 = weights(encoding)
+
+    def slope(t, p):
+        timed = torch.cat((p, t.expand(*p.shape[:-1], 1)), -1)
+        hidden = (timed @ weight1.T + bias1).relu()
+        return torch.cat((hidden, t.expand(*p.shape[:-1], 1)), -1) @ weight2.T + bias2
+
+    return slope
+
+
+def test_rk4_is_torchdiffeqs():
+    # the authors' fork (xuanqing94/torchdiffeq, fixed_grid.RK4 calls rk4_alt_step_func) steps by the 3/8 rule too
+    encoding = made()
+    slope, times = slope_of(encoding), 0.1 * torch.arange(30, dtype=torch.float64)
+    theirs = odeint(slope, encoding.initial.detach(), times, method="rk4", options={"step_size": 0.02})
+    ours = solved(encoding, torch.arange(30))
+    assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+    def classical(t, p, dt=0.02):
+        k1 = slope(t, p)
+        k2 = slope(t + dt / 2, p + dt / 2 * k1)
+        k3 = slope(t + dt / 2, p + dt / 2 * k2)
+        return p + dt / 6 * (k1 + 2 * k2 + 2 * k3 + slope(t + dt, p + dt * k3))
+
+    p = encoding.initial.detach()
+    for substep in range(5 * 29):
+        p = classical(torch.tensor(0.02 * substep, dtype=torch.float64), p)
+    apart = (p - ours[-1]).norm() / ours[-1].norm()
+    assert 1e-8 < apart < 1e-4, "the classical rule is told apart, and solves the same equation"
+
+
+def test_the_error_is_that_of_the_fourth_order():
+    # without ReLU's kinks the order shows: a large bias keeps every hidden unit active
+    encoding = made()
+    encoding.first.bias.data.fill_(50.0)
+    encoding.second.bias.data.copy_(-50 * encoding.second.weight.data[:, :-1].sum(1))
+    times = 0.1 * torch.arange(9, dtype=torch.float64)
+    exact = odeint(slope_of(encoding), encoding.initial.detach(), times, method="dopri8", rtol=1e-12, atol=1e-13)
+    errors = []
+    for encoding.substeps in (1, 2):
+        errors.append((solved(encoding, torch.arange(9)) - exact).abs().max().item())
+        encoding._known = None
+    assert errors[0] / errors[1] == pytest.approx(2**4, rel=0.25)
+
+
+def test_sinusoids_are_a_flow():
+    # p' = blockdiag(w J) p / step from (0.., 1..): with all hidden units active h is any linear map
+    dim, half = 8, 4
+    frequencies = posenc.functional.frequency_curve(dim)
+    turn = torch.zeros(dim, dim, dtype=torch.float64)
+    turn[range(half), range(half, dim)] = frequencies
+    turn[range(half, dim), range(half)] = -frequencies
+    bias, column = 3.0 * torch.ones(dim, dtype=torch.float64), torch.zeros(dim, 1, dtype=torch.float64)
+    weight1 = torch.cat((torch.eye(dim, dtype=torch.float64), column), 1)
+    weight2 = torch.cat((turn / 0.01, column), 1)
+    dynamics = ode.Dynamics(weight1, bias, weight2, -(turn / 0.01) @ bias, 0.01, 5)
+    initial = torch.cat((torch.zeros(1, half), torch.ones(1, half)), 1).double()
+    found = ode.trajectory(initial, dynamics, 50)[:, 0]
+    want = posenc.functional.sinusoidal(torch.arange(51), dim, layout="concat", dtype=torch.float64)
+    # the largest local error of a fourth-order step of angle 1/5 is of (1/5)^5 / 5!, 250 steps are taken
+    assert (found - want).abs().max() < 250 * 0.2**5 / 120
+
+
+def test_a_code_depends_on_no_other_position():
+    encoding = made()
+    whole = solved(encoding, torch.arange(40))
+    for ids in (torch.tensor([7]), torch.tensor([39, 0, 7]), torch.arange(12)):
+        fresh = made()
+        fresh.load_state_dict(encoding.state_dict())
+        assert torch.equal(solved(fresh, ids), whole[ids])
+    mixed = solved(encoding, torch.tensor([7.0, 3.25, 39.0]))
+    assert torch.equal(mixed[[0, 2]], whole[[7, 39]])
+    assert_close(solved(encoding, torch.tensor([3.25]))[0], mixed[1], rtol=0, atol=1e-14)
+
+
+def test_fractions_lie_on_the_flow():
+    encoding, ids = made(), torch.tensor([0.5, 3.25, 7.875], dtype=torch.float64)
+    exact = odeint(
+        slope_of(encoding), encoding.initial.detach(), torch.cat((torch.zeros(1), 0.1 * ids)), rtol=1e-10, atol=1e-12
+    )[1:]
+    assert_close(solved(encoding, ids), exact, rtol=0, atol=1e-4)
+    assert (solved(encoding, ids.floor().long()) - exact).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("solver", ["dopri5", "dopri8", "bosh3", "midpoint", "scipy_solver"])
+def test_other_solvers_find_the_same_codes_and_gradients(solver):
+    encoding, other = made(substeps=40), made(substeps=40, solver=solver)
+    other.load_state_dict(encoding.state_dict())
+    positions, weight = Positions.from_ids([[0, 3, 7], [9, 1, 1]]), torch.randn(2, 3, 3, 2, 12, dtype=torch.float64)
+    found = []
+    for each in (encoding, other):
+        codes = each.codes(positions)[0]
+        (codes * weight).sum().backward()
+        found.append([codes.detach(), *(p.grad for p in each.parameters())])
+    apart = [float((theirs - ours).norm() / ours.norm()) for ours, theirs in zip(*found, strict=True)]
+    assert apart[0] < 1e-4
+    assert max(apart[1:]) < 5e-3, "gradients differ more: the ReLU's kinks fall inside steps"
+
+
+@pytest.mark.parametrize(
+    "ids", [[[0, 1, 5], [2, 2, 70]], [[0.0, 0.5, 2.25], [3.0, 1.75, 4.5]]], ids=["whole", "fractions"]
+)
+def test_gradients_are_those_of_the_steps(ids):
+    initial = torch.randn(2, 3, dtype=torch.float64)
+    layers = [torch.randn(shape, dtype=torch.float64) * 0.5 for shape in ((3, 4), (3,), (3, 4), (3,))]
+    inputs = [x.requires_grad_() for x in (initial, *layers)]
+    assert torch.autograd.gradcheck(lambda *x: ode.flow(*x, torch.tensor(ids), None, 0.05, 2), inputs, fast_mode=True)
+
+
+def test_the_operator_keeps_its_promises_to_the_compiler():
+    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (3, 4), (3,), (3, 4), (3,))]
+    for ids in (torch.tensor([[0, 3]]), torch.tensor([[0.5, 2.0]], dtype=torch.float64)):
+        torch.library.opcheck(ode.flow, (*inputs, ids, None, 0.05, 2))
+
+
+# ---------------------------------------------------------------- where the flow enters
+
+
+@pytest.mark.parametrize("config", [CONFIG, GROUPED], ids=["full", "grouped"])
+def test_codes_are_added_to_queries_keys_and_values_of_their_layer(config):
+    encoding, heads, width = made(config), config.num_heads, config.width
+    q = torch.randn(2, heads, 3, width, dtype=torch.float64)
+    k = torch.randn(2, config.kv_heads, 8, width, dtype=torch.float64)
+    positions = Positions.arange(3, 5)
+    flow = solved(encoding, torch.arange(8))
+    for layer in range(2):
+        rotated_q, rotated_k = encoding.rotate(q, k, positions, layer)
+        added = encoding.values(positions, layer).added
+        for h in range(heads):
+            assert_close(rotated_q[:, h], q[:, h] + flow[5:, 0, layer, h * width : (h + 1) * width])
+        for h in range(config.kv_heads):
+            own = slice(h * width, (h + 1) * width)  # grouped: the first channels
+            assert_close(rotated_k[:, h], k[:, h] + flow[:, 1, layer, own])
+            assert_close(added[0, h].detach(), flow[:, 2, layer, own])
+
+
+def test_codes_before_the_scale_are_biases_that_move():
+    # the authors' flow_attention.py adds them to the projections, before q is scaled
+    encoding, positions = made(), Positions.arange(6, causal=True)
+    q, k, v = torch.randn(3, 1, 3, 6, 4, dtype=torch.float64)
+    cq, ck, cv = solved(encoding, torch.arange(6))[:, :, 1].unflatten(-1, (3, 4)).permute(1, 2, 0, 3)
+    want = posenc.attention(q + cq, k + ck, v + cv, posenc.NoPE(), positions)
+    assert_close(posenc.attention(q, k, v, encoding, positions, layer=1).detach(), want)
+
+
+@pytest.mark.parametrize("config", [CONFIG, GROUPED], ids=["full", "grouped"])
+def test_it_starts_as_the_sinusoidal_model_and_leaves_it(config):
+    torch.manual_seed(1)
+    plain = Transformer(config, posenc.Sinusoidal(config.dim)).double()
+    model = Transformer(config, posenc.create(
+        "floater", dim=config.dim, num_heads=config.num_heads, head_dim=config.width, num_kv_heads=config.num_kv_heads,
+        num_layers=2,
+    )).double()  # fmt: skip
+    model.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randint(11, (4, 20))
+    assert torch.equal(model(x), plain(x))
+    before = {name: p.detach().clone() for name, p in model.encoding.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+        optimizer.step()
+    assert all((p != before[name]).any() for name, p in model.encoding.named_parameters())
+    assert not torch.equal(model(x), plain(x))
+
+
+def count(monkeypatch, name):
+    calls, function = [], getattr(posenc.encodings.floater, name)
+    monkeypatch.setattr(posenc.encodings.floater, name, lambda *args: (calls.append(args), function(*args))[1])
+    return calls
+
+
+def test_one_solution_serves_a_forward_pass_and_one_trajectory_unchanged_parameters(monkeypatch):
+    solutions, trajectories = count(monkeypatch, "flow"), count(monkeypatch, "trajectory")
+    model, x = Transformer(CONFIG, made()).double(), torch.randint(11, (2, 9))
+    for passes in (1, 2):
+        model(x).sum().backward()
+        assert (len(solutions), len(trajectories)) == (passes, 1)
+    with torch.no_grad():
+        model(x[:, :5])
+        assert len(trajectories) == 1
+        model.generate(x, 3)
+    assert len(trajectories) == 3, "generation goes on from what is known: ten and eleven positions"
+    assert [len(args[3]) for args in trajectories[1:]] == [9, 10]
+
+
+def test_changed_parameters_are_noticed_however_they_change():
+    model, x, p = Transformer(CONFIG, made()).double(), torch.randint(11, (2, 9)), Positions.arange(9)
+    with torch.no_grad():
+        before = model(x, p)
+        model.encoding.initial.data.mul_(2)  # behind autograd's back
+        after = model(x, p)
+    assert not torch.equal(before, after)
+    assert torch.equal(model(x, p), after)
+    q = torch.randn(1, 3, 9, 4, dtype=torch.float64)
+    rotated = model.encoding.rotate(q, q, p)[0]
+    model.encoding.initial.data.mul_(2)
+    assert not torch.equal(model.encoding.rotate(q, q, p)[0], rotated)
+
+
+@pytest.mark.parametrize("ids", [[0, 3, 9], [0.5, 3.25, 9.0]], ids=["whole", "fractions"])
+def test_the_flow_is_not_solved_in_half_precision(ids):
+    encoding = made().float()
+    want = solved(encoding, ids)
+    again = posenc.from_spec(encoding.spec())
+    again.load_state_dict(encoding.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = solved(again, ids)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, want)
+    assert solved(again.bfloat16(), ids).dtype == torch.float32
+
+
+def test_calls_of_one_layer_at_a_time_have_gradients_of_their_own():
+    encoding, positions = made(), Positions.arange(5)
+    q, k, v = torch.randn(3, 1, 3, 5, 4, dtype=torch.float64)
+    outputs = [posenc.attention(q, k, v, encoding, positions, layer=layer) for layer in (0, 1)]
+    for out in outputs:
+        out.sum().backward()
+    model = Transformer(CONFIG, encoding).double()
+    model(torch.zeros(1, 5, dtype=torch.long), positions).sum().backward()
+    posenc.attention(q, k, v, encoding, positions).sum().backward()  # after its graph has been gone back through
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: FLOATER(0, 4, 8), "num_heads=0"),
+        (lambda: FLOATER(2, 4, 8, num_kv_heads=3), "num_kv_heads=3: must divide"),
+        (lambda: FLOATER(2, 4, 8, step=0.0), "step=0.0"),
+        (lambda: FLOATER(2, 4, 8, substeps=0), "substeps=0"),
+        (lambda: FLOATER(2, 4, 8, init_std=-1.0), "init_std=-1"),
+        (lambda: FLOATER(2, 4, 7), "dim=7"),
+        (lambda: FLOATER(2, 4, 8, solver="dopri55"), "unknown solver 'dopri55': did you mean 'dopri5'"),
+        (lambda: solved(made(), [-1, 2]), "position -1 is negative"),
+        (lambda: solved(made(), [-0.5]), "position -0.5 is negative"),
+        (lambda: solved(made(solver="dopri5"), [-1, 2]), "position -1 is negative"),
+        (lambda: made().codes(Positions.grid(2, 2)), "one coordinate per token"),
+        (lambda: made().values(Positions.arange(2), layer=2), "layer 2: .*num_layers=2"),
+        (lambda: made().rotate(*torch.zeros(2, 1, 4, 2, 4).double(), Positions.arange(2)), "q with 4 heads of width 4"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()
+
+
+def test_without_torchdiffeq_the_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torchdiffeq")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    FLOATER(2, 4, 8)
+    with pytest.raises(posenc.InputError, match=r"solver='dopri5'.*pip install 'posenc\[ode\]'"):
+        FLOATER(2, 4, 8, solver="dopri5")
