@@ -270,7 +270,7 @@ def test_arguments_that_are_refused(options, message):
 
 def test_calls_that_are_refused():
     encoding, x = DeBERTa(8, 2, 4, num_layers=2), torch.randn(1, 2, 3, 4)
-    with pytest.raises(posenc.InputError, match="2 heads of width 2"):
+    with pytest.raises(posenc.InputError, match="head_dim 2"):
         posenc.attention(x[..., :2], x[..., :2], x, encoding)
     with pytest.raises(posenc.InputError, match="integer positions only"):
         posenc.attention(x, x, x, encoding, Positions.from_ids(torch.tensor([0.5, 1, 2])))

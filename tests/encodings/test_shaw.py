@@ -169,7 +169,7 @@ def test_arguments_that_are_refused(options, message):
 
 def test_calls_that_are_refused():
     encoding, x = Shaw(6, 4), torch.randn(1, 4, 3, 6)
-    with pytest.raises(posenc.InputError, match="2 heads of width 6"):
+    with pytest.raises(posenc.InputError, match="q with 2 heads"):
         posenc.attention(x[:, :2], x[:, :2], x[:, :2], encoding)
     with pytest.raises(posenc.InputError, match="integer positions only"):
         posenc.attention(x, x, x, encoding, Positions.from_ids(torch.tensor([0.5, 1, 2])))

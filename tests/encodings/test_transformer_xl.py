@@ -227,7 +227,7 @@ def test_arguments_that_are_refused(options, message):
 
 def test_calls_that_are_refused():
     encoding, x = TransformerXL(8, 2, 4, num_layers=2), torch.randn(1, 2, 5, 4)
-    with pytest.raises(posenc.InputError, match="1 heads of width 4"):
+    with pytest.raises(posenc.InputError, match="q with 1 heads"):
         posenc.attention(x[:, :1], x[:, :1], x[:, :1], encoding)
     with pytest.raises(posenc.InputError, match="one coordinate"):
         posenc.attention(x, x, x, encoding, Positions.grid(1, 5))

@@ -177,7 +177,7 @@ def test_calls_that_are_refused():
     encoding, x = TUPE(8, 8, 2, 4), torch.randn(1, 2, 3, 4)
     with pytest.raises(posenc.InputError, match="num_buckets=2"):
         TUPER(8, 8, 2, 4, num_buckets=2)
-    with pytest.raises(posenc.InputError, match="1 heads of width 4"):
+    with pytest.raises(posenc.InputError, match="q with 1 heads"):
         posenc.attention(x[:, :1], x[:, :1], x[:, :1], encoding)
     for ids, message in (([0.5, 1, 2], "integer positions only"), ([0, -1, 2], "position -1 is negative")):
         with pytest.raises(posenc.InputError, match=message):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_beyond, check_sizes, check_std, check_word
+from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions, prefix_tokens
 
@@ -32,10 +33,8 @@ class Absolute(Encoding):
 
     def __init__(self, dim: int, merge: str = "add") -> None:
         super().__init__()
-        if merge not in MERGES:
-            raise unknown("merge", merge, MERGES)
-        if dim < 1:
-            raise InputError(f"dim={dim}: must be at least 1")
+        check_word("merge", merge, MERGES)
+        check_sizes(dim=dim)
         self.dim, self.merge = dim, merge
         if merge == "concat":
             self.projection = nn.Linear(2 * dim, dim, bias=False)
@@ -90,8 +89,7 @@ class Sinusoidal(Absolute):
         super().__init__(dim, merge)
         self.base, self.layout, self.amplitude = base, layout, amplitude
         self.curve, self.exponent, self.endpoint = curve, exponent, endpoint
-        if layout not in ("interleaved", "concat"):
-            raise unknown("layout", layout, ("interleaved", "concat"))
+        check_word("layout", layout, ("interleaved", "concat"))
         self.register_tables()
 
     def tables(self) -> dict[str, Tensor]:
@@ -121,8 +119,7 @@ class Learned(Absolute):
         self, max_positions: int, dim: int, merge: str = "add", init_std: float = 0.02, beyond: str = "error"
     ) -> None:
         super().__init__(dim, merge)
-        if max_positions < 1:
-            raise InputError(f"max_positions={max_positions}: must be at least 1")
+        check_sizes(max_positions=max_positions)
         check_beyond(beyond)
         check_std(init_std)
         self.max_positions, self.init_std, self.beyond = max_positions, init_std, beyond
@@ -141,8 +138,9 @@ def rows_of(
     beyond: str,
     remedy: str = "make it larger (max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi)",
     prefix: bool = False,
+    keys: bool = False,
 ) -> Tensor:
-    """The rows that the queries' positions name in a learned table of a line or a grid: (batch or 1, num_queries).
+    """The rows that the queries' positions (or the keys') name in a learned table of a line or a grid: (batch or 1, n).
 
     sizes: of the table's axes. A position is a place along each, or one number that counts the cells row by row.
     beyond: what a position outside gets, "error" or "clamp" (the nearest row). remedy: what an error advises.
@@ -151,7 +149,8 @@ def rows_of(
     Raises:
         InputError: fractional, negative or too large positions.
     """
-    name, at = type(user).__name__, positions.q if positions.q.dim() == 3 else positions.q[..., None]
+    name, at = type(user).__name__, positions.k if keys else positions.q
+    at = at if at.dim() == 3 else at[..., None]
     if at.is_floating_point():
         raise InputError(f"{name} has rows for integer positions only: round them, or use one without a table")
     if positions.axes == 1:
@@ -165,7 +164,7 @@ def rows_of(
             inside = (at if apart is None else at.masked_fill(apart[..., None], 0)).flatten(0, 1)
             return inside.amin(0).tolist(), inside.amax(0).tolist()
 
-        lows, highs = positions.shared(("range", prefix), extent)
+        lows, highs = positions.shared(("range", keys, prefix), extent)
         for low, high, size in zip(lows, highs, sizes, strict=True):
             if low < 0:
                 raise InputError(f"{name}: position {low} is negative; positions start at 0")
@@ -179,15 +178,3 @@ def rows_of(
     for axis in range(1, len(sizes)):
         rows = rows * sizes[axis] + at[..., axis]
     return rows if apart is None else rows.masked_fill(apart, -1)
-
-
-def check_beyond(beyond: str) -> None:
-    """Refuse an unknown answer to positions past a table."""
-    if beyond not in ("error", "clamp"):
-        raise unknown("beyond", beyond, ("error", "clamp"))
-
-
-def check_std(init_std: float) -> None:
-    """Refuse a standard deviation that is none."""
-    if not 0 <= init_std < float("inf"):
-        raise InputError(f"init_std={init_std}: must be a number from 0 on")

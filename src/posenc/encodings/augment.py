@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_sizes, check_word
+from posenc.errors import InputError
 from posenc.positions import Positions, exact
 
 
@@ -29,8 +30,7 @@ class SHAPE(Encoding):
 
     def __init__(self, max_shift: int = 500) -> None:
         super().__init__()
-        if max_shift < 1:
-            raise InputError(f"max_shift={max_shift}: must be at least 1, which shifts nothing")
+        check_sizes(max_shift=max_shift)
         self.max_shift = max_shift
 
     def place(self, positions: Positions, batch: int) -> Positions:
@@ -113,10 +113,8 @@ class Randomized(Encoding):
 
     def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:
         super().__init__()
-        if max_length < 1:
-            raise InputError(f"max_length={max_length}: must be at least 1")
-        if testing not in ("spread", "random", "plain"):
-            raise unknown("testing", testing, ("spread", "random", "plain"))
+        check_sizes(max_length=max_length)
+        check_word("testing", testing, ("spread", "random", "plain"))
         self.max_length, self.testing = max_length, testing
 
     @property

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
+from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
 from posenc.positions import Positions, exact
 
@@ -32,8 +33,7 @@ class ComplexOrder(Encoding):
 
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
-        if dim < 1:
-            raise InputError(f"dim={dim}: must be at least 1")
+        check_sizes(dim=dim)
         if not base > 0:
             raise InputError(f"base={base}: must be a positive number")
         self.dim, self.base = dim, base

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import check_std
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_head_dim, check_heads, check_sizes, check_std
+from posenc.errors import InputError
 from posenc.positions import Positions
 
 
@@ -17,11 +17,8 @@ class ContentBias(Encoding):
 
     def check_heads(self, q: Tensor) -> None:
         """Refuse queries of another number of heads, or of another width."""
-        if (q.shape[1], q.shape[3]) != (self.num_heads, self.head_dim):
-            raise InputError(
-                f"q with {q.shape[1]} heads of width {q.shape[3]}: this {type(self).__name__} was made with "
-                f"num_heads={self.num_heads} and head_dim={self.head_dim}"
-            )
+        check_heads(self, q, self.num_heads)
+        check_head_dim(self, q, self.head_dim)
 
     def check_integers(self, positions: Positions) -> None:
         """Refuse positions that have no row in a table: on a grid, or fractional."""
@@ -51,21 +48,3 @@ class HeadProjection(nn.Module):
         """(..., n, dim) -> (..., num_heads, n, head_dim)"""
         y = x.unsqueeze(-3) @ self.weight[layer].to(x.dtype).mT
         return y if self.bias is None else y + self.bias[layer, :, None].to(x.dtype)
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse a count below one."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"{name}={size}: must be at least 1")
-
-
-def check_terms(terms: str, known: tuple[str, ...]) -> frozenset[str]:
-    """The words of a text like "c2p|p2c"; refuses unknown and repeated ones."""
-    words = [word.strip() for word in terms.split("|")]
-    for word in words:
-        if word not in known:
-            raise unknown("term", word, known)
-    if len(set(words)) < len(words):
-        raise InputError(f"terms={terms!r}: name each term once")
-    return frozenset(words)

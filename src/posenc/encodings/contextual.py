@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Dense
 from posenc.encoding import Encoding
-from posenc.encodings.distance import check_sizes
+from posenc.encodings.checks import check_head_dim, check_sizes
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -39,8 +39,7 @@ class CoPE(Encoding):
         self.embeddings = nn.Parameter(torch.zeros(num_layers, head_dim, num_counts))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
-        if q.shape[-1] != self.head_dim:
-            raise InputError(f"q of head_dim {q.shape[-1]}: this CoPE was made with head_dim={self.head_dim}")
+        check_head_dim(self, q, self.head_dim)
         if not positions.causal:
             raise InputError("CoPE counts from a key up to its query: pass causal positions (causal=True)")
         dtype = torch.promote_types(q.dtype, torch.float32)

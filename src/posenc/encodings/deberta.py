@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
 from posenc.encoding import Projections
-from posenc.encodings.absolute import Learned, check_std
-from posenc.encodings.content import ContentBias, HeadProjection, check_sizes, check_terms
+from posenc.encodings.absolute import Learned
+from posenc.encodings.checks import check_sizes, check_std, check_terms
+from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import deberta_bucket
 from posenc.positions import Positions

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
+from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
 from posenc.positions import Positions, exact
 
@@ -47,8 +48,7 @@ class LearnedSink(Encoding):
 
     def __init__(self, num_heads: int, num_layers: int = 1) -> None:
         super().__init__()
-        if num_heads < 1 or num_layers < 1:
-            raise InputError(f"num_heads={num_heads}, num_layers={num_layers}: both must be at least 1")
+        check_sizes(num_heads=num_heads, num_layers=num_layers)
         self.num_heads, self.num_layers = num_heads, num_layers
         self.logits = nn.Parameter(torch.zeros(num_layers, num_heads))
 

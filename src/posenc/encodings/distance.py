@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from posenc.bias import Relative
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import check_std
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_heads, check_sizes, check_std, check_word
+from posenc.errors import InputError
 from posenc.functional import alibi_slopes, frequency_curve, t5_bucket
 from posenc.positions import Positions, exact
 
@@ -116,8 +116,7 @@ class KERPLE(_DistanceBias):
     def __init__(self, num_heads: int, num_layers: int = 1, kind: str = "log", bound: float = 0.01) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, num_layers=num_layers)
-        if kind not in ("log", "power"):
-            raise unknown("kind", kind, ("log", "power"))
+        check_word("kind", kind, ("log", "power"))
         if not 0 < bound < 1:
             raise InputError(f"bound={bound}: must lie between 0 and 1, where a starts")
         self.num_heads, self.num_layers, self.kind, self.bound = num_heads, num_layers, kind, bound
@@ -179,19 +178,6 @@ class Sines(_DistanceBias):
         angle = exact(distance) * (math.pi / self.train_length)
         weight = self.weight.to(dtype)[head]
         return weight[..., 0] * angle.sin().to(dtype) + weight[..., 1] * angle.cos().to(dtype)
-
-
-def check_heads(encoding: Encoding, q: Tensor, num_heads: int) -> None:
-    """Refuse queries of another number of heads than the encoding was made for."""
-    if q.shape[1] != num_heads:
-        raise InputError(f"q with {q.shape[1]} heads: this {type(encoding).__name__} has num_heads={num_heads}")
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse counts below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"{name}={size}: must be at least 1")
 
 
 def _held(parameter: Tensor, low: float, high: float) -> Tensor:

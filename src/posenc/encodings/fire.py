@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc.bias import Positional
 from posenc.encoding import Encoding
-from posenc.encodings.distance import check_heads, check_sizes
+from posenc.encodings.checks import check_heads, check_sizes
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.errors import InputError
 from posenc.positions import Positions

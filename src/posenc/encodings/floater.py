@@ -9,7 +9,8 @@ from torch.nn.functional import linear
 
 from posenc.bias import KeyValues
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import Sinusoidal, check_std
+from posenc.encodings.absolute import Sinusoidal
+from posenc.encodings.checks import check_sizes, check_std
 from posenc.errors import InputError, unknown
 from posenc.ode import Dynamics, flow, trajectory
 from posenc.positions import Positions, exact
@@ -54,10 +55,7 @@ class FLOATER(Encoding):
         init_std: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, value in (("num_heads", num_heads), ("head_dim", head_dim), ("num_layers", num_layers),
-                            ("substeps", substeps)):  # fmt: skip
-            if value < 1:
-                raise InputError(f"{name}={value}: must be at least 1")
+        check_sizes(num_heads=num_heads, head_dim=head_dim, num_layers=num_layers, substeps=substeps)
         if num_kv_heads is not None and not (num_kv_heads >= 1 and num_heads % num_kv_heads == 0):
             raise InputError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
         if not 0 < step < float("inf"):

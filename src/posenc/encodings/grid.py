@@ -4,7 +4,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.encodings.absolute import Absolute
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_word
+from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions, prefix_tokens
 
@@ -41,8 +42,7 @@ class GridSinusoidal(Absolute):
             raise InputError(f"axes={axes}: an image has 2, a video 3; for one use Sinusoidal")
         if dim < 2 * axes:
             raise InputError(f"dim={dim}: needs a pair of channels for each of {axes} axes")
-        if layout not in ("interleaved", "concat"):
-            raise unknown("layout", layout, ("interleaved", "concat"))
+        check_word("layout", layout, ("interleaved", "concat"))
         self.axes, self.base, self.layout, self.x_first = axes, base, layout, x_first
         self.register_tables()
 

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import Absolute, check_std
-from posenc.errors import InputError, unknown
+from posenc.encodings.absolute import Absolute
+from posenc.encodings.checks import check_sizes, check_std, check_word
+from posenc.errors import InputError
 from posenc.functional import binary_digits
 from posenc.positions import Positions, exact
 
@@ -29,8 +30,7 @@ class _Scalar(Absolute):
 
     def __init__(self, dim: int, merge: str = "add", spread: str = "learned", init_std: float = 0.02) -> None:
         super().__init__(dim, merge)
-        if spread not in ("learned", "first_channel"):
-            raise unknown("spread", spread, ("learned", "first_channel"))
+        check_word("spread", spread, ("learned", "first_channel"))
         check_std(init_std)
         self.spread, self.init_std = spread, init_std
         if spread == "learned":
@@ -68,8 +68,7 @@ class Normalized(_Scalar):
         length: int | None = None,
     ) -> None:
         super().__init__(dim, merge, spread, init_std)
-        if length is not None and length < 1:
-            raise InputError(f"length={length}: must be at least 1")
+        check_sizes(length=length)
         self.length = length
 
     @property

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from posenc.encoding import Encoding
-from posenc.encodings.rotary import check_head_dim
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_head_dim, check_heads, check_sizes, check_word
 from posenc.functional import frequency_curve
 from posenc.positions import Positions
 
@@ -35,11 +34,8 @@ class PoPE(Encoding):
         self, head_dim: int, num_heads: int, num_layers: int = 1, rope_theta: float = 10000.0, init: str = "uniform"
     ) -> None:
         super().__init__()
-        for name, value in (("head_dim", head_dim), ("num_heads", num_heads), ("num_layers", num_layers)):
-            if value < 1:
-                raise InputError(f"{name}={value}: must be at least 1")
-        if init not in ("uniform", "zero"):
-            raise unknown("init", init, ("uniform", "zero"))
+        check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
+        check_word("init", init, ("uniform", "zero"))
         self.head_dim, self.num_heads, self.num_layers = head_dim, num_heads, num_layers
         self.rope_theta, self.init = rope_theta, init
         self.delta = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim))
@@ -58,8 +54,7 @@ class PoPE(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         check_head_dim(self, q, self.head_dim)
-        if q.shape[1] != self.num_heads:
-            raise InputError(f"q with {q.shape[1]} heads: this PoPE has num_heads={self.num_heads}")
+        check_heads(self, q, self.num_heads)
         positions.require_one_axis("PoPE")
         delta = self.delta[self.own_layer(layer)].clamp(-2 * math.pi, 0.0).to(self.inv_freq)
         of_q = positions.shared((self, "q"), lambda: self.angles(positions.q)) - delta[:, None, :]

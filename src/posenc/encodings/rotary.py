@@ -8,7 +8,8 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.encoding import Encoding
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_head_dim, check_word
+from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.positions import Positions
 
@@ -46,8 +47,7 @@ class Rotary(Encoding):
             check_even("rotary_dim", rotary_dim)
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
-        if layout not in ("half", "interleaved"):
-            raise unknown("layout", layout, ("half", "interleaved"))
+        check_word("layout", layout, ("half", "interleaved"))
         self.head_dim, self.rope_theta, self.layout, self.rotary_dim = head_dim, rope_theta, layout, rotary_dim
         self.schedule = dict(schedule or {"name": "default"})
         self.attention_factor = self.frequencies().attention_factor
@@ -207,11 +207,3 @@ def rescheduled(encoding: EncodingT, schedule: Mapping[str, Any]) -> EncodingT:
     arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
     other = type(encoding)(**arguments | {"schedule": dict(schedule)})
     return other.to(next(encoding.buffers()).device)
-
-
-def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
-    """Refuse queries of another width than the encoding was made for."""
-    if q.shape[-1] != head_dim:
-        raise InputError(
-            f"q of head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}"
-        )

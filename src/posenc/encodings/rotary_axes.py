@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.encoding import Encoding
-from posenc.encodings.rotary import check_head_dim, rescheduled
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_head_dim, check_sizes, check_word
+from posenc.encodings.rotary import rescheduled
+from posenc.errors import InputError
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions, exact, prefix_tokens
 
@@ -25,10 +26,8 @@ class _AxesRotary(Encoding):
     def __init__(self, head_dim: int, axes: int, layout: Layout) -> None:
         super().__init__()
         check_even("head_dim", head_dim)
-        if axes < 1:
-            raise InputError(f"axes={axes}: positions have at least one coordinate")
-        if layout not in ("half", "interleaved"):
-            raise unknown("layout", layout, ("half", "interleaved"))
+        check_sizes(axes=axes)
+        check_word("layout", layout, ("half", "interleaved"))
         self.head_dim, self.axes, self.layout = head_dim, axes, layout
 
     def vectors(self, layer: int) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
-from posenc.encodings.absolute import check_std
-from posenc.encodings.content import ContentBias, check_sizes, check_terms
+from posenc.encodings.checks import check_sizes, check_std, check_terms
+from posenc.encodings.content import ContentBias
 from posenc.errors import InputError
 from posenc.functional import sinusoidal
 from posenc.positions import Positions

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate
 
-from posenc.encodings.absolute import Absolute, Learned, check_beyond, check_std, rows_of
+from posenc.encodings.absolute import Absolute, Learned, rows_of
+from posenc.encodings.checks import check_beyond, check_sizes, check_std
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -36,8 +37,7 @@ class Hierarchical(Absolute):
         beyond: str = "error",
     ) -> None:
         super().__init__(dim, merge)
-        if rows < 1:
-            raise InputError(f"rows={rows}: must be at least 1")
+        check_sizes(rows=rows)
         if not 0 < alpha < 1 or alpha == 0.5:
             raise InputError(f"alpha={alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
         check_beyond(beyond)
@@ -101,8 +101,7 @@ class AxialTable(Absolute):
         beyond: str = "error",
     ) -> None:
         super().__init__(dim, merge)
-        if columns is not None and columns < 1:
-            raise InputError(f"columns={columns}: must be at least 1")
+        check_sizes(columns=columns)
         height, self.columns = _shape(max_positions, None, columns)
         self.max_positions = height * self.columns
         first_dim = dim // 2 if first_dim is None else first_dim
@@ -195,11 +194,7 @@ class GridTable(Absolute):
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:
     """Rows and columns of a grid of at least count cells; those not given make it as square as can be."""
-    if count < 1:
-        raise InputError(f"max_positions={count}: must be at least 1")
-    for name, size in (("height", height), ("width", width)):
-        if size is not None and size < 1:
-            raise InputError(f"{name}={size}: must be at least 1")
+    check_sizes(max_positions=count, height=height, width=width)
     if width is None:
         width = round(math.sqrt(count)) if height is None else math.ceil(count / height)
     return math.ceil(count / width) if height is None else height, width

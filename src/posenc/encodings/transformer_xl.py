@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Factored, QueryRelative
-from posenc.encodings.absolute import check_std
+from posenc.encodings.checks import check_std, check_word
 from posenc.encodings.content import ContentBias, HeadProjection
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
 
@@ -48,8 +48,7 @@ class TransformerXL(ContentBias):
         super().__init__()
         if clamp_len is not None and clamp_len < 1:
             raise InputError(f"clamp_len={clamp_len}: must be a distance from 1 on, or None for no limit")
-        if layout not in ("interleaved", "concat"):
-            raise unknown("layout", layout, ("interleaved", "concat"))
+        check_word("layout", layout, ("interleaved", "concat"))
         check_std(init_std)
         self.dim, self.num_heads, self.head_dim, self.num_layers = dim, num_heads, head_dim, num_layers
         self.clamp_len, self.untie, self.base, self.layout, self.init_std = clamp_len, untie, base, layout, init_std

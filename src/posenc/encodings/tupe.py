@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Positional, Relative, Score
-from posenc.encodings.absolute import check_std
-from posenc.encodings.content import ContentBias, HeadProjection, check_sizes
-from posenc.errors import InputError, unknown
+from posenc.encodings.absolute import rows_of
+from posenc.encodings.checks import check_beyond, check_sizes, check_std
+from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.functional import t5_bucket
 from posenc.positions import Positions
 
@@ -47,8 +47,7 @@ class TUPE(ContentBias):
         super().__init__()
         check_sizes(max_positions=max_positions)
         check_std(init_std)
-        if beyond not in ("error", "clamp"):
-            raise unknown("beyond", beyond, ("error", "clamp"))
+        check_beyond(beyond)
         self.max_positions, self.dim, self.num_heads, self.head_dim = max_positions, dim, num_heads, head_dim
         self.untie_cls, self.beyond, self.init_std = untie_cls, beyond, init_std
         self.query = HeadProjection(dim, num_heads, head_dim, 1, init_std)
@@ -63,9 +62,8 @@ class TUPE(ContentBias):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | list[Score]:
         self.check_heads(q)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
-        self.check_range(positions)
-        left = self.query(self.codes(positions.q).to(dtype)) * scale
-        right = self.key(self.codes(positions.k).to(dtype))
+        left = self.query(self.codes(positions).to(dtype)) * scale
+        right = self.key(self.codes(positions, keys=True).to(dtype))
         if not self.untie_cls:
             return Factored(left, right)
         ends = self.norm(self.table[:2]).to(dtype)
@@ -76,35 +74,11 @@ class TUPE(ContentBias):
         right = torch.cat((right.masked_fill(of_k, 0), *_columns(right, from_cls[None], to_cls[None] * of_k)), -1)
         return Factored(left, right)
 
-    def codes(self, ids: Tensor) -> Tensor:
-        """(batch or 1, n) positions -> (batch or 1, n, dim), after LayerNorm."""
+    def codes(self, positions: Positions, keys: bool = False) -> Tensor:
+        """Of the queries or the keys: (batch or 1, n, dim), after LayerNorm."""
         assert self.max_positions is not None
-        if self.beyond == "clamp":
-            ids = ids.clamp(max=self.max_positions - 1)
-        return self.norm(embedding(ids + int(self.untie_cls), self.table))
-
-    def check_range(self, positions: Positions) -> None:
-        """Refuse positions that have no row."""
-        self.check_integers(positions)
-        if torch.compiler.is_compiling():
-            return
-        assert self.max_positions is not None
-        user = type(self).__name__
-        low, high = positions.shared((self, "range"), lambda: _range(positions))
-        if low < 0:
-            raise InputError(f"{user}: position {low} is negative; positions start at 0")
-        if high >= self.max_positions and self.beyond == "error":
-            raise InputError(
-                f"{user}: position {high} is outside the table of {self.max_positions}; make it larger "
-                "(max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi, t5)"
-            )
-
-
-def _range(positions: Positions) -> tuple[int, int]:
-    return (
-        min(int(positions.q.min()), int(positions.k.min())),
-        max(int(positions.q.max()), int(positions.k.max())),
-    )
+        rows = rows_of(self, positions, (self.max_positions,), self.beyond, keys=keys)
+        return self.norm(embedding(rows + int(self.untie_cls), self.table))
 
 
 def _columns(like: Tensor, *columns: Tensor) -> list[Tensor]:

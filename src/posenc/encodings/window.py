@@ -10,10 +10,9 @@ from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import check_std
-from posenc.encodings.distance import check_heads, check_sizes
+from posenc.encodings.checks import check_beyond, check_heads, check_sizes, check_std
 from posenc.encodings.perceptron import HeadPerceptron
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError
 from posenc.positions import Positions, exact, prefix_tokens
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
@@ -108,8 +107,7 @@ class WindowTable(_Window):
             height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
         check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
         check_std(init_std)
-        if beyond not in ("error", "clamp"):
-            raise unknown("beyond", beyond, ("error", "clamp"))
+        check_beyond(beyond)
         self.num_heads, self.height, self.width, self.num_layers = num_heads, height, width, num_layers
         self.train_length, self.init_std, self.beyond = train_length, init_std, beyond
         offsets = (2 * height - 1) * (2 * width - 1)
