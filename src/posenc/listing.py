@@ -13,7 +13,7 @@ SHAPE = {"dim": 64, "num_heads": 4, "max_positions": 512, "causal": True}
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """All there is: encodings, and the frequency schedules that RoPE takes."""
-    schedules = [{"name": n, "summary": " ".join((f.__doc__ or "").split())} for n, f in SCHEDULES.items()]
+    schedules = [{"name": name, "summary": _summary(schedule)} for name, schedule in SCHEDULES.items()]
     return {"encodings": rows(), "schedules": schedules}
 
 
@@ -33,7 +33,7 @@ def rows() -> list[dict[str, Any]]:
                 "extrapolates": cls.extrapolates,
                 "arguments": {n: None if p.default is p.empty else p.default for n, p in cls.arguments().items()},
                 "papers": [_short(papers[key]) for key in cls.papers],
-                "summary": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
+                "summary": _summary(cls),
             }
         )
     return found
@@ -60,6 +60,11 @@ def table() -> str:
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _summary(described: object) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((described.__doc__ or "").split("\n\n")[0].split())
 
 
 def _short(entry: str) -> str:

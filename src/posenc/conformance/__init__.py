@@ -1,0 +1,1 @@
+"""Holding implementations, posenc's own and others, against the authors' formulas."""
