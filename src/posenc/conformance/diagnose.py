@@ -1,8 +1,8 @@
 """Hold someone else's function against the golden vectors and the invariants, and say in words what is wrong."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -148,10 +148,10 @@ def _values(kind: str, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _explanation(kind: str, answered: Sequence[Outcome]) -> tuple[str, ...]:
-    """The suspects, one or two together, under which every answer is as computed; empty if there are none."""
+    """The fewest suspects, at most three, under which every answer is as computed; empty if there are none."""
     formula, suspects = SUSPECTS[kind]
     telling = sorted(answered, key=lambda outcome: outcome.right)  # the wrong ones reject a suspect soonest
-    groups: Iterable[tuple[Suspect, ...]] = [*((s,) for s in suspects), *combinations(suspects, 2)]
+    groups = chain.from_iterable(combinations(suspects, together) for together in (1, 2, 3))
     for group in groups:
         if all(_fits(formula, group, outcome, outcome.case.arguments) for outcome in telling):
             return tuple(suspect.says for suspect in group)

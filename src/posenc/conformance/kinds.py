@@ -111,6 +111,13 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
+def conventions() -> str:
+    """The kinds as a table: name, call, result, meaning."""
+    rows = [("KIND", "call", "result"), *((name, kind.call, kind.returns) for name, kind in KINDS.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "\n".join(f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
+
+
 class Unreadable(Exception):
     """A result that is no array of numbers: the message says what it is."""
 

@@ -1,7 +1,7 @@
 """What goes wrong in practice, as data: what to say, and the arguments under which the suspected formula is right.
 
-A suspect changes the arguments of a kind's formula, or sets a fault that a formula below knows; two suspects can so be
-tried together.
+A suspect changes the arguments of a kind's formula, or sets a fault that the formula in variants.py knows; so several
+can be tried together.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.conformance import formulas
+from posenc.conformance import formulas, variants
 
 Arguments = Mapping[str, Any]
 
@@ -28,150 +28,6 @@ def under(says: str, **changes: Any) -> Suspect:
     return Suspect(says, lambda given: {**given, **{k: v(given) if callable(v) else v for k, v in changes.items()}})
 
 
-# -------------------------------------------------------------------- formulas that know their faults
-
-
-def rotary(layout: str) -> Callable[..., Any]:
-    def turn(x: Any, positions: Any, base: float, rotary_dim: int | None = None, layout: str = layout) -> Any:
-        return formulas.rotary(x, positions, base, layout, rotary_dim)
-
-    return turn
-
-
-def sinusoidal(layout: str, endpoint: bool) -> Callable[..., Any]:
-    def code(
-        positions: Any,
-        dim: int,
-        base: float,
-        layout: str = layout,
-        endpoint: bool = endpoint,
-        cosines_first: bool = False,
-    ) -> Any:
-        rows = formulas.sinusoidal(positions, dim, base, layout, endpoint)
-        if not cosines_first:
-            return rows
-        swap = [c ^ 1 for c in range(dim)] if layout == "interleaved" else [(c + dim // 2) % dim for c in range(dim)]
-        return [[row[c] for c in swap] for row in rows]
-
-    return code
-
-
-def yarn(
-    head_dim: int,
-    base: float,
-    factor: float,
-    original_max_positions: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-    *,
-    schedule: Callable[..., list[float]] | None = None,
-    last: Callable[[int], int] = lambda head_dim: head_dim - 1,
-    rounding: str = "the pair",
-    inverted: bool = False,
-    wavelengths: bool = False,
-) -> dict[str, list[float]]:
-    """YaRN with what its re-implementations change: the highest pair, what is rounded, the ramp, what is blended."""
-    length, numbers = original_max_positions, (head_dim, base, factor, original_max_positions)
-    if schedule is not None:
-        return {"inv_freq": schedule(*numbers)}
-    above, below = (head_dim * math.log(length / (turns * 2 * math.pi)) for turns in (beta_fast, beta_slow))
-    unit = 2 * math.log(base)
-    low, high = above / unit, below / unit
-    if truncate and rounding == "the pair":
-        low, high = math.floor(low), math.ceil(high)
-    elif truncate and rounding == "the numerator":
-        low, high = math.floor(above) / unit, math.ceil(below) / unit
-    elif truncate and rounding == "inwards":
-        low, high = math.ceil(low), math.floor(high)
-    low, high = max(low, 0), min(high, last(head_dim))
-    high += 0.001 if low == high else 0
-    ramp = [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
-    ramp = [1 - t for t in ramp] if inverted else ramp
-    plain = formulas.default(head_dim, base)
-    if wavelengths:
-        return {"inv_freq": [f / (1 - t + t * factor) for f, t in zip(plain, ramp, strict=True)]}
-    return {"inv_freq": formulas.blend(plain, factor, ramp)}
-
-
-def by_turns(
-    head_dim: int,
-    base: float,
-    factor: float,
-    original_max_positions: int,
-    *,
-    slow: float,
-    fast: float,
-    schedule: Callable[..., list[float]] | None = None,
-    shape: Callable[[float, float, float], float] = lambda turns, slow, fast: (fast - turns) / (fast - slow),
-    **names: float,
-) -> dict[str, list[float]]:
-    """llama3 and the paper's YaRN, with other ramps: shape is 0 where a frequency stays, 1 where it is divided."""
-    slow = names.get("beta_slow", names.get("low_freq_factor", slow))
-    fast = names.get("beta_fast", names.get("high_freq_factor", fast))
-    if schedule is not None:
-        return {"inv_freq": schedule(head_dim, base, factor, original_max_positions)}
-    plain = formulas.default(head_dim, base)
-    turns = [original_max_positions * f / (2 * math.pi) for f in plain]
-    return {"inv_freq": formulas.blend(plain, factor, [min(max(shape(r, slow, fast), 0), 1) for r in turns])}
-
-
-def frequencies(
-    head_dim: int, base: float, factor: float = 1.0, *, divide: Any = 1.0, **ignored: Any
-) -> dict[str, Any]:
-    return {"inv_freq": [f / divide for f in formulas.default(head_dim, base)]}
-
-
-def proportional(
-    head_dim: int, base: float, partial_rotary_factor: float, width: int | None = None, cut: bool = False
-) -> dict[str, list[float]]:
-    kept = int(partial_rotary_factor * head_dim // 2)
-    values = [
-        f if c < kept else 0.0 for c, f in enumerate(formulas.default(width or head_dim, base) + [0.0] * head_dim)
-    ]
-    return {"inv_freq": values[: kept if cut else head_dim // 2]}
-
-
-def alibi(num_heads: int, slopes: Callable[[int], list[float]] = formulas.alibi) -> list[float]:
-    return slopes(num_heads)
-
-
-def t5(
-    relative_position: Any,
-    bidirectional: bool,
-    num_buckets: int,
-    max_distance: int,
-    *,
-    half_steps: bool = False,
-    late: int = 0,
-) -> list[int]:
-    """late: distances are `late` larger than they are; half_steps: the logarithm is rounded, not cut."""
-    moved = [r + (r > 0) * late - (r < 0) * late for r in relative_position]
-    if not half_steps:
-        return formulas.t5(moved, bidirectional, num_buckets, max_distance)
-    found = []
-    for relative in moved:
-        side = num_buckets // 2 if bidirectional else num_buckets
-        exact, distance = side // 2, abs(relative) if bidirectional else max(-relative, 0)
-        if distance >= exact:
-            grown = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
-            distance = min(exact + round(grown), side - 1)
-        found.append(distance + (side if bidirectional and relative > 0 else 0))
-    return found
-
-
-def deberta(relative_position: Any, buckets: int, max_position: int, *, step: Callable[[float], float] = math.ceil, end: int = 1) -> list[int]:  # fmt: skip
-    """step: what rounds the logarithm; end: the last distance is max_position - end."""
-    middle, found = buckets // 2, []
-    for relative in relative_position:
-        distance = abs(relative)
-        if distance > middle:
-            grown = math.log(distance / middle) / math.log((max_position - end) / middle) * (middle - 1)
-            distance = int(step(round(grown, 9))) + middle
-        found.append(distance if relative >= 0 else -distance)
-    return found
-
-
 # -------------------------------------------------------------------- what to look for, the likeliest first
 
 
@@ -180,7 +36,7 @@ def rounded(form: str) -> Callable[[Arguments], list[float]]:
 
     def round_all(given: Arguments) -> list[float]:
         if form == "float16":
-            return [struct.unpack("e", struct.pack("e", min(p, 65504)))[0] for p in given["positions"]]
+            return [struct.unpack("e", struct.pack("e", min(max(p, -65504.0), 65504.0)))[0] for p in given["positions"]]
         bits = [struct.unpack("I", struct.pack("f", p))[0] for p in given["positions"]]
         nearest = [(b + 0x7FFF + (b >> 16 & 1)) & 0xFFFF0000 for b in bits]
         return [struct.unpack("f", struct.pack("I", b))[0] for b in nearest]
@@ -243,7 +99,7 @@ def _ramped(name: str) -> Callable[[Arguments], Callable[..., list[float]]]:
     return lambda given: getattr(formulas, name)
 
 
-HEADS_8 = tuple(
+SLOPES = tuple(
     under(says, slopes=lambda given, slopes=slopes: slopes)
     for says, slopes in (
         (
@@ -321,10 +177,10 @@ DEFAULT = (
 UNSCALED = under("nothing is scaled: these are the default frequencies", divide=1.0)
 
 SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
-    "rotary": (rotary("half"), (INTERLEAVED, BACKWARDS, UNTURNED, *POSITIONS)),
-    "rotary_interleaved": (rotary("interleaved"), (HALF, BACKWARDS, UNTURNED, *POSITIONS)),
+    "rotary": (variants.rotary("half"), (INTERLEAVED, BACKWARDS, UNTURNED, *POSITIONS)),
+    "rotary_interleaved": (variants.rotary("interleaved"), (HALF, BACKWARDS, UNTURNED, *POSITIONS)),
     "rotary_partial": (
-        rotary("half"),
+        variants.rotary("half"),
         (
             INTERLEAVED,
             BACKWARDS,
@@ -337,10 +193,10 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             *POSITIONS,
         ),
     ),
-    "sinusoidal": (sinusoidal("interleaved", False), (CONCAT, COSINES, ENDPOINT, *POSITIONS)),
-    "sinusoidal_concat": (sinusoidal("concat", False), (ALTERNATING, COSINES, ENDPOINT, *POSITIONS)),
+    "sinusoidal": (variants.sinusoidal("interleaved", False), (CONCAT, COSINES, ENDPOINT, *POSITIONS)),
+    "sinusoidal_concat": (variants.sinusoidal("concat", False), (ALTERNATING, COSINES, ENDPOINT, *POSITIONS)),
     "sinusoidal_endpoint": (
-        sinusoidal("concat", True),
+        variants.sinusoidal("concat", True),
         (
             under("exponents are 2c/dim, expected c/(dim/2 - 1): the last frequency is not 1/base", endpoint=False),
             ALTERNATING,
@@ -348,9 +204,9 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             *POSITIONS,
         ),
     ),
-    "default": (frequencies, DEFAULT),
+    "default": (variants.default, DEFAULT),
     "linear": (
-        lambda divide=None, **a: frequencies(**a, divide=a["factor"] if divide is None else divide),
+        variants.linear,
         (
             UNSCALED,
             under("is NTK-aware scaling", divide=1.0, base=lambda a: _ntk_base(a)),
@@ -359,9 +215,7 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
         ),
     ),
     "ntk": (
-        lambda scaled=None, divide=1.0, **a: frequencies(
-            **{**a, "base": _ntk_base(a) if scaled is None else scaled}, divide=divide
-        ),
+        variants.ntk,
         (
             under("is plain linear interpolation", scaled=lambda a: a["base"], divide=lambda a: a["factor"]),
             under(
@@ -374,17 +228,17 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             *DEFAULT,
         ),
     ),
-    "yarn": (yarn, YARN),
+    "yarn": (variants.yarn, YARN),
     "yarn_paper": (
-        lambda **a: by_turns(**a, slow=1.0, fast=32.0),
+        variants.yarn_paper,
         ramp(
             under("ramp by pair number, as in the code (yarn), expected by turns, as in the paper", schedule=_ramped("yarn")),
             *BY_TURNS,
         ),
     ),
-    "llama3": (lambda **a: by_turns(**a, slow=1.0, fast=4.0), ramp(*BY_TURNS)),
+    "llama3": (variants.llama3, ramp(*BY_TURNS)),
     "proportional": (
-        proportional,
+        variants.proportional,
         (
             under(
                 "exponents are 2c/rotary_dim (partial rotary), expected 2c/head_dim",
@@ -395,9 +249,9 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             *DEFAULT,
         ),
     ),
-    "alibi": (alibi, HEADS_8),
-    "t5": (t5, T5),
-    "deberta": (deberta, DEBERTA),
+    "alibi": (variants.alibi, SLOPES),
+    "t5": (variants.t5, T5),
+    "deberta": (variants.deberta, DEBERTA),
     "xpos": (
         formulas.xpos,
         (
