@@ -299,3 +299,18 @@ def test_state_between_calls_is_noticed():
 def test_an_unknown_kind_is_named():
     with pytest.raises(InputError, match="did you mean 'yarn'"):
         conform(slopes, "yran")
+
+
+def test_cases_that_are_not_offered_are_left_out_and_counted():
+    def fixed_base(positions, dim, base):
+        if base != 10000:
+            raise NotImplementedError
+        return codes(positions, dim, base)
+
+    def nothing(positions, dim, base):
+        raise NotImplementedError
+
+    verdict = conform(fixed_base, "sinusoidal")
+    assert verdict.passed
+    assert verdict.notes == ("4 cases were left out: the function answers them with NotImplementedError",)
+    assert conform(nothing, "sinusoidal").findings == ("offers none of the cases",)

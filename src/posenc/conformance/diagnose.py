@@ -44,7 +44,7 @@ class Verdict:
 def conform(function: Callable[..., Any], kind: str) -> Verdict:
     """Hold a function against the golden vectors and the invariants of a kind (`KINDS` lists them).
 
-    Whatever the function raises becomes a finding.
+    Whatever the function raises becomes a finding, but for NotImplementedError: it says that a case is not offered.
 
     Raises:
         InputError: an unknown kind.
@@ -53,13 +53,13 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
         raise unknown("kind", kind, KINDS)
     caller = Caller(function, KINDS[kind])
     every = golden.load()[kind]
-    cases = [case for case in every if caller.takes(case.arguments)]
-    outcomes = [_outcome(caller, case) for case in cases]
+    asked = [_outcome(caller, case) for case in every if caller.takes(case.arguments)]
+    outcomes = [outcome for outcome in asked if outcome.refusal != NOT_OFFERED]
     findings = [
         *_refusals(outcomes),
-        *_values(kind, outcomes),
+        *(_integers(caller.kind, outcomes) or _values(kind, outcomes)),
         *_attention_factor(outcomes),
-        *_dtypes(caller.kind, outcomes),
+        *_short_dtypes(caller.kind, outcomes),
     ]
     if any(outcome.answer for outcome in outcomes):
         findings += _state(caller, outcomes) + _invariants(caller, kind)
@@ -67,14 +67,16 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
         kind,
         passed=not findings,
         findings=tuple(dict.fromkeys(findings)),
-        notes=tuple(_notes(caller, every, outcomes)),
+        notes=tuple(_notes(caller, every, asked)),
         example=_example(outcomes),
-        cases=len(cases),
+        cases=len(outcomes),
         largest_error=_largest_error(caller.kind, outcomes),
     )
 
 
 # -------------------------------------------------------------------- asking
+
+NOT_OFFERED = "raises NotImplementedError"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +115,8 @@ def _outcome(caller: Caller, case: Case) -> Outcome:
         return Outcome(caller.kind, case, read(caller(case.arguments), caller.kind))
     except Unreadable as error:
         return Outcome(caller.kind, case, refusal=str(error))
+    except NotImplementedError:
+        return Outcome(caller.kind, case, refusal=NOT_OFFERED)
     except Exception as error:
         return Outcome(caller.kind, case, refusal=f"raises {_told(error)}")
 
@@ -127,6 +131,8 @@ def _told(error: Exception) -> str:
 
 def _refusals(outcomes: Sequence[Outcome]) -> list[str]:
     refused = [outcome for outcome in outcomes if outcome.answer is None]
+    if not outcomes:
+        return ["offers none of the cases"]
     if not refused:
         return []
     first = refused[0]
@@ -197,13 +203,15 @@ def _attention_factor(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"{says} (attention factor {got:.6g}, expected {expected:.6g}, for {_described(case)})"]
 
 
-def _dtypes(kind: Kind, outcomes: Sequence[Outcome]) -> list[str]:
-    dtypes = {outcome.answer.dtype for outcome in outcomes if outcome.answer}
-    if kind.tolerance is exactly:
-        return []
-    if any(not dtype.is_floating_point for dtype in dtypes):
-        return ["integers in, integers out: the values are cut to whole numbers"]
-    short = [str(d).removeprefix("torch.") for d in dtypes if torch.finfo(d).eps > FLOAT32]
+def _integers(kind: Kind, outcomes: Sequence[Outcome]) -> list[str]:
+    whole = any(outcome.answer and not outcome.answer.dtype.is_floating_point for outcome in outcomes)
+    cut = whole and kind.tolerance is not exactly
+    return ["integers in, integers out: the values are cut to whole numbers"] if cut else []
+
+
+def _short_dtypes(kind: Kind, outcomes: Sequence[Outcome]) -> list[str]:
+    floats = {o.answer.dtype for o in outcomes if o.answer and o.answer.dtype.is_floating_point}
+    short = sorted(str(dtype).removeprefix("torch.") for dtype in floats if torch.finfo(dtype).eps > FLOAT32)
     return [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
 
 
@@ -220,6 +228,8 @@ def _invariants(caller: Caller, kind: str) -> list[str]:
     for invariant in INVARIANTS.get(kind, ()):
         try:
             findings.append(invariant(caller))
+        except NotImplementedError:  # what it compares is not offered
+            continue
         except Exception as error:
             findings.append(f"raises {_told(error)} (while checking: {(invariant.__doc__ or '').rstrip('.')})")
     return [finding for finding in findings if finding]
@@ -263,10 +273,12 @@ def _described(case: Case) -> str:
 
 def _notes(caller: Caller, every: Sequence[Case], outcomes: Sequence[Outcome]) -> list[str]:
     notes = []
-    if left := len(every) - len(outcomes):
-        notes.append(
-            f"{left} cases with {', '.join(caller.kind.options)} were left out: the function does not name them"
-        )
+    if left := [case for case in every if not caller.takes(case.arguments)]:
+        given = {name for case in left for name in case.arguments}
+        unnamed = [name for name in caller.kind.options if name in given - (caller.names or frozenset())]
+        notes.append(f"{len(left)} cases with {', '.join(unnamed)} were left out: the function does not name them")
+    if count := sum(outcome.refusal == NOT_OFFERED for outcome in outcomes):
+        notes.append(f"{count} cases were left out: the function answers them with NotImplementedError")
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     tempered = any(isinstance(c.expected, Mapping) and c.expected["attention_factor"] != 1 for c in every)
     if tempered and answers and all(answer.attention_factor is None for answer in answers):

@@ -45,10 +45,9 @@ def tells_positions_apart(call: Caller) -> str | None:
     if not wrong.any():
         return None
     first, apart = int(wrong.nonzero()[0]), len(half.unique(dim=0))
-    return (
-        f"with x in bfloat16 the angles are wrong from position {first} on (by up to {error.max():.2g}): positions or "
-        f"frequencies are built in half precision, {apart} of {length} positions stay apart"
-    )
+    cause = "frequencies are held" if apart == length else f"{apart} of {length} positions stay apart: they are built"
+    says = f"with x in bfloat16 the angles are wrong from position {first} on, by up to {error.max():.2g}"
+    return f"{says}; {cause} in half precision"
 
 
 def shift_invariant(call: Caller) -> str | None:
