@@ -39,6 +39,6 @@ CHECKS = [
     ("build_rope_cache, apply_rope", rotary, "rotary"),
     ("build_rope_cache(factor)", linear, "linear"),
     ("build_rope_cache(beta_fast, beta_slow)", yarn, "yarn"),
-    ("the same with mscale=1", yarn_mscale, "yarn"),
+    ("build_rope_cache(beta_fast, beta_slow, mscale=1)", yarn_mscale, "yarn"),
     ("build_rope_cache(low_freq_factor, ...)", llama3, "llama3"),
 ]

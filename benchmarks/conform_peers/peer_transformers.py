@@ -92,12 +92,12 @@ def mpt_slopes(num_heads):
 
 CHECKS = [
     ("LlamaRotaryEmbedding, apply_rotary_pos_emb", llama_rotary, "rotary"),
-    ("the same, its module cast to x's dtype (as model.to does)", llama_rotary_cast, "rotary"),
+    ("LlamaRotaryEmbedding cast to x's dtype, as model.to does", llama_rotary_cast, "rotary"),
     ("GPT-J create_sinusoidal_positions, apply_rotary_pos_emb", gptj_rotary, "rotary_interleaved"),
     ("GPTNeoXRotaryEmbedding, apply_rotary_pos_emb", neox_rotary, "rotary_partial"),
     ("ROPE_INIT_FUNCTIONS['linear']", linear, "linear"),
     ("ROPE_INIT_FUNCTIONS['yarn']", yarn, "yarn"),
-    ("the same with rope_parameters per layer type", yarn_per_layer, "yarn"),
+    ("ROPE_INIT_FUNCTIONS['yarn'], parameters per layer type", yarn_per_layer, "yarn"),
     ("ROPE_INIT_FUNCTIONS['llama3']", llama3, "llama3"),
     ("ROPE_INIT_FUNCTIONS['proportional']", proportional, "proportional"),
     ("BLOOM build_alibi_tensor", bloom_slopes, "alibi"),

@@ -1,6 +1,7 @@
 """`posenc conform` as a user meets it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,9 @@ def test_help_lists_every_kind_with_its_call(capsys):
     for name, kind in KINDS.items():
         assert f"  {name} " in out
         assert kind.call in out
+
+
+def test_the_document_lists_every_kind():
+    document = (Path(__file__).parents[2] / "docs" / "conform.md").read_text(encoding="utf-8")
+    for name, kind in KINDS.items():
+        assert f"| `{name}` | {kind.what} | `{kind.call}` | {kind.returns} |" in document

@@ -61,13 +61,16 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
         *_attention_factor(outcomes),
         *_short_dtypes(caller.kind, outcomes),
     ]
+    notes = _notes(caller, every, asked)
     if any(outcome.answer for outcome in outcomes):
-        findings += _state(caller, outcomes) + _invariants(caller, kind)
+        broken, untried = _invariants(caller, kind)
+        findings += _state(caller, outcomes) + broken
+        notes += untried
     return Verdict(
         kind,
         passed=not findings,
         findings=tuple(dict.fromkeys(findings)),
-        notes=tuple(_notes(caller, every, asked)),
+        notes=tuple(notes),
         example=_example(outcomes),
         cases=len(outcomes),
         largest_error=_largest_error(caller.kind, outcomes),
@@ -200,7 +203,8 @@ def _attention_factor(outcomes: Sequence[Outcome]) -> list[str]:
         return []
     says = next((says for says, change in TEMPERATURES if fits(change)), "temperature wrong")
     got, expected, case = next(row for row in given if abs(row[0] - row[1]) > 1e-5 * abs(row[1]))
-    return [f"{says} (attention factor {got:.6g}, expected {expected:.6g}, for {_described(case)})"]
+    stretch = f" for factor {case.arguments['factor']:g}" if "factor" in case.arguments else ""
+    return [f"{says} (attention factor {got:.6g}, expected {expected:.6g}{stretch})"]
 
 
 def _integers(kind: Kind, outcomes: Sequence[Outcome]) -> list[str]:
@@ -223,16 +227,19 @@ def _state(caller: Caller, outcomes: Sequence[Outcome]) -> list[str]:
     return ["keeps state between calls: the first question, asked again at the end, is answered differently"]
 
 
-def _invariants(caller: Caller, kind: str) -> list[str]:
-    findings = []
+def _invariants(caller: Caller, kind: str) -> tuple[list[str], list[str]]:
+    """What does not hold, and what could not be tried because the function does not offer it."""
+    broken, untried = [], []
     for invariant in INVARIANTS.get(kind, ()):
+        claim = (invariant.__doc__ or "").rstrip(".")
         try:
-            findings.append(invariant(caller))
-        except NotImplementedError:  # what it compares is not offered
-            continue
+            if finding := invariant(caller):
+                broken.append(finding)
+        except NotImplementedError:
+            untried.append(f"not tried, the function answers with NotImplementedError: {claim}")
         except Exception as error:
-            findings.append(f"raises {_told(error)} (while checking: {(invariant.__doc__ or '').rstrip('.')})")
-    return [finding for finding in findings if finding]
+            broken.append(f"raises {_told(error)} (while checking: {claim})")
+    return broken, untried
 
 
 # -------------------------------------------------------------------- wording
