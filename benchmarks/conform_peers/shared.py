@@ -45,7 +45,20 @@ def single_file(package: str, path: str) -> ModuleType:
     return module
 
 
-def stand_in(*names: str) -> None:
-    """Empty modules in place of some that cannot run here and take no part in what is tested."""
-    for name in names:
-        sys.modules[name] = mock.MagicMock(spec=ModuleType, __path__=[], __version__="0")
+class StandIn(ModuleType):
+    """A package of which everything can be imported, and nothing works."""
+
+    __path__: list[str] = []
+    __version__ = "0"
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock()
+
+
+def stand_in(*names: str) -> dict[str, StandIn]:
+    """Stand-ins for modules that cannot run here and take no part in what is tested."""
+    modules = {name: StandIn(name) for name in names}
+    sys.modules.update(modules)
+    return modules

@@ -243,6 +243,8 @@ RIGHT = [
     ("rotary", turn),
     ("rotary_interleaved", lambda x, positions, base: turn(x, positions, base, layout="interleaved")),
     ("rotary_partial", turn),
+    ("rotary", lambda x, positions, base: turn(x, positions, base).tolist()),
+    ("rotary", lambda *given: turn(*given).requires_grad_()),
     ("sinusoidal", codes),
     ("sinusoidal", lambda positions, dim, base: codes(positions, dim, base).numpy()),
     ("sinusoidal", lambda positions, dim, base: codes(positions, dim, base)[None]),
@@ -314,3 +316,29 @@ def test_cases_that_are_not_offered_are_left_out_and_counted():
     assert verdict.passed
     assert verdict.notes == ("4 cases were left out: the function answers them with NotImplementedError",)
     assert conform(nothing, "sinusoidal").findings == ("offers none of the cases",)
+
+
+def test_what_a_function_raises_is_a_finding():
+    def leaves(num_heads):
+        raise SystemExit
+
+    assert conform(leaves, "alibi").findings == ("raises SystemExit",)
+    single = conform(lambda x, p, b: turn(x, p, b) if x.dtype == torch.float32 else 1 / 0, "rotary")
+    assert any("raises ZeroDivisionError: division by zero (while checking: x comes back" in f for f in single.findings)
+
+
+def test_a_dtype_that_is_not_offered_is_no_fault():
+    def single(x, positions, base):
+        if x.dtype == torch.bfloat16:
+            raise NotImplementedError
+        return turn(x, positions, base)
+
+    verdict = conform(single, "rotary")
+    assert verdict.passed
+    assert "not tried, the function answers with NotImplementedError: In bfloat16" in verdict.notes[0]
+
+
+def test_numbers_that_are_none_do_not_break_the_json():
+    verdict = conform(lambda num_heads: [math.nan] * num_heads, "alibi")
+    assert not verdict.passed
+    assert "NaN" not in json.dumps(verdict.to_dict())

@@ -1,5 +1,6 @@
 """Hold someone else's function against the golden vectors and the invariants, and say in words what is wrong."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
@@ -120,11 +121,11 @@ def _outcome(caller: Caller, case: Case) -> Outcome:
         return Outcome(caller.kind, case, refusal=str(error))
     except NotImplementedError:
         return Outcome(caller.kind, case, refusal=NOT_OFFERED)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Outcome(caller.kind, case, refusal=f"raises {_told(error)}")
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}"
 
@@ -301,4 +302,4 @@ def _largest_error(kind: Kind, outcomes: Sequence[Outcome]) -> float | None:
             if kind.relative:
                 error = error / outcome.expected.squeeze().abs().clamp(min=1e-30)
             errors.append(float(error.max()))
-    return max(errors, default=None)
+    return max(filter(math.isfinite, errors), default=None)

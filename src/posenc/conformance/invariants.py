@@ -10,6 +10,8 @@ from torch import Tensor
 from posenc.conformance.kinds import Caller
 
 HEAD_DIM, ROTARY_DIM = 32, 16
+DTYPES = (torch.float32, torch.float64), (torch.float64, torch.float32), (torch.bfloat16, torch.float32)
+"""What x can be, and what it was in an earlier call."""
 
 
 def inputs_unchanged(call: Caller) -> str | None:
@@ -24,15 +26,18 @@ def inputs_unchanged(call: Caller) -> str | None:
 def keeps_dtype(call: Caller) -> str | None:
     """x comes back in its own dtype, also after a call with another dtype."""
     wrong = []
-    for number, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16)):
-        fresh = _turn(call, 11 + number, dtype).dtype  # a length that was not asked for before
-        other = torch.float64 if dtype == torch.float32 else torch.float32
-        _turn(call, 21 + number, other)
-        later = _turn(call, 21 + number, dtype).dtype
+    for number, (dtype, other) in enumerate(DTYPES):
+        try:
+            fresh = _turn(call, 11 + number, dtype).dtype  # a length that was not asked for before
+            _turn(call, 21 + number, other)
+            later = _turn(call, 21 + number, dtype).dtype
+        except NotImplementedError:  # a dtype that is not offered
+            continue
         if fresh != dtype:
             wrong.append(f"{_word(dtype)} in, {_word(fresh)} out")
         elif later != dtype:
-            return f"cached by shape only: {_word(dtype)} in, {_word(later)} out after a call of that shape in {_word(other)}"
+            what = f"{_word(dtype)} in, {_word(later)} out"
+            return f"cached by shape only: {what} after a call of that shape in {_word(other)}"
     return f"result in the wrong dtype: {'; '.join(wrong)}" if wrong else None
 
 
@@ -94,13 +99,18 @@ def _question(call: Caller, length: int) -> dict[str, Any]:
 def _turn(call: Caller, length: int, dtype: torch.dtype, ones: bool = False) -> Tensor:
     given = _question(call, length)
     given["x"] = (torch.ones_like(given["x"]) if ones else given["x"]).to(dtype)
-    result = call.with_tensors(given)
-    return result if isinstance(result, Tensor) else torch.as_tensor(result)
+    return _tensor(call.with_tensors(given), given["x"].dtype)
 
 
 def _ask(call: Caller, x: Tensor, positions: Tensor) -> Tensor:
-    result = call.with_tensors({**_question(call, 1), "x": x, "positions": positions})
-    return result if isinstance(result, Tensor) else torch.as_tensor(result)
+    return _tensor(call.with_tensors({**_question(call, 1), "x": x, "positions": positions}), x.dtype)
+
+
+def _tensor(result: Any, dtype: torch.dtype) -> Tensor:
+    """A result as a tensor; lists of Python's numbers have the dtype that was asked for."""
+    if isinstance(result, (list, tuple)):
+        return torch.tensor(result, dtype=dtype)
+    return torch.as_tensor(result).detach().cpu()
 
 
 def _word(dtype: torch.dtype) -> str:
