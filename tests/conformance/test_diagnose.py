@@ -342,3 +342,24 @@ def test_numbers_that_are_none_do_not_break_the_json():
     verdict = conform(lambda num_heads: [math.nan] * num_heads, "alibi")
     assert not verdict.passed
     assert "NaN" not in json.dumps(verdict.to_dict())
+
+
+def by_keywords(**given):
+    return F.t5_bucket(**given)
+
+
+def any_arguments(*given, **named):
+    return F.t5_bucket(*given, **named)
+
+
+def other_names(r, both, n, far):
+    return F.t5_bucket(r, both, n, far)
+
+
+def other_order(max_distance, num_buckets, bidirectional, relative_position):
+    return F.t5_bucket(relative_position, bidirectional, num_buckets, max_distance)
+
+
+@pytest.mark.parametrize("function", [by_keywords, any_arguments, other_names, other_order, F.t5_bucket])
+def test_arguments_are_given_by_name_where_the_names_match(function):
+    assert conform(function, "t5").passed

@@ -12,6 +12,8 @@ FLOAT32 = torch.finfo(torch.float32).eps
 TENSORS = {"x": torch.float32, "positions": torch.int64, "relative_position": torch.int64}
 """Arguments that are given as tensors, and their dtype."""
 
+OPEN_ENDED = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
 Tolerance = Callable[[Tensor, Mapping[str, Any], float], Tensor]
 
 
@@ -153,10 +155,11 @@ class Caller:
         """The parameters to give by name; None if the function is called by position."""
         known = {*self.kind.arguments, *self.kind.options}
         parameters = self._parameters()
-        required = {
-            p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        }
+        styles = {p.kind for p in parameters}
+        required = {p.name for p in parameters if p.default is p.empty and p.kind not in OPEN_ENDED}
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & known
+        if OPEN_ENDED & styles == {inspect.Parameter.VAR_KEYWORD}:
+            named |= {*self.kind.arguments}
         return frozenset(named) if named and required <= named else None
 
     @property

@@ -32,7 +32,7 @@ def under(says: str, **changes: Any) -> Suspect:
 
 
 def rounded(form: str) -> Callable[[Arguments], list[float]]:
-    """The positions as half-precision numbers hold them: e is float16, bfloat16 is the upper half of a float32."""
+    """The positions as half-precision numbers hold them; bfloat16 is the upper half of a float32."""
 
     def round_all(given: Arguments) -> list[float]:
         if form == "float16":
@@ -44,6 +44,11 @@ def rounded(form: str) -> Callable[[Arguments], list[float]]:
     return round_all
 
 
+BASES = (
+    under("base is ignored: 10000 is used", base=10000.0),
+    under("wrong exponent: base^(-c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 0.5),
+    under("wrong exponent: base^(-4c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 2),
+)
 POSITIONS = (
     under(
         "positions are ignored: row n is taken to be at position n",
@@ -52,9 +57,7 @@ POSITIONS = (
     under("positions start at 1 (position + 1 is used)", positions=lambda a: [p + 1 for p in a["positions"]]),
     under("positions are rounded to bfloat16, which counts to 256", positions=rounded("bfloat16")),
     under("positions are rounded to float16, which counts to 2048", positions=rounded("float16")),
-    under("base is ignored: 10000 is used", base=10000.0),
-    under("wrong exponent: base^(-c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 0.5),
-    under("wrong exponent: base^(-4c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 2),
+    *BASES,
 )
 BACKWARDS = under("rotates backwards (the sign of the sine is wrong)", positions=lambda a: [-p for p in a["positions"]])
 HALF = under("layout is half, expected interleaved", layout="half")
@@ -169,11 +172,6 @@ BY_TURNS = (
         "no ramp: frequencies between the two limits are kept", shape=lambda a: lambda r, slow, fast: float(r < slow)
     ),
 )
-DEFAULT = (
-    under("base is ignored: 10000 is used", base=10000.0),
-    under("wrong exponent: base^(-c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 0.5),
-    under("wrong exponent: base^(-4c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 2),
-)
 UNSCALED = under("nothing is scaled: these are the default frequencies", divide=1.0)
 
 SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
@@ -204,14 +202,14 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             *POSITIONS,
         ),
     ),
-    "default": (variants.default, DEFAULT),
+    "default": (variants.default, BASES),
     "linear": (
         variants.linear,
         (
             UNSCALED,
             under("is NTK-aware scaling", divide=1.0, base=lambda a: _ntk_base(a)),
             under("frequencies are multiplied by factor, expected divided", divide=lambda a: 1 / a["factor"]),
-            *DEFAULT,
+            *BASES,
         ),
     ),
     "ntk": (
@@ -225,7 +223,7 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             ),
             under("exponent d/(d-2) missing: the base is multiplied by factor alone", scaled=lambda a: a["base"] * a["factor"]),
             under("nothing is scaled: these are the default frequencies", scaled=lambda a: a["base"]),
-            *DEFAULT,
+            *BASES,
         ),
     ),
     "yarn": (variants.yarn, YARN),
@@ -246,7 +244,7 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             ),
             under("partial_rotary_factor is ignored: nothing is zero", partial_rotary_factor=1.0),
             under("the zeros are left out: head_dim/2 frequencies expected", cut=True),
-            *DEFAULT,
+            *BASES,
         ),
     ),
     "alibi": (variants.alibi, SLOPES),
