@@ -78,8 +78,8 @@ def llama3(head_dim, base, factor, original_max_positions, low_freq_factor=1.0, 
     )
 
 
-def proportional(head_dim, base, partial_rotary_factor):
-    return _schedule("proportional", head_dim, base, partial_rotary_factor=partial_rotary_factor)
+def proportional(head_dim, base, fraction):
+    return _schedule("proportional", head_dim, base, partial_rotary_factor=fraction)
 
 
 def bloom_slopes(num_heads):

@@ -185,7 +185,7 @@ MUTANTS = [
     ("llama3", lambda d, b, s, L: by_turns(d, b, s, L, shape=lambda r, slow, fast: (r >= fast).double()), "no ramp: frequencies between the two limits are divided"),
     ("llama3", lambda d, b, s, L: by_turns(d, b, s, L, shape=lambda r, slow, fast: (r >= slow).double()), "no ramp: frequencies between the two limits are kept"),
     ("proportional", lambda d, b, p: torch.cat((from_scratch(2 * int(p * d // 2), b), torch.zeros(d // 2 - int(p * d // 2)))), "exponents are 2c/rotary_dim (partial rotary)"),
-    ("proportional", lambda d, b, p: from_scratch(d, b), "partial_rotary_factor is ignored"),
+    ("proportional", lambda d, b, p: from_scratch(d, b), "fraction is ignored"),
     ("proportional", lambda d, b, p: from_scratch(d, b)[: int(p * d // 2)], "the zeros are left out"),
     ("alibi", slopes, "slopes wrong for 3, 12, 20, 25, 40, 71, 112 heads: they are 2^(-8(h+1)/heads), which holds for powers of two only"),
     ("alibi", lambda n: [2 ** -(1 + 7 * h / max(n - 1, 1)) for h in range(n)], "their exponents are spread evenly from -1 to -8"),

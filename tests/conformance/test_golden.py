@@ -138,8 +138,8 @@ def test_rotary_is_that_of_transformers(kind, case):
     close(found, case.expected, atol=1e-9, rtol=0)
 
 
-NAMES = {"factor": "factor", "original_max_positions": "original_max_position_embeddings"}
-SAME = ("beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor", "partial_rotary_factor")
+NAMES = {"original_max_positions": "original_max_position_embeddings", "fraction": "partial_rotary_factor"}
+SAME = ("factor", "beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor")
 
 
 @pytest.mark.parametrize(("kind", "case"), cases("linear", "yarn", "llama3", "proportional"))

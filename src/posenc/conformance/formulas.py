@@ -156,10 +156,10 @@ def llama3(
     return scaled
 
 
-def proportional(head_dim: int, base: float, partial_rotary_factor: float) -> Vector:
+def proportional(head_dim: int, base: float, fraction: float) -> Vector:
     """p-RoPE: the first share of the frequencies of the whole head, the rest zero (Barbero et al. 2024, section 6;
     transformers' rope_type "proportional", Gemma 4)."""
-    kept = int(partial_rotary_factor * head_dim // 2)
+    kept = int(fraction * head_dim // 2)
     return [f if c < kept else 0.0 for c, f in enumerate(default(head_dim, base))]
 
 

@@ -130,7 +130,7 @@ KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     ),
     "proportional": (
         _schedule(formulas.proportional),
-        _grid(("head_dim", "base", "partial_rotary_factor"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 1.0)),
+        _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 1.0)),
     ),
     "alibi": (formulas.alibi, _grid(("num_heads",), (8, 16, 64, 1, 2, 3, 12, 20, 25, 40, 71, 112))),
     "t5": (

@@ -96,7 +96,7 @@ KINDS: dict[str, Kind] = {
         "Llama 3.1's scaling", SCHEDULE, FREQUENCIES, of_values, ("low_freq_factor", "high_freq_factor")
     ),
     "proportional": Kind(
-        "the first share of the frequencies, the rest 0", ("head_dim", "base", "partial_rotary_factor"), FREQUENCIES, of_values
+        "the first share of the frequencies, the rest 0", ("head_dim", "base", "fraction"), FREQUENCIES, of_values
     ),
     "alibi": Kind("ALiBi's slopes", ("num_heads",), "(num_heads,) positive slopes", of_values, failing="slopes wrong for {num_heads} heads"),
     "t5": Kind(

@@ -240,9 +240,9 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
         (
             under(
                 "exponents are 2c/rotary_dim (partial rotary), expected 2c/head_dim",
-                width=lambda a: 2 * int(a["partial_rotary_factor"] * a["head_dim"] // 2),
+                width=lambda a: 2 * int(a["fraction"] * a["head_dim"] // 2),
             ),
-            under("partial_rotary_factor is ignored: nothing is zero", partial_rotary_factor=1.0),
+            under("fraction is ignored: nothing is zero", fraction=1.0),
             under("the zeros are left out: head_dim/2 frequencies expected", cut=True),
             *BASES,
         ),

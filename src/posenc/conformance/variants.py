@@ -119,9 +119,9 @@ def ntk(
 
 
 def proportional(
-    head_dim: int, base: float, partial_rotary_factor: float, width: int | None = None, cut: bool = False
+    head_dim: int, base: float, fraction: float, width: int | None = None, cut: bool = False
 ) -> dict[str, list[float]]:
-    kept = int(partial_rotary_factor * head_dim // 2)
+    kept = int(fraction * head_dim // 2)
     values = [
         f if c < kept else 0.0 for c, f in enumerate(formulas.default(width or head_dim, base) + [0.0] * head_dim)
     ]
