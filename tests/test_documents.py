@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc import cli
+from posenc.conformance.kinds import KINDS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,10 +30,11 @@ def test_snippets_run(path):
 def test_commands_parse(path, monkeypatch):
     parsed = []
     monkeypatch.setattr(cli, "_compare", lambda options, command: parsed.append(options) or 0)
+    monkeypatch.setattr(cli, "_conform", lambda options, command: KINDS[options.kind] and 0)
     for block in blocks(path, "sh"):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
-            if words[:2] == ["posenc", "compare"]:
+            if words[:2] in (["posenc", "compare"], ["posenc", "conform"]):
                 assert cli.main(words[1:]) == 0, line
     if path.name == "README.md":
         assert len(parsed) == 4

@@ -1,6 +1,7 @@
 """The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; a user's mistake is one line."""
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
-    parser = _Parser(prog="posenc", description="Positional encodings: list, compare, cite.")
+    parser = _Parser(prog="posenc", description="Positional encodings: list, compare, conform, cite.")
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, (add, help_text) in COMMANDS.items():
@@ -100,6 +101,40 @@ def _cite(options: argparse.Namespace, command: str) -> int:
 
     found = cite(options.name)
     return _emit(options, {"name": options.name, "bibtex": found}, found or f"{options.name} has no paper of its own")
+
+
+# -------------------------------------------------------------------- conform
+
+
+class _TableFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Leaves the table under the options as it is."""
+
+
+def _add_conform(parser: argparse.ArgumentParser) -> None:
+    from posenc.conformance.kinds import conventions
+
+    parser.formatter_class = _TableFormatter
+    parser.epilog = (
+        f"{conventions()}\n\nArguments are passed by name where the function has these names, else by position. Arrays go in as"
+        "\ntorch tensors; tensors, numpy arrays and lists may come back. Exit code 0: it conforms, 1: it does not."
+    )
+    parser.add_argument("function", metavar="MODULE:FUNCTION", help="what to test; MODULE may be a path to a .py file")
+    parser.add_argument("--as", dest="kind", metavar="KIND", required=True, help="what it is meant to be (below)")
+    _add_output(parser)
+    parser.set_defaults(run=_conform)
+
+
+def _conform(options: argparse.Namespace, command: str) -> int:
+    from posenc.conformance.diagnose import conform
+    from posenc.conformance.kinds import KINDS
+    from posenc.conformance.target import find
+
+    if options.kind not in KINDS:
+        raise unknown("--as", options.kind, KINDS)
+    with contextlib.redirect_stdout(sys.stderr):  # what the tested code prints is not our answer
+        verdict = conform(find(options.function), options.kind)
+    _emit(options, {"function": options.function, **verdict.to_dict()}, f"{options.function} as {verdict}")
+    return DONE if verdict.passed else FAILED
 
 
 # -------------------------------------------------------------------- compare
@@ -216,6 +251,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         _add_compare,
         "Train the same small Transformer with each encoding and test it past its training length.",
     ),
+    "conform": (_add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
     "cite": (_add_cite, "BibTeX of an encoding's papers."),
 }
 

@@ -25,7 +25,7 @@ OF_THE_MODEL = (
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """All there is: encodings, and the frequency schedules that RoPE takes."""
-    schedules = [{"name": n, "summary": " ".join((f.__doc__ or "").split())} for n, f in SCHEDULES.items()]
+    schedules = [{"name": name, "summary": summary(schedule)} for name, schedule in SCHEDULES.items()]
     return {"encodings": rows(), "schedules": schedules}
 
 

@@ -1,0 +1,42 @@
+"""mlx, on its CPU backend: RoPE, SinusoidalPositionalEncoding, ALiBi."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy
+import torch
+from shared import one_by_one
+
+PACKAGE = "mlx"
+mx.set_default_device(mx.cpu)
+DTYPES = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16}
+
+
+def _turn(x, positions, base, traditional):
+    if x.dtype not in DTYPES:  # float64 exists in part only
+        raise NotImplementedError
+    module = nn.RoPE(x.shape[-1], traditional=traditional, base=base)
+
+    def rows_at(rows, offset):
+        turned = module(mx.array(rows.float().numpy()).astype(DTYPES[x.dtype]), offset=offset)
+        return torch.tensor(numpy.array(turned.astype(mx.float32))).to(x.dtype)
+
+    return one_by_one(rows_at, x, positions)
+
+
+def rotary(x, positions, base):
+    return _turn(x, positions, base, traditional=False)
+
+
+def traditional(x, positions, base):
+    return _turn(x, positions, base, traditional=True)
+
+
+def slopes(num_heads):
+    return numpy.array(nn.ALiBi.create_alibi_slope(num_heads)).reshape(-1)
+
+
+CHECKS = [
+    ("nn.RoPE(traditional=False)", rotary, "rotary"),
+    ("nn.RoPE(traditional=True)", traditional, "rotary_interleaved"),
+    ("nn.ALiBi", slopes, "alibi"),
+]

@@ -1,0 +1,44 @@
+"""x-transformers: rotary, xPos, ALiBi, T5."""
+
+import torch
+from x_transformers.x_transformers import (
+    AlibiPositionalBias,
+    RelativePositionBias,
+    RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+PACKAGE = "x-transformers"
+
+
+def rotary(x, positions, base):
+    freqs, scale = RotaryEmbedding(x.shape[-1], base=base)(positions)
+    return apply_rotary_pos_emb(x, freqs, scale)
+
+
+def ntk(head_dim, base, factor):
+    return RotaryEmbedding(head_dim, base=base, base_rescale_factor=factor).inv_freq
+
+
+def linear(head_dim, base, factor):
+    freqs, _ = RotaryEmbedding(head_dim, base=base, interpolation_factor=factor)(torch.ones(1))
+    return freqs[0, 0, ::2]
+
+
+def slopes(num_heads):
+    return AlibiPositionalBias(num_heads).slopes
+
+
+def bucket(relative_position, bidirectional, num_buckets, max_distance):
+    return RelativePositionBias._relative_position_bucket(
+        relative_position, causal=not bidirectional, num_buckets=num_buckets, max_distance=max_distance
+    )
+
+
+CHECKS = [
+    ("RotaryEmbedding, apply_rotary_pos_emb", rotary, "rotary_interleaved"),
+    ("RotaryEmbedding(base_rescale_factor)", ntk, "ntk"),
+    ("RotaryEmbedding(interpolation_factor)", linear, "linear"),
+    ("AlibiPositionalBias", slopes, "alibi"),
+    ("RelativePositionBias", bucket, "t5"),
+]

@@ -1,0 +1,66 @@
+"""Hold functions of installed packages against posenc's golden vectors; prints the findings table of docs/conform.md.
+
+    python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write docs/conform.md]
+
+Each peer_*.py calls one package in the words of the conventions; a package that cannot be imported is listed with the
+reason.
+"""
+
+import argparse
+import datetime
+import importlib
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+from posenc.conformance.diagnose import conform
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- findings: written by benchmarks/conform_peers/run.py -->", "<!-- end of findings -->"
+
+
+def rows(names: list[str]) -> tuple[list[str], list[str]]:
+    """Table lines of what was tested, and lines of what could not be."""
+    tested, missing = [], []
+    for name in names:
+        try:
+            peer = importlib.import_module(name)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            missing.append(f"- {name.removeprefix('peer_')}: {type(error).__name__}: {reason}")
+            continue
+        version = importlib.metadata.version(peer.PACKAGE)
+        for what, function, kind in peer.CHECKS:
+            verdict = conform(function, kind)
+            words = "conforms" if verdict.passed else "; ".join(verdict.findings)
+            notes = f" ({'; '.join(verdict.notes)})" if verdict.notes else ""
+            cells = (peer.PACKAGE, version, what, kind, words + notes)
+            tested.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+            print(tested[-1], flush=True)
+    return tested, missing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("peers", nargs="*", help="modules of this folder (default: all)")
+    parser.add_argument("--write", metavar="FILE", help="replace the table between the marks of this file")
+    options = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    tested, missing = rows(options.peers or sorted(path.stem for path in HERE.glob("peer_*.py")))
+    when = f"{datetime.date.today().isoformat()}, torch {torch.__version__}, Python {platform.python_version()}."
+    table = ["| package | version | function | kind | verdict |", "|---|---|---|---|---|", *tested]
+    lines = [BEGIN, when, "", *table, *(["", "Not tested on this machine:", "", *missing] if missing else []), END]
+    if options.write:
+        path = Path(options.write)
+        text = path.read_text(encoding="utf-8")
+        before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
+        path.write_text(before + "\n".join(lines) + after, encoding="utf-8")
+    else:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

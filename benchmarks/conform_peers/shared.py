@@ -1,0 +1,64 @@
+"""What several adapters need: packages hand out tables and ranges where the conventions ask for frequencies and rows."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+
+def from_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, float]:
+    """(inv_freq, attention_factor) from cos and sin at position 1, one entry a pair."""
+    return torch.atan2(sin.double(), cos.double()).float(), torch.hypot(cos.double(), sin.double())[0].item()
+
+
+def at_positions(turn: Callable[[Tensor], Tensor], x: Tensor, positions: Tensor) -> Tensor:
+    """Rows of x at positions, by a function that turns row n of (batch, heads, n, head_dim) to position n."""
+    whole = x.new_zeros(*x.shape[:2], int(positions.max()) + 1, x.shape[-1])
+    whole[:, :, positions] = x
+    return turn(whole)[:, :, positions]
+
+
+def one_by_one(turn: Callable[[Tensor, int], Tensor], x: Tensor, positions: Tensor) -> Tensor:
+    """Rows of x at positions, by a function of one row and its offset; runs of positions go together."""
+    starts = [0, *(i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1), len(positions)]
+    parts = [turn(x[:, :, a:b], int(positions[a])) for a, b in pairwise(starts)]
+    return torch.cat(parts, dim=2)
+
+
+def single_file(package: str, path: str) -> ModuleType:
+    """One module of an installed package, without importing the package around it."""
+    root = importlib.util.find_spec(package)
+    if root is None or not root.submodule_search_locations:
+        raise ImportError(f"{package} is not installed")
+    file = Path(root.submodule_search_locations[0]) / path
+    spec = importlib.util.spec_from_file_location(f"{package}_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class StandIn(ModuleType):
+    """A package of which everything can be imported, and nothing works."""
+
+    __path__: list[str] = []
+    __version__ = "0"
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock()
+
+
+def stand_in(*names: str) -> dict[str, StandIn]:
+    """Stand-ins for modules that cannot run here and take no part in what is tested."""
+    modules = {name: StandIn(name) for name in names}
+    sys.modules.update(modules)
+    return modules

@@ -1,0 +1,169 @@
+"""The golden vectors: cases of every kind with the values of the authors' formulas, kept in golden.json.
+
+`python -m posenc.conformance.golden` computes the file anew from formulas.py.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from posenc.conformance import formulas
+
+SCHEMA = 1
+PATH = Path(__file__).with_name("golden.json")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question and its answer: arguments by name, and the expected numbers (nested lists, or for frequency
+    schedules a dict of inv_freq and attention_factor)."""
+
+    arguments: dict[str, Any]
+    expected: Any
+
+
+def load() -> dict[str, list[Case]]:
+    """The shipped cases of every kind."""
+    kinds = json.loads(PATH.read_text(encoding="utf-8"))["kinds"]
+    return {name: [Case(**case) for case in kind["cases"]] for name, kind in kinds.items()}
+
+
+def generate() -> dict[str, Any]:
+    """What golden.json holds, computed from the formulas."""
+    kinds = {}
+    for name, (formula, cases) in KINDS.items():
+        answered = [{"arguments": case, "expected": formula(**case)} for case in cases]
+        kinds[name] = {"source": " ".join((SOURCES[name].__doc__ or "").split()), "cases": answered}
+    return {"schema": SCHEMA, "kinds": kinds}
+
+
+# -------------------------------------------------------------------- the formulas, as the kinds call them
+
+
+def _rotary(layout: str) -> Callable[..., Any]:
+    return lambda x, positions, base, rotary_dim=None: formulas.rotary(x, positions, base, layout, rotary_dim)
+
+
+def _sinusoidal(layout: str, endpoint: bool = False) -> Callable[..., Any]:
+    return lambda positions, dim, base: formulas.sinusoidal(positions, dim, base, layout, endpoint)
+
+
+def _schedule(formula: Callable[..., list[float]], attention: Callable[[float], float] = lambda factor: 1.0) -> Any:
+    return lambda **options: {
+        "inv_freq": formula(**options),
+        "attention_factor": attention(options.get("factor", 1.0)),
+    }
+
+
+# -------------------------------------------------------------------- the cases
+
+
+def _content(heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
+    """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (1, heads, rows, dim)."""
+    numbers = iter((37 * n * n + 11 * n) % 33 / 8 - 2 for n in range(heads * rows * dim))
+    return [[[[next(numbers) for _ in range(dim)] for _ in range(rows)] for _ in range(heads)]]
+
+
+NEAR, FAR = [0, 1, 2, 17, 255, 257], [3, 511, 2048, 4097, 32768, 131071]
+"""Positions of the first texts anyone tries, and those past the usual trained lengths."""
+
+
+def _rotary_cases(*shapes: tuple[Any, ...], partial: bool = False) -> list[dict[str, Any]]:
+    cases = []
+    for dim, base, positions, *rotary_dim in shapes:
+        case = {"x": _content(2, len(positions), dim), "positions": positions, "base": base}
+        cases.append({**case, "rotary_dim": rotary_dim[0]} if partial else case)
+    return cases
+
+
+def _grid(names: Sequence[str], *values: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(names, row, strict=True)) for row in product(*values)]
+
+
+ROTARY = _rotary_cases(
+    (8, 1e4, NEAR), (8, 1e4, FAR), (8, 5e5, FAR), (20, 1e4, NEAR), (64, 1e4, FAR[:3]), (128, 1e6, FAR[3:])
+)
+PARTIAL = _rotary_cases((16, 1e4, NEAR, 4), (16, 1e4, FAR, 8), (16, 5e5, FAR, 8), (80, 1e4, FAR[:3], 32), partial=True)
+SINUSOIDAL = _grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)) + _grid(
+    ("positions", "dim", "base"), (NEAR,), (30, 128), (10000.0,)
+)
+SHAPES = [(64, 1e4), (128, 1e4), (128, 5e5), (96, 1e6), (24, 1e4)]
+"""head_dim and base of the schedules' cases."""
+SCALES = [(2.0, 4096), (4.0, 2048), (8.0, 8192), (16.0, 4096), (4.0, 131072), (32.0, 512)]
+"""factor and original_max_positions of the schedules' cases."""
+SCALED = [
+    {"head_dim": dim, "base": base, "factor": factor, "original_max_positions": length}
+    for (dim, base), (factor, length) in product(SHAPES, SCALES)
+]
+DISTANCES = [*range(-40, 41), *(sign * d for sign in (-1, 1) for d in (45, 46, 63, 64, 90, 91, 112, 113, 127, 128, 129, 500, 5000))]  # fmt: skip
+TURNS = {"beta_fast": 16.0, "beta_slow": 2.0}
+KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
+    "rotary": (_rotary("half"), ROTARY),
+    "rotary_interleaved": (_rotary("interleaved"), ROTARY),
+    "rotary_partial": (_rotary("half"), PARTIAL),
+    "sinusoidal": (_sinusoidal("interleaved"), SINUSOIDAL),
+    "sinusoidal_concat": (_sinusoidal("concat"), SINUSOIDAL),
+    "sinusoidal_endpoint": (_sinusoidal("concat", endpoint=True), SINUSOIDAL),
+    "default": (_schedule(formulas.default), _grid(("head_dim", "base"), (2, 20, 64, 128), (1e4, 5e5))),
+    "linear": (
+        _schedule(formulas.linear),
+        _grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 4.0, 8.0)),
+    ),
+    "ntk": (
+        _schedule(formulas.ntk),
+        _grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 4.0, 8.0)),
+    ),
+    "yarn": (
+        _schedule(formulas.yarn, formulas.yarn_attention_factor),
+        [*SCALED, *({**case, **TURNS} for case in SCALED[:6]), *({**case, "truncate": False} for case in SCALED[:6])],
+    ),
+    "yarn_paper": (
+        _schedule(formulas.yarn_paper, formulas.yarn_attention_factor),
+        [*SCALED, *({**case, **TURNS} for case in SCALED[:6])],
+    ),
+    "llama3": (
+        _schedule(formulas.llama3),
+        [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SCALED[:6])],
+    ),
+    "proportional": (
+        _schedule(formulas.proportional),
+        _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 1.0)),
+    ),
+    "alibi": (formulas.alibi, _grid(("num_heads",), (8, 16, 64, 1, 2, 3, 12, 20, 25, 40, 71, 112))),
+    "t5": (
+        formulas.t5,
+        [
+            {"relative_position": DISTANCES, "bidirectional": two, "num_buckets": buckets, "max_distance": far}
+            for (buckets, far), two in product([(32, 128), (64, 256), (8, 20), (10, 50)], (True, False))
+        ],
+    ),
+    "deberta": (
+        formulas.deberta,
+        [
+            {"relative_position": [r for r in DISTANCES if abs(r) < far], "buckets": buckets, "max_position": far}
+            for buckets, far in [(256, 512), (32, 128), (8, 32), (10, 100)]
+        ],
+    ),
+    "xpos": (
+        formulas.xpos,
+        _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64), (512, 100)),
+    ),
+}
+SOURCES: dict[str, Any] = {
+    **{name: getattr(formulas, name.partition("_")[0]) for name in KINDS if name.startswith(("rotary", "sinus"))},
+    **{name: getattr(formulas, name) for name in KINDS if hasattr(formulas, name)},
+}
+
+
+def main() -> None:
+    """Write golden.json."""
+    lines = json.dumps(generate(), separators=(",", ":")).replace('{"arguments"', '\n{"arguments"')
+    PATH.write_text(lines + "\n", encoding="utf-8")
+    print(f"{PATH}: {PATH.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

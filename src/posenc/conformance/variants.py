@@ -1,0 +1,168 @@
+"""The formulas with the faults that re-implementations have, as options: without them they are the authors'."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from posenc.conformance import formulas
+
+
+def rotary(layout: str) -> Callable[..., Any]:
+    def turn(x: Any, positions: Any, base: float, rotary_dim: int | None = None, layout: str = layout) -> Any:
+        return formulas.rotary(x, positions, base, layout, rotary_dim)
+
+    return turn
+
+
+def sinusoidal(layout: str, endpoint: bool) -> Callable[..., Any]:
+    def code(
+        positions: Any,
+        dim: int,
+        base: float,
+        layout: str = layout,
+        endpoint: bool = endpoint,
+        cosines_first: bool = False,
+    ) -> Any:
+        rows = formulas.sinusoidal(positions, dim, base, layout, endpoint)
+        if not cosines_first:
+            return rows
+        swap = [c ^ 1 for c in range(dim)] if layout == "interleaved" else [(c + dim // 2) % dim for c in range(dim)]
+        return [[row[c] for c in swap] for row in rows]
+
+    return code
+
+
+def yarn(
+    head_dim: int,
+    base: float,
+    factor: float,
+    original_max_positions: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    *,
+    schedule: Callable[..., list[float]] | None = None,
+    last: Callable[[int], int] = lambda head_dim: head_dim - 1,
+    rounding: str = "the pair",
+    inverted: bool = False,
+    wavelengths: bool = False,
+) -> dict[str, list[float]]:
+    """YaRN with what its re-implementations change: the highest pair, what is rounded, the ramp, what is blended."""
+    length, numbers = original_max_positions, (head_dim, base, factor, original_max_positions)
+    if schedule is not None:
+        return {"inv_freq": schedule(*numbers)}
+    above, below = (head_dim * math.log(length / (turns * 2 * math.pi)) for turns in (beta_fast, beta_slow))
+    unit = 2 * math.log(base)
+    low, high = above / unit, below / unit
+    if truncate and rounding == "the pair":
+        low, high = math.floor(low), math.ceil(high)
+    elif truncate and rounding == "the numerator":
+        low, high = math.floor(above) / unit, math.ceil(below) / unit
+    elif truncate and rounding == "inwards":
+        low, high = math.ceil(low), math.floor(high)
+    low, high = max(low, 0), min(high, last(head_dim))
+    high += 0.001 if low == high else 0
+    ramp = [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
+    ramp = [1 - t for t in ramp] if inverted else ramp
+    plain = formulas.default(head_dim, base)
+    if wavelengths:
+        return {"inv_freq": [f / (1 - t + t * factor) for f, t in zip(plain, ramp, strict=True)]}
+    return {"inv_freq": formulas.blend(plain, factor, ramp)}
+
+
+Ramp = Callable[[float, float, float], float]
+"""Of the turns over the original length and the two limits: 0 where a frequency stays, 1 where it is divided."""
+
+
+def _ramp(turns: float, slow: float, fast: float) -> float:
+    return (fast - turns) / (fast - slow)
+
+
+def yarn_paper(
+    head_dim: int, base: float, factor: float, original_max_positions: int, *,
+    beta_slow: float = 1.0, beta_fast: float = 32.0, schedule: Callable[..., list[float]] | None = None, shape: Ramp = _ramp,
+) -> dict[str, list[float]]:  # fmt: skip
+    """The paper's YaRN with another ramp, or another schedule altogether."""
+    numbers = (head_dim, base, factor, original_max_positions)
+    if schedule is not None:
+        return {"inv_freq": schedule(*numbers)}
+    plain = formulas.default(head_dim, base)
+    turns = [original_max_positions * f / (2 * math.pi) for f in plain]
+    ramp = [min(max(shape(r, beta_slow, beta_fast), 0), 1) for r in turns]
+    return {"inv_freq": formulas.blend(plain, factor, ramp)}
+
+
+def llama3(
+    head_dim: int, base: float, factor: float, original_max_positions: int, *,
+    low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, **faults: Any,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Llama 3.1's ramp is that of YaRN's paper with limits of its own."""
+    numbers = (head_dim, base, factor, original_max_positions)
+    return yarn_paper(*numbers, beta_slow=low_freq_factor, beta_fast=high_freq_factor, **faults)
+
+
+def default(head_dim: int, base: float) -> dict[str, list[float]]:
+    return {"inv_freq": formulas.default(head_dim, base)}
+
+
+def linear(head_dim: int, base: float, factor: float, *, divide: float | None = None) -> dict[str, list[float]]:
+    """divide: the number that frequencies are divided by, factor if not given."""
+    return {"inv_freq": formulas.linear(head_dim, base, factor if divide is None else divide)}
+
+
+def ntk(
+    head_dim: int, base: float, factor: float, *, scaled: float | None = None, divide: float = 1.0
+) -> dict[str, list[float]]:
+    """scaled: the base that is used, that of NTK-aware scaling if not given."""
+    plain = formulas.ntk(head_dim, base, factor) if scaled is None else formulas.default(head_dim, scaled)
+    return {"inv_freq": [f / divide for f in plain]}
+
+
+def proportional(
+    head_dim: int, base: float, fraction: float, width: int | None = None, cut: bool = False
+) -> dict[str, list[float]]:
+    kept = int(fraction * head_dim // 2)
+    values = [
+        f if c < kept else 0.0 for c, f in enumerate(formulas.default(width or head_dim, base) + [0.0] * head_dim)
+    ]
+    return {"inv_freq": values[: kept if cut else head_dim // 2]}
+
+
+def alibi(num_heads: int, slopes: Callable[[int], list[float]] = formulas.alibi) -> list[float]:
+    return slopes(num_heads)
+
+
+def t5(
+    relative_position: Any,
+    bidirectional: bool,
+    num_buckets: int,
+    max_distance: int,
+    *,
+    half_steps: bool = False,
+    late: int = 0,
+) -> list[int]:
+    """late: distances are `late` larger than they are; half_steps: the logarithm is rounded, not cut."""
+    moved = [r + (r > 0) * late - (r < 0) * late for r in relative_position]
+    if not half_steps:
+        return formulas.t5(moved, bidirectional, num_buckets, max_distance)
+    found = []
+    for relative in moved:
+        side = num_buckets // 2 if bidirectional else num_buckets
+        exact, distance = side // 2, abs(relative) if bidirectional else max(-relative, 0)
+        if distance >= exact:
+            grown = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
+            distance = min(exact + round(grown), side - 1)
+        found.append(distance + (side if bidirectional and relative > 0 else 0))
+    return found
+
+
+def deberta(relative_position: Any, buckets: int, max_position: int, *, step: Callable[[float], float] = math.ceil, end: int = 1) -> list[int]:  # fmt: skip
+    """step: what rounds the logarithm; end: the last distance is max_position - end."""
+    middle, found = buckets // 2, []
+    for relative in relative_position:
+        distance = abs(relative)
+        if distance > middle:
+            grown = math.log(distance / middle) / math.log((max_position - end) / middle) * (middle - 1)
+            distance = int(step(round(grown, 9))) + middle
+        found.append(distance if relative >= 0 else -distance)
+    return found

@@ -1,0 +1,101 @@
+"""`posenc conform` as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posenc import cli
+from posenc.conformance.kinds import KINDS
+
+MODULE = """
+print("a word from the module")
+
+def right(num_heads):
+    print("a word from the function")
+    lower = 2 ** (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (h + 1) / lower) for h in range(lower)]
+    return slopes if lower == num_heads else slopes + right(2 * lower)[::2][: num_heads - lower]
+
+def wrong(num_heads):
+    return [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)]
+
+class Group:
+    slopes = staticmethod(right)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my_slopes.py").write_text(MODULE)
+    (tmp_path / "broken_module.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "leaving_module.py").write_text("raise SystemExit('no\\nGPU')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # undone after the test, with what the command adds
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    code = cli.main(["conform", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("target", ["my_slopes:right", "my_slopes.py:right", "my_slopes:Group.slopes"])
+def test_a_function_that_conforms_exits_with_0(capsys, folder, target):
+    code, out, err = run(capsys, target, "--as", "alibi")
+    assert (code, out.splitlines()[0][: len(target) + 19]) == (0, f"{target} as alibi: conforms")
+    assert "a word from the function" in err
+    assert "a word" not in out
+
+
+def test_a_function_that_does_not_exits_with_1(capsys, folder):
+    code, out, _ = run(capsys, f"{folder}/my_slopes.py:wrong", "--as", "alibi", "--json", "--out", str(folder / "new"))
+    verdict = json.loads(out)
+    assert code == 1
+    assert verdict == json.loads((folder / "new" / "conform.json").read_text())
+    assert not verdict["passed"]
+    assert verdict["findings"][0].startswith("slopes wrong for 3, 12, 20, 25, 40, 71, 112 heads")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["my_slopes:right"], "the following arguments are required: --as"),
+        (["my_slopes:right", "--as", "alibii"], "unknown --as 'alibii': did you mean 'alibi'?"),
+        (["my_slopes", "--as", "alibi"], "'my_slopes': write MODULE:FUNCTION"),
+        (["my_slopes:rigth", "--as", "alibi"], "unknown function in my_slopes 'rigth': did you mean 'right'?"),
+        (["my_slopes:number", "--as", "alibi"], "'my_slopes:number': is a int, not a function"),
+        (
+            ["no_such_module:f", "--as", "alibi"],
+            "importing no_such_module failed: ModuleNotFoundError: No module named",
+        ),
+        (["no/such/file.py:f", "--as", "alibi"], "no/such/file.py: no such file"),
+        (["broken_module:f", "--as", "alibi"], "No module named 'nothing_of_that_name'"),
+        (["leaving_module.py:f", "--as", "alibi"], "importing leaving_module.py failed: SystemExit: no GPU"),
+        (["my_slopes:right", "--as", "alibi", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, folder, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("posenc conform: error: ")
+    assert message in last
+
+
+def test_help_lists_every_kind_with_its_call(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["conform", "--help"])
+    out = capsys.readouterr().out
+    for name, kind in KINDS.items():
+        assert f"  {name} " in out
+        assert kind.call in out
+
+
+def test_the_document_lists_every_kind():
+    document = (Path(__file__).parents[2] / "docs" / "conform.md").read_text(encoding="utf-8")
+    for name, kind in KINDS.items():
+        assert f"| `{name}` | {kind.what} | `{kind.call}` | {kind.returns} |" in document

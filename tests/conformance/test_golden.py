@@ -1,0 +1,233 @@
+"""The golden vectors are what the formulas give now, and what posenc, transformers and the known answers say."""
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+from transformers.models.gptj import modeling_gptj as gptj
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from posenc import InputError, frequencies
+from posenc import functional as F
+from posenc.conformance import formulas, golden
+from posenc.conformance.kinds import FREQUENCIES, KINDS
+
+CASES = golden.load()
+
+
+def close(found, expected, **tolerance):
+    torch.testing.assert_close(
+        torch.as_tensor(found).double(), torch.tensor(expected, dtype=torch.float64), **tolerance
+    )
+
+
+def cases(*kinds):
+    return [
+        pytest.param(kind, case, id=f"{kind}-{number}") for kind in kinds for number, case in enumerate(CASES[kind])
+    ]
+
+
+# -------------------------------------------------------------------- the file
+
+
+def test_the_shipped_file_is_what_the_formulas_give():
+    shipped, fresh = json.loads(golden.PATH.read_text(encoding="utf-8")), golden.generate()
+
+    def same(a, b):
+        if isinstance(a, dict):
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        if isinstance(a, list):
+            return len(a) == len(b) and all(map(same, a, b))
+        # the last digit of pow and sin is the platform's; position 131071 magnifies it
+        return math.isclose(a, b, rel_tol=1e-13, abs_tol=1e-10) if isinstance(a, float) else a == b
+
+    assert same(shipped, json.loads(json.dumps(fresh)))
+    assert shipped["schema"] == golden.SCHEMA
+    assert all(kind["source"] for kind in shipped["kinds"].values())
+    assert golden.PATH.stat().st_size < 500_000
+
+
+def test_every_kind_has_cases_and_a_convention():
+    assert CASES.keys() == KINDS.keys()
+    for name, kind in KINDS.items():
+        given = {argument for case in CASES[name] for argument in case.arguments}
+        assert given == {*kind.arguments, *kind.options}
+        assert all(set(kind.arguments) <= case.arguments.keys() for case in CASES[name])
+
+
+def test_the_cases_reach_where_implementations_differ():
+    assert {case.arguments["num_heads"] for case in CASES["alibi"]} >= {1, 3, 8, 12, 20}
+    for kind in ("rotary", "rotary_interleaved", "rotary_partial"):
+        assert max(p for case in CASES[kind] for p in case.arguments["positions"]) == 131071
+        assert len({case.arguments["base"] for case in CASES[kind]}) > 1
+    for case in CASES["t5"]:
+        assert max(case.arguments["relative_position"]) > case.arguments["max_distance"]
+        assert min(case.arguments["relative_position"]) < -case.arguments["max_distance"]
+
+
+def test_main_writes_the_same_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(golden, "PATH", tmp_path / "golden.json")
+    golden.main()
+    assert "golden.json" in capsys.readouterr().out
+    assert golden.load().keys() == CASES.keys()
+
+
+# -------------------------------------------------------------------- posenc's own functions
+
+LAYOUTS = {"rotary": "half", "rotary_interleaved": "interleaved", "rotary_partial": "half"}
+CODES = {"sinusoidal": ("interleaved", False), "sinusoidal_concat": ("concat", False), "sinusoidal_endpoint": ("concat", True)}  # fmt: skip
+OWN = sorted(name for name, kind in KINDS.items() if kind.returns == FREQUENCIES and name in frequencies.SCHEDULES)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases(*LAYOUTS))
+def test_rotary(kind, case):
+    given = case.arguments
+    x, positions = torch.tensor(given["x"]).double(), torch.tensor(given["positions"])
+    angles = positions.double()[:, None] * F.frequency_curve(given.get("rotary_dim", x.shape[-1]), given["base"])
+    close(F.rotary(x, angles.cos(), angles.sin(), layout=LAYOUTS[kind]), case.expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases(*CODES))
+def test_sinusoidal(kind, case):
+    layout, endpoint = CODES[kind]
+    given = {**case.arguments, "positions": torch.tensor(case.arguments["positions"])}
+    codes = F.sinusoidal(**given, layout=layout, endpoint=endpoint, dtype=torch.float64)
+    close(codes, case.expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases(*OWN))
+def test_schedules(kind, case):
+    found = frequencies.SCHEDULES[kind](**case.arguments)
+    close(found.inv_freq, case.expected["inv_freq"], rtol=1e-13, atol=0)
+    assert found.attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-14)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("alibi"))
+def test_alibi(kind, case):
+    close(F.alibi_slopes(**case.arguments), case.expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("t5"))
+def test_t5(kind, case):
+    given = {**case.arguments, "relative_position": torch.tensor(case.arguments["relative_position"])}
+    assert F.t5_bucket(**given).tolist() == case.expected
+
+
+# -------------------------------------------------------------------- transformers
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("rotary", "rotary_interleaved"))
+def test_rotary_is_that_of_transformers(kind, case):
+    x = torch.tensor(case.arguments["x"]).double()
+    angles = torch.tensor(case.arguments["positions"]).double()[:, None] * F.frequency_curve(
+        x.shape[-1], case.arguments["base"]
+    )
+    if kind == "rotary":
+        table = torch.cat((angles, angles), -1)[None]
+        found = llama.apply_rotary_pos_emb(x, x, table.cos(), table.sin())[0]
+    else:
+        turned = gptj.apply_rotary_pos_emb(x.transpose(1, 2), angles.sin()[None], angles.cos()[None])
+        found = turned.transpose(1, 2)
+    close(found, case.expected, atol=1e-9, rtol=0)
+
+
+NAMES = {"original_max_positions": "original_max_position_embeddings", "fraction": "partial_rotary_factor"}
+SAME = ("factor", "beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor")
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("linear", "yarn", "llama3", "proportional"))
+def test_schedules_are_those_of_transformers(kind, case):
+    given = case.arguments
+    options = {theirs: given[ours] for ours, theirs in NAMES.items() if ours in given}
+    options |= {name: given[name] for name in SAME if name in given}
+    if kind == "llama3":
+        options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} | options
+    config = transformers.LlamaConfig(
+        hidden_size=given["head_dim"] * 2, num_attention_heads=2, head_dim=given["head_dim"], max_position_embeddings=10**6,
+        rope_parameters={"rope_type": kind, "rope_theta": given["base"], **options},
+    )  # fmt: skip
+    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+    close(inv_freq, case.expected["inv_freq"], rtol=2e-6, atol=0)
+    assert attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("ntk"))
+def test_ntk_is_transformers_dynamic_with_the_ratio_of_lengths(kind, case):
+    given = case.arguments
+    config = transformers.LlamaConfig(
+        hidden_size=given["head_dim"] * 2, num_attention_heads=2, head_dim=given["head_dim"], max_position_embeddings=512,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": given["base"], "factor": 1.0},
+    )  # fmt: skip
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, device=torch.device("cpu"), seq_len=int(512 * given["factor"]))
+    close(inv_freq, case.expected["inv_freq"], rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("alibi"))
+def test_slopes_are_those_of_bloom_and_mpt(kind, case):
+    heads = case.arguments["num_heads"]
+    bloom = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # slope * position 1
+    close(bloom, case.expected, rtol=2e-6, atol=0)
+    mpt = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0]  # slope * (position 0 - position 1)
+    close(mpt, case.expected, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("t5"))
+def test_buckets_are_those_of_t5attention(kind, case):
+    given = {**case.arguments, "relative_position": torch.tensor(case.arguments["relative_position"])}
+    assert T5Attention._relative_position_bucket(**given).tolist() == case.expected
+
+
+@pytest.mark.parametrize(("kind", "case"), cases("deberta"))
+def test_buckets_are_those_of_deberta(kind, case):
+    given = case.arguments
+    found = make_log_bucket_position(torch.tensor(given["relative_position"]), given["buckets"], given["max_position"])
+    assert found.long().tolist() == case.expected
+
+
+# -------------------------------------------------------------------- known answers
+
+
+def test_known_answers_of_yarn():
+    """The stretch of every fourth frequency, computed once outside posenc from the authors' code."""
+    plain = formulas.default(64, 1e4)
+    pairs = (0, 4, 8, 12, 16, 20, 24, 28, 31)
+    known = {
+        formulas.yarn: (1, 1, 1, 1.3, 1.857143, 3.25, 4, 4, 4),
+        formulas.yarn_paper: (1, 1, 1, 2.104468, 3.282292, 3.988135, 4, 4, 4),
+        formulas.llama3: (1, 1, 1, 1, 1.227185, 3.880699, 4, 4, 4),
+    }
+    for formula, stretch in known.items():
+        scaled = formula(64, 1e4, 4.0, 2048)
+        assert [plain[c] / scaled[c] for c in pairs] == pytest.approx(stretch, rel=1e-6)
+
+
+def test_known_answers_of_deberta_buckets():
+    distances = (127, 128, 129, 132, 150, 200, 256, 300, 400, 500, 511)
+    known = [127, 128, 129, 131, 143, 169, 192, 207, 233, 254, 255]
+    assert formulas.deberta(distances, 256, 512) == known
+    assert formulas.deberta([-d for d in distances], 256, 512) == [-b for b in known]
+    assert formulas.deberta(range(8), 8, 32) == [0, 1, 2, 3, 4, 5, 5, 5]
+    with pytest.raises(InputError, match="end at 511"):
+        formulas.deberta([512], 256, 512)
+
+
+def test_known_answers_of_xpos():
+    """zeta of head_dim 64 begins at 0.285714 and ends at 0.977679 (torchscale's table); q and k together decay with
+    the distance alone."""
+    row = formulas.xpos([512, -512], 64, 512)
+    assert (row[0][0], row[0][31]) == pytest.approx((0.285714, 0.977679), abs=1e-6)
+    assert [a * b for a, b in zip(*row, strict=True)] == pytest.approx([1.0] * 32)
+
+
+@pytest.mark.parametrize("formula", [formulas.rotary, formulas.sinusoidal])
+def test_an_unknown_layout_is_named(formula):
+    given = ([[[[1.0, 2.0]]]], [0], 1e4) if formula is formulas.rotary else ([0], 2, 1e4)
+    with pytest.raises(InputError, match="unknown layout 'neox'"):
+        formula(*given, "neox")
