@@ -155,6 +155,8 @@ def rows_of(
         raise InputError(f"{name} has rows for integer positions only: round them, or use one without a table")
     if positions.axes == 1:
         sizes = (math.prod(sizes),)
+    elif len(sizes) == 1:
+        positions.require_one_axis(name)
     elif positions.axes != len(sizes):
         raise InputError(f"{name} takes {len(sizes)} coordinates per token (or one), got {positions.axes}")
     apart = prefix_tokens(at) if prefix else None
