@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import Binary, Integer, Learned, NoPE, Normalized, PerLayer, Positions, Rotary, Sinusoidal, Sum
+from posenc.transformer import Transformer, TransformerConfig
 from references import loops
 
 SHAPE = {"dim": 16, "num_heads": 2, "max_positions": 32, "causal": True}
@@ -233,3 +234,51 @@ def test_every_encoding_is_listed_and_its_papers_exist():
     assert repr(posenc.cite("rope")) == posenc.cite("rope")
     assert "Press" in posenc.cite("rope+alibi")
     assert posenc.cite("rope:rope_theta=1e+5+alibi") == posenc.cite("rope+alibi")
+
+
+def test_layers_take_turns_by_name():
+    encoding = posenc.create("shaw/shaw/none", head_dim=8, num_heads=2, num_layers=5)
+    assert isinstance(encoding, PerLayer)
+    shaw = encoding.at(0)[0]
+    assert encoding.at(1) == (shaw, 1)
+    assert encoding.at(2)[0].name == "none"
+    assert encoding.at(4) == (shaw, 3)
+    assert shaw.num_layers == 4, "as many tables as it has layers"
+    mixed = posenc.create("rope+alibi/t5", head_dim=8, num_heads=2)
+    assert [type(part).__name__ for part in mixed.at(0)[0]] == ["Rotary", "ALiBi"]
+    assert posenc.from_spec(mixed.spec()).spec() == mixed.spec()
+    with pytest.raises(posenc.InputError, match="write them into the text"):
+        posenc.create("rope/none", head_dim=8, rope_theta=5.0)
+
+
+def test_composites_pass_on_what_only_some_parts_do():
+    moves, sinks = posenc.SHAPE(50), posenc.LearnedSink(2)
+    both = Sum(moves, Learned(60, 8), sinks)
+    assert both.sites() == ("place", "embed", "sink")
+    turns = PerLayer(both, NoPE(), both)
+    assert turns.sink(1) is None
+    assert torch.equal(turns.sink(2), sinks.logits[0])
+    p = Positions.arange(4)
+    assert turns.eval().place(p, 2) is p
+    moved = turns.train().place(p, 3).q - p.q
+    assert moved.shape == (3, 4)
+    assert torch.equal(moved, moved[:, :1].expand(-1, 4)), "moved once, though the part stands for two layers"
+    assert posenc.CoPE(8).causal_only
+    assert Sum(NoPE(), posenc.CoPE(8)).causal_only
+    assert not both.causal_only
+
+
+def test_each_layer_of_a_turn_gets_its_own_projections():
+    model = Transformer(
+        TransformerConfig(5, dim=16, num_layers=4, num_heads=2), PerLayer(NoPE(), posenc.DeBERTaV2(16, 2, 8))
+    )
+    layers = [block.attention for block in model.blocks]
+    assert model.encoding.at(1)[0].projections == [(layers[i].query, layers[i].key) for i in (1, 3)]
+    assert not any("projections" in name for name, _ in model.named_parameters())
+
+
+def test_per_layer_parameters_end_where_they_end():
+    shaw = posenc.Shaw(8, 2, num_layers=3)
+    assert (shaw.own_layer(2), posenc.Shaw(8, 2).own_layer(7)) == (2, 0)
+    with pytest.raises(posenc.InputError, match="layer 3: this Shaw was made with num_layers=3"):
+        shaw.own_layer(3)

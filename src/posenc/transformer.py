@@ -165,8 +165,9 @@ class Transformer(nn.Module):
                     nn.init.normal_(module.weight, std=damping * module.in_features**-0.5)
 
     def query_damping(self, encoding: Encoding, layer: int) -> float:
-        """How much smaller a layer's queries start, so that scores have unit variance whatever the encoding's scale."""
-        return float(self.config.width**-0.5) / encoding.at(layer)[0].scale(self.config.width)
+        """How much smaller a layer's queries start where the encoding's scale is larger than usual, so that scores have
+        unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
+        return min(1.0, float(self.config.width**-0.5) / encoding.at(layer)[0].scale(self.config.width))
 
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1.

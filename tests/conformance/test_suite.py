@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-import posenc
 from posenc import Positions
 from posenc.bias import Dense, Relative
 from posenc.conformance import CHECKS, check
-from posenc.conformance.matrix import COLUMNS, named
+from posenc.conformance.matrix import named
 from posenc.conformance.suite import SLOW, Inapplicable, Subject, run
 from posenc.encoding import Encoding
 
@@ -211,17 +210,3 @@ def test_report_of_ones_own_encoding():
     refused = check(named("normalized"), slow=False)
     assert refused.passed
     assert "does not apply (its codes depend on the final length)" in str(refused)
-
-
-def test_every_check_has_a_column():
-    assert list(COLUMNS) == list(CHECKS)
-
-
-def test_named_is_create():
-    config = posenc.conformance.suite.DECODER
-    assert (
-        named("rope:rope_theta=500+alibi")(config).spec()
-        == posenc.create("rope:rope_theta=500+alibi", head_dim=4, num_heads=4).spec()
-    )
-    assert named("log_n")(config).train_length == 4
-    assert named("log_n:train_length=7")(config).train_length == 7

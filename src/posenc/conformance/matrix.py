@@ -1,9 +1,9 @@
-"""The conformance table of the docs, made by running every check on every encoding:
+"""The page of all encodings in the docs: what the code declares about each, and what holds for it.
 
 python -m posenc.conformance.matrix > docs/encodings.md
 """
 
-from posenc.conformance.suite import CHECKS, Make, Outcome, Subject, run
+from posenc.conformance.suite import CHECKS, Make, Subject, run
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create
 from posenc.listing import rows
@@ -21,6 +21,7 @@ COLUMNS = {
     "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled", "exported_is_eager": "exported",
 }  # fmt: skip
 """Check -> the head of its column."""
+MARKS = {True: "✓", False: "✗", None: "–"}
 
 
 def named(name: str) -> Make:
@@ -35,49 +36,63 @@ def named(name: str) -> Make:
     return make
 
 
-def outcomes(name: str) -> list[Outcome]:
-    """Every check on one encoding, in the order of COLUMNS."""
-    subject = Subject(named(name))
-    return [run(check, subject) for check in COLUMNS]
+def declared() -> list[str]:
+    """What each encoding is, as lines of Markdown."""
+    lines = [
+        "| name | class | acts on | options | learned | past the training length, its source says | equal to | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows():
+        cells = (
+            f"`{row['name']}`", f"`{row['class']}`", ", ".join(row["acts_on"]) or "nothing",
+            " ".join(f"`{option}`" for option in row["options"]), "yes" if row["learned"] else "no",
+            row["extrapolates"], row["equal_to"], "; ".join(row["papers"]) or "none",
+        )  # fmt: skip
+        lines.append(_line(cells))
+    return lines
+
+
+def holds() -> list[str]:
+    """Every check on every encoding, as lines of Markdown. Takes minutes."""
+    lines = [_line(("", *COLUMNS.values())), "|---" * (len(COLUMNS) + 1) + "|"]
+    for name in ENCODINGS:
+        subject = Subject(named(name))
+        lines.append(_line((f"`{name}`", *(MARKS[run(check, subject).holds] for check in COLUMNS))))
+    return lines
 
 
 def page() -> str:
-    """The whole page, in Markdown. Takes minutes: every check runs."""
-    found = rows()
-    marks = {True: "✓", False: "✗", None: "–"}
-    lines = [
-        "# The encodings",
-        "",
-        "Made by `python -m posenc.conformance.matrix` from what the code declares and from running every check.",
-        "",
-        "| name | class | acts on | options | learned | past the training length, its source says | equal to | paper |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in found:
-        cells = [
-            f"`{row['name']}`", f"`{row['class']}`", ", ".join(row["acts_on"]) or "nothing",
-            ", ".join(f"`{option}`" for option in row["options"]), "yes" if row["learned"] else "no",
-            row["extrapolates"], row["equal_to"], "; ".join(row["papers"]),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "## What holds for each",
-        "",
-        "Each encoding in a small decoder and encoder with grouped-query heads, in float64 unless the check is about another "
-        "dtype; `posenc.conformance.check` runs the same on an encoding of yours. "
-        "✓ holds · – does not apply, and is refused (codes that depend on the final length cannot be cached) · ✗ fails.",
-        "",
-        "| | " + " | ".join(COLUMNS.values()) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
-    ]
-    for name in ENCODINGS:
-        lines.append(f"| `{name}` | " + " | ".join(marks[outcome.holds] for outcome in outcomes(name)) + " |")
-    lines += ["", "The checks:", ""]
-    for check, head in COLUMNS.items():
-        lines.append(f"- **{head}**: {' '.join((CHECKS[check].__doc__ or '').split())}")
-    return "\n".join(lines)
+    """The whole page."""
+    checks = [f"- **{head}**: {' '.join((CHECKS[check].__doc__ or '').split())}" for check, head in COLUMNS.items()]
+    return "\n".join(
+        [
+            "# The encodings",
+            "",
+            "Made by `python -m posenc.conformance.matrix` from what the code declares and from running every check. Every one is "
+            "held against its formula, written as a loop over numbers in float64, and against what the column *equal to* names. "
+            "What each does, and its arguments, stand in its class's docstring: `help(posenc.Rotary)`.",
+            "",
+            *declared(),
+            "",
+            "## What holds for each",
+            "",
+            "Each in a small decoder (with grouped-query heads) and encoder, in float64 unless the check is about another dtype. "
+            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached · ✗ fails. "
+            "`posenc.conformance.check` runs the same on an encoding of yours.",
+            "",
+            *holds(),
+            "",
+            "The checks:",
+            "",
+            *checks,
+            "",
+        ]
+    )
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":
-    print(page())
+    print(page(), end="")

@@ -74,6 +74,7 @@ class Sinusoidal(Absolute):
     name = "sinusoidal"
     papers = ("vaswani2017attention",)
     extrapolates = "hoped for"
+    equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class Learned(Absolute):
     name = "learned"
     papers = ("gehring2017convolutional",)
     extrapolates = "no: undefined past the table"
+    equal_to = "transformers' BERT, GPT-2"
 
     def __init__(
         self, max_positions: int, dim: int, merge: str = "add", init_std: float = 0.02, beyond: str = "error"

@@ -30,6 +30,7 @@ class CoPE(Encoding):
     papers = ("golovneva2024contextual",)
     shift_invariant = True
     extrapolates = "yes: far keys share the last count"
+    equal_to = "x-transformers"
     causal_only = True
 
     def __init__(self, head_dim: int, num_layers: int = 1, num_counts: int = 64, scaled: bool = True) -> None:

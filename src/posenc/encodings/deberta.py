@@ -113,6 +113,7 @@ class DeBERTa(_Disentangled):
 
     name = "deberta"
     papers = ("he2021deberta",)
+    equal_to = "transformers' DeBERTa"
 
     def __init__(
         self,
@@ -143,6 +144,7 @@ class DeBERTaV2(_Disentangled):
 
     name = "deberta_v2"
     papers = ("he2021deberta", "he2023debertav3")
+    equal_to = "transformers' DeBERTa-v2"
 
     def __init__(
         self,

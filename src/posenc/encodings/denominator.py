@@ -23,6 +23,7 @@ class SoftmaxN(Encoding):
     papers = ("xiao2024efficient",)
     shift_invariant = True
     extrapolates = "no claim"
+    equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
 
     def __init__(self, n: float = 1.0) -> None:
         super().__init__()
@@ -45,6 +46,7 @@ class LearnedSink(Encoding):
     papers = ("openai2025gptoss",)
     shift_invariant = True
     extrapolates = "no claim"
+    equal_to = "transformers' gpt-oss"
 
     def __init__(self, num_heads: int, num_layers: int = 1) -> None:
         super().__init__()

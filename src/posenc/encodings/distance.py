@@ -42,6 +42,7 @@ class T5(_DistanceBias):
     name = "t5"
     papers = ("raffel2020exploring",)
     extrapolates = "yes: one bias for all far distances"
+    equal_to = "transformers' T5, MPNet"
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class ALiBi(_DistanceBias):
     name = "alibi"
     papers = ("press2022train",)
     extrapolates = "yes: trained short, tested long"
+    equal_to = "transformers' BLOOM, MPT"
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

@@ -40,6 +40,7 @@ class FLOATER(Encoding):
     name = "floater"
     papers = ("liu2020learning",)
     extrapolates = "yes: the flow goes on"
+    equal_to = "torchdiffeq's solvers"
 
     def __init__(
         self,

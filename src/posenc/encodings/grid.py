@@ -26,6 +26,7 @@ class GridSinusoidal(Absolute):
     name = "grid_sinusoidal"
     papers = ("he2022masked", "carion2020end")
     extrapolates = "hoped for"
+    equal_to = "transformers' ViTMAE, DETR"
     one_axis = False
 
     def __init__(

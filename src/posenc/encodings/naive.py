@@ -20,6 +20,7 @@ class NoPE(Encoding):
     papers = ("haviv2022transformer", "kazemnejad2023impact")
     shift_invariant = True
     extrapolates = "better than RoPE on small algorithmic tasks"
+    equal_to = "the same attention without it"
 
 
 class _Scalar(Absolute):

@@ -29,6 +29,7 @@ class PoPE(Encoding):
     papers = ("gopalakrishnan2025decoupling",)
     shift_invariant = True
     extrapolates = "yes: trained short, tested long"
+    equal_to = "x-transformers"
 
     def __init__(
         self, head_dim: int, num_heads: int, num_layers: int = 1, rope_theta: float = 10000.0, init: str = "uniform"

@@ -32,6 +32,7 @@ class Rotary(Encoding):
     papers = ("su2021roformer",)
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"
+    equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class PRotary(Rotary):
     name = "p_rope"
     papers = ("barbero2024round",)
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
+    equal_to = "transformers' proportional RoPE"
 
     def __init__(
         self,
@@ -134,6 +136,7 @@ class DecoupledRotary(Rotary):
 
     name = "decoupled_rope"
     papers = ("deepseek2024v2",)
+    equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
     def __init__(
@@ -167,6 +170,7 @@ class XPos(Rotary):
     name = "xpos"
     papers = ("sun2022length",)
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
+    equal_to = "x-transformers, rotary-embedding-torch"
 
     def __init__(
         self,

@@ -93,6 +93,7 @@ class AxialRotary(_AxesRotary):
     name = "axial_rope"
     papers = ("heo2024rotary",)
     extrapolates = "partly: holds at larger images, less so than learned directions"
+    equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
     def __init__(
         self,
@@ -154,6 +155,7 @@ class MRotary(_AxesRotary):
     name = "m_rope"
     papers = ("wang2024qwen2vl",)
     extrapolates = "partly: images and videos use up fewer numbers"
+    equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
     def __init__(
         self,

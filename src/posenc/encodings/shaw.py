@@ -31,6 +31,7 @@ class Shaw(ContentBias):
     papers = ("shaw2018self", "wei2019nezha")
     shift_invariant = True
     extrapolates = "yes: clipped distances exist at any length"
+    equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"
 
     def __init__(
         self,

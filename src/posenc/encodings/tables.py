@@ -88,6 +88,7 @@ class AxialTable(Absolute):
     name = "axial_table"
     papers = ("kitaev2020reformer",)
     extrapolates = "no: undefined past the table"
+    equal_to = "transformers' Reformer"
     one_axis = False
 
     def __init__(
@@ -137,6 +138,7 @@ class GridTable(Absolute):
     name = "grid_table"
     papers = ("dosovitskiy2021image",)
     extrapolates = "partly: to larger images by interpolation"
+    equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
     def __init__(

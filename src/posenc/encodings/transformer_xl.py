@@ -32,6 +32,7 @@ class TransformerXL(ContentBias):
     papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
     shift_invariant = True
     extrapolates = "yes: attends further back than in training"
+    equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class XLNet(TransformerXL):
     name = "xlnet"
     papers = ("yang2019xlnet", "dai2019transformer")
     extrapolates = "no claim made"
+    equal_to = "transformers' XLNet"
 
     def __init__(
         self,

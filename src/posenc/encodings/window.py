@@ -88,6 +88,7 @@ class WindowTable(_Window):
     name = "swin"
     papers = ("liu2021swin",)
     extrapolates = "no: undefined past the window; the table can be resized"
+    equal_to = "transformers' Swin"
 
     special_rows = 0
     """Rows after those of the offsets."""
@@ -163,6 +164,7 @@ class ClassWindowTable(WindowTable):
 
     name = "beit"
     papers = ("bao2022beit",)
+    equal_to = "transformers' BEiT"
     special_rows = 3
 
     def __init__(
@@ -209,6 +211,7 @@ class LogWindow(_Window):
     name = "swin_v2"
     papers = ("liu2022swin",)
     extrapolates = "yes: the function is defined for windows of any size"
+    equal_to = "transformers' Swin v2"
 
     def __init__(
         self,

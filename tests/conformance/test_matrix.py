@@ -1,0 +1,40 @@
+"""The page of all encodings in the docs is that of this code. What its marks say is tested in test_conformance."""
+
+from pathlib import Path
+
+import posenc
+from posenc.conformance.matrix import COLUMNS, MARKS, declared, named
+from posenc.conformance.suite import CHECKS, DECODER, SLOW, Subject, run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "encodings.md").read_text(encoding="utf-8")
+AGAIN = "run: python -m posenc.conformance.matrix > docs/encodings.md"
+
+
+def test_what_is_declared_is_on_the_page():
+    assert "\n".join(declared()) in PAGE, AGAIN
+    for check, head in COLUMNS.items():
+        assert f"- **{head}**: {' '.join(CHECKS[check].__doc__.split())}" in PAGE, AGAIN
+
+
+def test_every_encoding_has_a_row_of_marks_that_are_true():
+    start = PAGE.index("| | order is seen")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE[start:].split("\n\n")[0].splitlines()]
+    assert rows[0][1:] == list(COLUMNS.values()), AGAIN
+    assert [row[0].strip("`") for row in rows[2:]] == list(posenc.ENCODINGS), AGAIN
+    assert not any(MARKS[False] in row for row in rows)
+    for row in rows[2:]:
+        subject = Subject(named(row[0].strip("`")))
+        marked = {check for check, mark in zip(COLUMNS, row[1:], strict=True) if mark == MARKS[None]}
+        assert bool(marked) == subject.traits.needs_length
+        assert all(run(check, subject).holds is None for check in marked if check not in SLOW)
+
+
+def test_every_check_has_a_column():
+    assert list(COLUMNS) == list(CHECKS)
+
+
+def test_named_is_create():
+    text = "rope:rope_theta=500+alibi"
+    assert named(text)(DECODER).spec() == posenc.create(text, head_dim=4, num_heads=4).spec()
+    assert named("log_n")(DECODER).train_length == 4
+    assert named("log_n:train_length=7")(DECODER).train_length == 7
