@@ -263,7 +263,7 @@ def test_what_explain_says_is_what_happens():
     with torch.no_grad():
         assert "gradient" not in explain(q, k, v, T5(H), causal=True).reason
     packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]))
-    assert packed.extra_bytes == H * 64 * 64 * 4
+    assert packed.extra_bytes == 2 * H * 64 * 64 * 4, "the bias, and the bias with what is hidden"
     assert "MiB" in str(explain(*[torch.zeros(1, H, 600, D)] * 3, ALiBi(H), sink=0.0))
     assert explain(q, k, v, backend="reference").backend == "reference"
 

@@ -272,6 +272,7 @@ def test_each_layer_of_a_turn_gets_its_own_projections():
     model = Transformer(
         TransformerConfig(5, dim=16, num_layers=4, num_heads=2), PerLayer(NoPE(), posenc.DeBERTaV2(16, 2, 8))
     )
+    model(torch.zeros(1, 3, dtype=torch.long))
     layers = [block.attention for block in model.blocks]
     assert model.encoding.at(1)[0].projections == [(layers[i].query, layers[i].key) for i in (1, 3)]
     assert not any("projections" in name for name, _ in model.named_parameters())

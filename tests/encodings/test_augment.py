@@ -144,7 +144,7 @@ def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
         (lambda: Randomized(8, testing="never"), "testing 'never'"),
         (lambda: Randomized(8).place(Positions.arange(9), 1), "9 tokens does not fit"),
         (lambda: Randomized(8).place(Positions.arange(1, 5), 1), "whole sequence"),
-        (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "integer positions"),
+        (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
         (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
             torch.zeros(1, 4, 8), SHAPE(9).place(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
     ],

@@ -132,7 +132,6 @@ def test_log_n_keeps_entropy_from_growing():
         (lambda: LearnedSink(2, num_layers=2).sink(2), "layer 2"),
         (lambda: (SoftmaxN() + LearnedSink(2)).sink(), "several sinks"),
         (lambda: posenc.attention(*inputs(), LearnedSink(3)), "one logit per head"),
-        (lambda: LogN(8).rotate(*inputs()[:2], Positions.grid(7, 1)), "one coordinate"),
     ],
 )
 def test_refusals(make, message):
