@@ -41,9 +41,9 @@ def convert_layout(
 ) -> Tensor | dict[str, Tensor]:
     """Weights that make queries or keys, reordered so that rotating in the target layout gives the scores of the source.
 
-    Models in transformers mostly rotate in "half"; GPT-J, Meta's own Llama weights and llama.cpp's files of Llama models
-    are "interleaved". A weight run in the wrong one still loads, and the model talks nonsense. Only the order of channels within each
-    head changes: round trips are bit-equal, and dtype, device and gradient are kept.
+    Models in transformers mostly rotate in "half"; GPT-J, Meta's own Llama weights and llama.cpp's files of Llama
+    models are "interleaved". A weight run in the wrong one still loads, and the model talks nonsense. Only the order of
+    channels within each head changes: round trips are bit-equal, and dtype, device and gradient are kept.
 
     Args:
         weights: a tensor with the channels of all its heads along `axis`: a weight (heads * head_dim, dim), its bias
