@@ -3,8 +3,8 @@
 import pytest
 
 import posenc
+from posenc.conformance.checks import CHECKS, SLOW, Inapplicable, Subject
 from posenc.conformance.matrix import named
-from posenc.conformance.suite import CHECKS, SLOW, Inapplicable, Subject
 
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",

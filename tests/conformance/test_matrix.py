@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import posenc
+from posenc.conformance.checks import CHECKS, DECODER, SLOW, Subject
 from posenc.conformance.matrix import COLUMNS, MARKS, declared, named
-from posenc.conformance.suite import CHECKS, DECODER, SLOW, Subject, run
+from posenc.conformance.suite import run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "encodings.md").read_text(encoding="utf-8")
 AGAIN = "run: python -m posenc.conformance.matrix > docs/encodings.md"

@@ -7,9 +7,10 @@ from torch import nn
 import posenc
 from posenc import Positions
 from posenc.bias import Dense, Relative
-from posenc.conformance import CHECKS, check, suite
+from posenc.conformance import CHECKS, check, checks
+from posenc.conformance.checks import SLOW, Inapplicable, Subject
 from posenc.conformance.matrix import named
-from posenc.conformance.suite import SLOW, Inapplicable, Subject, run
+from posenc.conformance.suite import run
 from posenc.encoding import Encoding
 
 
@@ -218,14 +219,14 @@ def test_what_makes_no_encoding_is_said_once(make):
 
 
 def test_auto_may_not_refuse(monkeypatch):
-    whole = suite.attention
+    whole = checks.attention
 
     def refusing(*args, backend, **options):
         if backend == "auto":
             raise posenc.InputError("no")
         return whole(*args, backend=backend, **options)
 
-    monkeypatch.setattr(suite, "attention", refusing)
+    monkeypatch.setattr(checks, "attention", refusing)
     assert "auto refuses" in run("backends_agree", Subject(named("rope"))).reason
 
 

@@ -1,5 +1,6 @@
 """Checks for every encoding, importable by others: `check` runs them on an encoding of yours."""
 
-from posenc.conformance.suite import CHECKS, Outcome, Report, check
+from posenc.conformance.checks import CHECKS
+from posenc.conformance.suite import Outcome, Report, check
 
 __all__ = ["CHECKS", "Outcome", "Report", "check"]

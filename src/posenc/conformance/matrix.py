@@ -3,7 +3,8 @@
 python -m posenc.conformance.matrix > docs/encodings.md
 """
 
-from posenc.conformance.suite import CHECKS, Make, Subject, run
+from posenc.conformance.checks import CHECKS, Make, Subject
+from posenc.conformance.suite import run
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create
 from posenc.listing import rows
