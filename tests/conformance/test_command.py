@@ -57,7 +57,7 @@ def test_a_function_that_does_not_exits_with_1(capsys, folder):
     assert code == 1
     assert verdict == json.loads((folder / "new" / "conform.json").read_text())
     assert not verdict["passed"]
-    assert verdict["findings"][0].startswith("slopes wrong for 3, 12, 20, 25, 40, 71, 112 heads")
+    assert verdict["findings"][0].startswith("slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads")
 
 
 @pytest.mark.parametrize(
