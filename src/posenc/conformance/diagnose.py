@@ -59,10 +59,12 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
     every = golden.load()[kind]
     asked = [ask(caller, case) for case in every if caller.takes(case.arguments)]
     outcomes = [outcome for outcome in asked if outcome.refusal != NOT_OFFERED]
+    if exchanged := _exchanged(caller, outcomes):
+        return Verdict(kind, False, (exchanged,), (), None, len(outcomes), None)
     answered = [outcome for outcome in outcomes if outcome.answer]
     computes = _computes(kind, answered)
     findings = [
-        *_refusals(caller, outcomes),
+        *_refusals(outcomes),
         *_too_few(every, outcomes),
         *(_integers(answered) or _values(kind, caller, outcomes, computes)),
         *attention_factor(outcomes),
@@ -94,7 +96,7 @@ def _computes(kind: str, answered: Sequence[Outcome]) -> Explanation | None:
     return Explanation(kind) if all(outcome.right for outcome in answered) else explain(kind, answered)
 
 
-def _refusals(caller: Caller, outcomes: Sequence[Outcome]) -> list[str]:
+def _refusals(outcomes: Sequence[Outcome]) -> list[str]:
     refused = [outcome for outcome in outcomes if outcome.answer is None]
     if not outcomes:
         return ["offers none of the cases"]
@@ -102,19 +104,18 @@ def _refusals(caller: Caller, outcomes: Sequence[Outcome]) -> list[str]:
         return []
     first = refused[0]
     if len(refused) == len(outcomes):
-        return [_exchanged(caller, outcomes) or first.refusal]
+        return [first.refusal]
     return [f"refuses {len(refused)} of {len(outcomes)} legal cases: {first.refusal} for {_described(first.case)}"]
 
 
 def _exchanged(caller: Caller, outcomes: Sequence[Outcome]) -> str | None:
-    """Whether a function that refuses everything is right for x of (batch, seq, heads, head_dim)."""
-    if "x" not in caller.kind.arguments:
+    """Whether a function that refuses cases is right in all for x of (batch, seq, heads, head_dim)."""
+    if "x" not in caller.kind.arguments or all(outcome.answer for outcome in outcomes):
         return None
     for outcome in outcomes:
         x = torch.tensor(outcome.case.arguments["x"]).transpose(1, 2)
-        expected = outcome.expected.transpose(1, 2).tolist()
         turned = ask(caller, replace(outcome.case, arguments={**outcome.case.arguments, "x": x.tolist()}))
-        if turned.answer is None or not replace(turned, case=replace(turned.case, expected=expected)).right:
+        if turned.answer is None or not turned.equals(outcome.expected.transpose(1, 2)):
             return None
     return "takes x as (batch, seq, heads, head_dim), expected (batch, heads, seq, head_dim)"
 

@@ -71,7 +71,7 @@ NEAR, FAR = [0, 1, 2, 17, 255, 257], [3, 511, 2048, 4097, 32768, 131071]
 """Positions of the first texts anyone tries, and those past the usual trained lengths."""
 PACKED = [4, 5, 0, 1, 2, 0, 1]
 """Positions of texts that share a row: they repeat and go back."""
-JUMPY = [40, 3, 900, 3, 77, 257]
+JUMPY = [40, 3, 70000, 3, 77, 257]
 """As many positions as NEAR has, with the same last one."""
 NEXT = [1000]
 """A single token, as in generation."""

@@ -20,6 +20,8 @@ def of_angles(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Ten
         max((abs(v) for v in torch.tensor(arguments["x"]).flatten().tolist()), default=1.0) if "x" in arguments else 1.0
     )
     angles = torch.tensor(arguments["positions"], dtype=torch.float64).abs()[:, None] * 2.0**-22
+    if expected.shape[-2] != len(angles):  # (batch, seq, heads, head_dim), where that is suspected
+        angles = angles[:, None]
     return ((8 * eps + angles) * size).expand(expected.shape)
 
 
