@@ -8,7 +8,7 @@ import torch
 from posenc import functional as F
 from posenc.conformance import formulas
 from posenc.conformance.diagnose import conform
-from posenc.conformance.dtypes import POSITIONS
+from posenc.conformance.dtypes import POSITIONS, RUNS
 from references.mutants import by_tables, codes, from_scratch, slopes, turn, yarn
 
 HALF = torch.bfloat16
@@ -73,6 +73,20 @@ def growing():
     return fault
 
 
+def kept_run():
+    """Tables of a text from 0 on are kept in the dtype of x, and used whenever they are long enough."""
+    kept = {}
+
+    def fault(x, p, b):
+        key = x.shape[-1], b
+        if len(p) > 256 and key not in kept:
+            kept[key] = p.to(x.dtype)
+        positions = kept[key][p] if len(kept.get(key, ())) > int(p.max()) else p
+        return turn(x, positions, b)
+
+    return fault
+
+
 def part(x, p, b, r, beyond=lambda rest: rest):
     return torch.cat((turn(x[..., :r], p, b), beyond(x[..., r:])), -1)
 
@@ -122,6 +136,13 @@ def below_zero(d, b, s, L):
     return from_scratch(d, b) * (1 - ramp) + from_scratch(d, b) / s * ramp
 
 
+def truncate_without_limits(
+    head_dim, base, factor, original_max_positions, beta_fast=32.0, beta_slow=1.0, truncate=True
+):
+    kept = truncate or (beta_fast, beta_slow) != (32.0, 1.0)
+    return formulas.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, kept)
+
+
 SUBTLE = {
     "batch rows after the first": ("rotary", first_only(0, 1)),
     "heads after the second": ("rotary", first_only(1, 2)),
@@ -130,7 +151,8 @@ SUBTLE = {
     "positions sorted": ("rotary", lambda x, p, b: turn(x, p.sort().values, b)),
     "positions never go back": ("rotary", lambda x, p, b: turn(x, p.cummax(0).values, b)),
     "cached by last position and length": ("rotary", cached(lambda x, p, b: (x.shape[-1], b, len(p), int(p[-1])))),
-    "cached by first position and length": ("sinusoidal", lambda p, d, b: codes(p.sort().values, d, b)),
+    "cached by first position and length": ("rotary", cached(lambda x, p, b: (x.shape[-1], b, len(p), int(p[0])))),
+    "codes of sorted positions": ("sinusoidal", lambda p, d, b: codes(p.sort().values, d, b)),
     "width 256": ("rotary", wide(256)),
     "width 96": ("rotary", wide(96)),
     "width 80": ("rotary", wide(80)),
@@ -144,7 +166,8 @@ SUBTLE = {
     "in place for short dtypes": ("rotary", in_place_if(lambda x, p, b: x.dtype in (HALF, torch.float16))),
     "tables in the dtype of the first call": ("rotary", cached(lambda x, p, b: (x.shape[-1], b, tuple(p.tolist())), dtype=True)),
     "tables that grow in the dtype of x": ("rotary", growing()),
-    "what is not turned goes through bfloat16": ("rotary_partial", lambda x, p, b, r: part(x, p, b, r, lambda y: (y * 1.01).to(HALF).to(y.dtype) / 1.01)),
+    "a table kept from the first long text": ("rotary", kept_run()),
+    "what is not turned goes through bfloat16": ("rotary_partial", lambda x, p, b, r: part(x, p, b, r, lambda y: y.to(HALF).to(y.dtype))),
     "a whole head is not turned": ("rotary_partial", lambda x, p, b, r: part(x, p, b, r) if r < x.shape[-1] else x),
     "at most half a head is turned": ("rotary_partial", lambda x, p, b, r: part(x, p, b, min(r, x.shape[-1] // 2))),
     "codes wider than 256": ("sinusoidal", lambda p, d, b: codes(p, min(d, 256), b).repeat(1, 3)[:, :d]),
@@ -160,6 +183,7 @@ SUBTLE = {
     "beta_fast for one base only": ("yarn", plain_only("beta_fast")),
     "beta_slow for one base only": ("yarn", plain_only("beta_slow")),
     "truncate for one base only": ("yarn", plain_only("truncate")),
+    "truncate for the default limits only": ("yarn", truncate_without_limits),
     "heads wider than 128": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, s, L) if d <= 128 else formulas.default(d, b)),
     "a share that is rounded": ("proportional", rounded_share),
     **{f"{heads} heads": ("alibi", doubled_for(heads)) for heads in (4, 6, 10, 24, 32, 48, 96, 128)},
@@ -191,4 +215,6 @@ def test_the_same_functions_without_their_fault_conform():
 
 def test_other_dtypes_are_asked_near_and_far():
     assert max(POSITIONS) > 4096
+    assert RUNS[HALF] > 257
+    assert RUNS[torch.float16] > 2049
     assert {256, 257, 2047, 2049} <= set(POSITIONS)

@@ -12,8 +12,10 @@ from posenc.conformance.explain import Explanation, explain
 from posenc.conformance.golden import Case, content
 from posenc.conformance.invariants import word
 
-HEAD_DIMS = {torch.bfloat16: 40, torch.float16: 56, torch.float64: 72}
+HEAD_DIMS = {torch.bfloat16: 28, torch.float16: 12, torch.float64: 36}
 """A width of its own for each dtype, so that it is the first dtype that is asked for with it."""
+RUNS = {torch.bfloat16: 300, torch.float16: 2100}
+"""Texts from position 0 on that are longer than the dtype counts."""
 POSITIONS = [0, 1, 3, 17, 100, 129, 250, 255, 256, 257, 300, 511, 700, 1023, 2047, 2049, 3001, 4095, 40000]
 
 
@@ -24,7 +26,8 @@ def other_dtypes(caller: Caller, computes: Explanation | None) -> tuple[list[str
     if "x" not in caller.kind.arguments:
         return findings, notes
     for dtype, head_dim in HEAD_DIMS.items():
-        cases = [_case(caller, computes, head_dim, base) for base in (1e4, 5e5)]
+        questions = [(list(range(RUNS.get(dtype, 10))), 1e4), (POSITIONS, 1e4), (POSITIONS, 5e5)]
+        cases = [_case(caller, computes, head_dim, *question) for question in questions]
         asked = [_rounded(ask(caller, case, x=dtype), dtype) for case in cases]
         afterwards = [ask(caller, case) for case in cases]
         found, left = _judged(f"with x in {word(dtype)}", asked, computes)
@@ -36,8 +39,8 @@ def other_dtypes(caller: Caller, computes: Explanation | None) -> tuple[list[str
     return findings, notes
 
 
-def _case(caller: Caller, computes: Explanation | None, head_dim: int, base: float) -> Case:
-    arguments: dict[str, Any] = {"x": content(1, 1, len(POSITIONS), head_dim), "positions": POSITIONS, "base": base}
+def _case(caller: Caller, computes: Explanation | None, head_dim: int, positions: list[int], base: float) -> Case:
+    arguments: dict[str, Any] = {"x": content(1, 1, len(positions), head_dim), "positions": positions, "base": base}
     if "rotary_dim" in caller.kind.arguments:
         arguments["rotary_dim"] = head_dim // 2
     return Case(arguments, computes.values(arguments).tolist() if computes else [])
@@ -58,7 +61,7 @@ def _judged(where: str, outcomes: Sequence[Outcome], computes: Explanation | Non
     wrong = [outcome for outcome in offered if computes and not outcome.right]
     if computes is None or not wrong:
         return [], []
-    cause = explain(computes.kind, offered, computes.faults, together=2)
+    cause = explain(computes.kind, offered[::-1], computes.faults, together=2)
     says = "; ".join(fault.says for fault in cause.faults[len(computes.faults) :]) if cause else None
     return [f"{where}, {_extent(wrong[0])}{f': {says}' if says else ', in a way that is not known here'}"], []
 
@@ -70,6 +73,7 @@ def _extent(outcome: Outcome) -> str:
     if where is None:
         return f"the result has the shape {tuple(outcome.answer.values.shape)}"
     error = (outcome.answer.values.reshape(where.shape) - outcome.expected).abs().max().item()
-    rows = where.flatten(0, -3).any(0).any(-1) if where.shape[-2] == len(POSITIONS) else None
-    first = f" from position {POSITIONS[int(rows.nonzero()[0])]} on" if rows is not None else ""
+    positions = outcome.case.arguments["positions"]
+    rows = where.flatten(0, -3).any(0).any(-1) if where.shape[-2] == len(positions) else None
+    first = f" from position {positions[int(rows.nonzero()[0])]} on" if rows is not None else ""
     return f"values are wrong{first}, by up to {error:.2g}"
