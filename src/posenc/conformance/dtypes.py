@@ -34,8 +34,7 @@ def other_dtypes(caller: Caller, computes: Explanation | None) -> tuple[list[str
         findings += found
         notes += left
         if not left:
-            found, _ = _judged(f"in float32, after calls with x in {word(dtype)}", afterwards, computes)
-            findings += found
+            findings += _kept(f"in float32, after calls with x in {word(dtype)}", afterwards, computes)
     return findings, notes
 
 
@@ -64,6 +63,15 @@ def _judged(where: str, outcomes: Sequence[Outcome], computes: Explanation | Non
     cause = explain(computes.kind, offered[::-1], computes.faults, together=2)
     says = "; ".join(fault.says for fault in cause.faults[len(computes.faults) :]) if cause else None
     return [f"{where}, {_extent(wrong[0])}{f': {says}' if says else ', in a way that is not known here'}"], []
+
+
+def _kept(where: str, outcomes: Sequence[Outcome], computes: Explanation | None) -> list[str]:
+    """What earlier calls have left behind; what it is differs from question to question, so no cause is looked for."""
+    refused = [outcome for outcome in outcomes if outcome.answer is None]
+    if refused:
+        return [f"{where}: {refused[0].refusal}"]
+    wrong = [outcome for outcome in outcomes if computes and not outcome.right]
+    return [f"{where}, {_extent(wrong[0])}"] if wrong else []
 
 
 def _extent(outcome: Outcome) -> str:
