@@ -25,8 +25,8 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
-def main() -> dict[str, tuple[float, float]]:
-    torch.manual_seed(0)
+def main(seed: int = 0) -> dict[str, tuple[float, float]]:
+    torch.manual_seed(seed)
     mask = torch.tensor([[1] * 12, [0] * 5 + [1] * 7])
     x, errors = torch.randn(2, 12, 64), {}
     for name in ("sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi"):

@@ -1,7 +1,8 @@
-"""A RoFormer-style encoder (Su et al. 2021): bidirectional, interleaved rotation, trained to fill in masked tokens.
+"""A RoFormer-style encoder (Su et al. 2021): bidirectional, interleaved rotation, trained to fill in hidden tokens.
 
-Each text repeats a random motif, so a hidden token stands one motif further on: an encoder that knows distances finds
-it, one that sees a bag of tokens can only guess among them.
+Each text is a random motif of six different tokens, four times over, and each token of the motif is hidden once. An
+encoder that knows distances finds it one motif further on. One that does not sees a bag: three of each token, and six
+masks that are all alike and so get the same guess, which is right for one of the six.
 """
 
 import torch
@@ -10,14 +11,15 @@ from torch.nn import functional as F
 import posenc
 from posenc.transformer import Transformer, TransformerConfig
 
-VOCAB, MOTIF, LENGTH = 24, 6, 24
+VOCAB, MOTIF, REPEATS = 24, 6, 4
 MASK = VOCAB  # one token more
 
 
 def texts(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts, and the same with a quarter of the tokens hidden: (count, LENGTH) each."""
-    whole = torch.randint(VOCAB, (count, MOTIF)).repeat(1, LENGTH // MOTIF)
-    return whole, whole.masked_fill(torch.rand(whole.shape) < 0.25, MASK)
+    """Texts, and the same with a quarter of the tokens hidden: (count, MOTIF * REPEATS) each."""
+    whole = torch.rand(count, VOCAB).argsort(-1)[:, :MOTIF].repeat(1, REPEATS)
+    hidden = F.one_hot(torch.randint(REPEATS, (count, MOTIF)), REPEATS).mT.flatten(1).bool()
+    return whole, whole.masked_fill(hidden, MASK)
 
 
 def accuracy(encoding: str, steps: int = 120, seed: int = 0) -> float:

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
+from posenc.transformer import Transformer, TransformerConfig
 from references import loops
 
 BACKENDS = ["reference", "sdpa"]
@@ -263,7 +265,7 @@ def test_what_explain_says_is_what_happens():
     with torch.no_grad():
         assert "gradient" not in explain(q, k, v, T5(H), causal=True).reason
     packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]))
-    assert packed.extra_bytes == H * 64 * 64 * 4
+    assert packed.extra_bytes == 2 * H * 64 * 64 * 4, "the bias, and the bias with what is hidden"
     assert "MiB" in str(explain(*[torch.zeros(1, H, 600, D)] * 3, ALiBi(H), sink=0.0))
     assert explain(q, k, v, backend="reference").backend == "reference"
 
@@ -349,3 +351,60 @@ def test_bad_input_is_named():
     for call, message in cases:
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "name", ["sandwich", "rope", "shaw:terms=keys", "deberta", "tupe", "complex_order", "mixed_rope"]
+)
+def test_autocast_rounds_neither_biases_nor_angles(name, backend, dtype):
+    encoding = posenc.create(name, dim=32, num_heads=4, head_dim=8, max_positions=400, causal=True)
+    q, k, v = (torch.randn(1, 4, 400, 8).to(dtype) for _ in range(3))
+    x = torch.randn(1, 400, 32).to(dtype)
+    positions = Positions.arange(400, causal=True)
+    alone = attention(q, k, v, encoding, positions, backend=backend), encoding.embed(x, positions)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = attention(q, k, v, encoding, positions, backend=backend), encoding.embed(x, positions)
+    assert torch.equal(within[0], alone[0])
+    assert within[0].dtype == dtype
+    assert torch.allclose(within[1].float(), alone[1].float(), atol=0.05)
+
+
+def test_scales_of_layers_that_take_turns_inside_sums():
+    q, k, v = tensors(5, 5)
+    turns = posenc.PerLayer(posenc.PerLayer(T5(H), posenc.NoPE()), Rotary(D)).double()
+    for layer, wanted in ((0, turns.parts[0].parts[0]), (1, Rotary(D)), (2, None), (3, Rotary(D))):
+        assert torch.equal(attention(q, k, v, turns, layer=layer), attention(q, k, v, wanted))
+    summed = posenc.PerLayer(posenc.NoPE(), turns.parts[0].parts[0]) + posenc.SoftmaxN()
+    assert torch.equal(attention(q, k, v, summed, layer=0), attention(q, k, v, sink=0.0))
+    assert torch.equal(attention(q, k, v, summed, layer=1), attention(q, k, v, turns.parts[0].parts[0], sink=0.0))
+
+
+def test_a_sink_that_is_no_number():
+    with pytest.raises(posenc.InputError, match="sink=nan"):
+        attention(*tensors(3, 3), sink=float("nan"))
+
+
+@pytest.mark.parametrize("name", ["integer", "complex_order", "mixed_rope", "rope", "sinusoidal", "kerple"])
+def test_fractional_positions_of_inference_mode_meet_training(name):
+    encoding = posenc.create(name, dim=16, num_heads=2, max_positions=16, causal=True).double()
+    with torch.inference_mode():
+        positions = Positions.from_ids(torch.tensor([[0.0, 0.5, 1.0]], dtype=torch.float64))
+    x = torch.randn(1, 3, 16, dtype=torch.float64, requires_grad=True)
+    q = encoding.embed(x, positions).unflatten(-1, (2, 8)).transpose(1, 2)
+    attention(q, q, q, encoding, positions).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("outer", [torch.bfloat16, torch.float32])
+def test_an_encoding_of_another_dtype_than_its_model(outer):
+    inner = torch.float32 if outer == torch.bfloat16 else torch.bfloat16
+    config = TransformerConfig(7, dim=16, num_layers=2, num_heads=2)
+    for name in posenc.ENCODINGS:
+        encoding = posenc.create(name, dim=16, num_heads=2, num_layers=2, max_positions=16, causal=True)
+        model = Transformer(config, encoding).to(outer)
+        encoding.to(inner)
+        out = model.eval()(torch.arange(6)[None])
+        assert out.dtype == outer, name
+        assert out.isfinite().all(), name

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,8 +20,10 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_snippets_run(path):
-    names: dict[str, object] = {}
+def test_snippets_run(path, monkeypatch):
+    page = ModuleType(path.stem)  # as at a prompt, a class of a snippet can be pickled
+    monkeypatch.setitem(sys.modules, path.stem, page)
+    names = page.__dict__
     for block in blocks(path, "python"):
         exec(compile(block, path.name, "exec"), names)
     if path.name == "README.md":

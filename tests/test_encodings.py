@@ -1,5 +1,8 @@
 """Absolute codes against the formulas, the registry, specs, composition, and refusals."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -272,6 +275,7 @@ def test_each_layer_of_a_turn_gets_its_own_projections():
     model = Transformer(
         TransformerConfig(5, dim=16, num_layers=4, num_heads=2), PerLayer(NoPE(), posenc.DeBERTaV2(16, 2, 8))
     )
+    model(torch.zeros(1, 3, dtype=torch.long))
     layers = [block.attention for block in model.blocks]
     assert model.encoding.at(1)[0].projections == [(layers[i].query, layers[i].key) for i in (1, 3)]
     assert not any("projections" in name for name, _ in model.named_parameters())
@@ -282,3 +286,67 @@ def test_per_layer_parameters_end_where_they_end():
     assert (shaw.own_layer(2), posenc.Shaw(8, 2).own_layer(7)) == (2, 0)
     with pytest.raises(posenc.InputError, match="layer 3: this Shaw was made with num_layers=3"):
         shaw.own_layer(3)
+
+
+def test_bibtex_is_whole():
+    for name in posenc.ENCODINGS:
+        for entry in posenc.cite(name).split("\n\n"):
+            assert entry.count("{") == entry.count("}"), entry
+            assert not entry or entry.endswith("\n}")
+
+
+def test_positions_are_moved_once_for_all_layers():
+    with pytest.raises(posenc.InputError, match="moved once for all layers"):
+        posenc.create("shape+rope/shape+alibi", head_dim=8, num_heads=2)
+
+
+def test_more_turns_than_layers():
+    encoding = posenc.create("rope/rope/rope/kerple", head_dim=8, num_heads=2, num_layers=2)
+    assert encoding.at(3)[0].num_layers == 1
+
+
+def test_mixed_rope_takes_parameters_from_outside():
+    model = Transformer(TransformerConfig(5, dim=16, num_layers=2, num_heads=2), posenc.MixedRotary(8, 2, 2)).double()
+    x = torch.arange(5)[None]
+    given = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    out = torch.func.functional_call(model, given, (x,))
+    assert torch.equal(out, model(x))
+    assert torch.autograd.grad(out.square().sum(), given["encoding.frequency"])[0].any()
+
+
+def test_each_packed_image_has_its_own_prefix():
+    image = Positions.grid(1, 2, prefix=1)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    ids = torch.cat((image.q, image.q), 1)
+    packed = replace(Positions.from_ids(ids), q_document=documents, k_document=documents)
+    table = posenc.GridTable(8, 1, 2, prefix=1).double()
+    alone = codes(table, image)
+    assert torch.equal(codes(table, packed), torch.cat((alone, alone), 1))
+
+
+def test_t5_has_no_bucket_between_distances():
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(posenc.InputError, match="whole distances"):
+        posenc.attention(q, q, q, posenc.T5(2), Positions.from_ids([0.0, 0.5, 1.0]))
+
+
+def test_floater_is_pickled_without_its_trajectory():
+    model = Transformer(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), posenc.FLOATER(2, 4, 8))
+    before = len(pickle.dumps(model.encoding))
+    with torch.no_grad():
+        model(torch.zeros(1, 200, dtype=torch.long))
+    assert len(pickle.dumps(model.encoding)) < before + 2000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rotary(8, rope_theta=float("inf")), "base=inf"),
+        (lambda: posenc.XPos(8, gamma=float("inf")), "gamma=inf"),
+        (lambda: posenc.ComplexOrder(8, base=float("inf")), "base=inf"),
+        (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer -1"),
+    ],
+)
+def test_numbers_that_are_none(make, message):
+    with pytest.raises(posenc.InputError, match=message):
+        make()

@@ -81,7 +81,7 @@ def test_the_target_layout_gives_the_scores_of_the_source(source, target, shape,
     assert all(torch.equal(a, b) for a, b in zip(back, weights + biases, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_dtype_and_every_bit_are_kept(dtype):
     weight = torch.randn(24, 5).mul(40).to(dtype)
     there = convert_layout(weight, 12, "half", "interleaved", rotary_dim=8)
@@ -100,6 +100,12 @@ def test_weights_stay_on_their_device():
     with torch.device("meta"):
         converted = convert_layout(weight, 32, "half", "interleaved")
     assert torch.equal(converted, convert_layout(weight, 32, "half", "interleaved")), "the default device is no matter"
+
+
+def test_heads_may_have_an_axis_of_their_own():
+    weight = torch.randn(3, 8, 5)  # (heads, head_dim, dim)
+    converted = convert_layout(weight, 8, "half", "interleaved", axis=1)
+    assert torch.equal(converted.flatten(0, 1), convert_layout(weight.flatten(0, 1), 8, "half", "interleaved"))
 
 
 def test_gradients_return_to_the_channels_they_came_from():
@@ -222,7 +228,7 @@ def test_a_state_dict_is_converted_where_its_names_say():
     state = {
         "layers.0.q_proj.weight": torch.randn(16, 5), "layers.0.q_proj.bias": torch.randn(16),
         "layers.1.q_proj.weight": torch.randn(16, 5), "layers.0.v_proj.weight": torch.randn(16, 5),
-        "layers.0.q_proj.lora_A.weight": torch.randn(8, 5), "eq_proj.weight": torch.randn(16, 5),
+        "layers.0.q_proj._extra_state": None, "eq_proj.weight": torch.randn(16, 5), "scale": torch.randn(16),
     }  # fmt: skip
     converted = convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
     assert list(converted) == list(state)
@@ -230,8 +236,72 @@ def test_a_state_dict_is_converted_where_its_names_say():
     assert changed == {"layers.0.q_proj.weight", "layers.0.q_proj.bias", "layers.1.q_proj.weight"}
     for name in changed:
         assert torch.equal(converted[name], convert_layout(state[name], 8, "half", "interleaved"))
+    once = convert_layout(state, 8, "half", "interleaved", names=iter(["q_proj"]))
+    assert {name for name in state if once[name] is not state[name]} == changed, "names that can be read only once"
     one = convert_layout(state, 8, "half", "interleaved", names=["layers.1.q_proj"])
     assert {name for name in state if one[name] is not state[name]} == {"layers.1.q_proj.weight"}
+
+
+@pytest.mark.parametrize(
+    ("base", "lora_a", "lora_b"),
+    [
+        (
+            "q_proj.base_layer.weight",
+            "q_proj.lora_A.default.weight",
+            "q_proj.lora_B.default.weight",
+        ),  # peft, in a model
+        ("q_proj.weight", "q_proj.lora_A.weight", "q_proj.lora_B.weight"),  # peft, as saved
+        ("q_proj.weight", "q_proj.lora_A", "q_proj.lora_B"),  # loralib
+    ],
+)
+def test_a_lora_adapter_is_converted_with_its_weight(base, lora_a, lora_b):
+    rank = 16  # a multiple of head_dim: no shape tells A from B
+    state = {base: torch.randn(24, 5), lora_a: torch.randn(rank, 5), lora_b: torch.randn(24, rank)}
+    state = {f"layers.0.{name}": weight.double() for name, weight in state.items()}
+    converted = convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+    merged, want = (weight + b @ a for weight, a, b in (converted.values(), state.values()))
+    assert_close(merged, convert_layout(want, 8, "half", "interleaved"), **EXACT)
+    transposed = state | {f"layers.0.{base}": state[f"layers.0.{base}"].T}  # GPT-2 keeps (dim, out), peft never
+    with pytest.raises(InputError, match=r"lora_A.* merge its adapter first"):
+        convert_layout(transposed, 8, "half", "interleaved", axis=1, names=["q_proj"])
+
+
+@pytest.mark.parametrize(
+    "part", ["lora_magnitude_vector.default.weight", "lora_B_scale", "hada_w1_a", "parametrizations.weight.original0"]
+)
+def test_other_adapters_are_refused(part):
+    state = {"q_proj.weight": torch.randn(24, 5), f"q_proj.{part}": torch.randn(24, 5)}
+    with pytest.raises(InputError, match=f"q_proj.{part} is no weight or bias .* merge its adapter first"):
+        convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+
+
+QUANTISED = {
+    "GPTQ": {"qweight": (torch.int32, 3, 24), "qzeros": (torch.int32, 1, 3), "scales": (torch.float16, 1, 24)},
+    "GPTQ's order of rows": {"bias": (torch.float16, 24), "g_idx": (torch.int32, 24)},
+    "bitsandbytes, 4 bits": {"weight": (torch.uint8, 288, 1), "weight.absmax": (torch.float32, 16)},
+    "bitsandbytes, 8 bits": {"weight": (torch.int8, 24, 24), "SCB": (torch.float32, 24)},
+    "DeepSeek's fp8": {"weight": (torch.float8_e4m3fn, 256, 128), "weight_scale_inv": (torch.float32, 2, 1)},
+    "compressed-tensors": {"weight_packed": (torch.int32, 24, 3), "weight_scale": (torch.bfloat16, 24, 1)},
+}
+
+
+@pytest.mark.parametrize("parameters", QUANTISED.values(), ids=QUANTISED)
+def test_quantised_weights_are_refused(parameters):
+    state = {f"q_proj.{name}": torch.zeros(shape).to(dtype) for name, (dtype, *shape) in parameters.items()}
+    with pytest.raises(InputError, match=r"^q_proj\..* convert before quantising"):
+        convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qkv", "qkv_proj", "to_qkv", "Wqkv", "linear_qkv", "query_key_value", "c_attn", "W_pack", "in_proj", "to_kv",
+        "kv_proj", "kv_b_proj", "layers.0.attn.qkv_proj",
+    ],
+)  # fmt: skip
+def test_matrices_that_hold_values_too_are_refused(name):
+    with pytest.raises(InputError, match=rf"names has '{name}'.* split it first"):
+        convert_layout({f"{name}.weight": torch.zeros(48, 5)}, 8, "half", "interleaved", names=[name])
 
 
 WEIGHT = torch.zeros(24, 5)
@@ -259,7 +329,27 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
         (STATE, (8, "half", "interleaved", {"names": "q_proj"}), "names='q_proj': list"),
         (STATE, (8, "half", "interleaved", {"names": []}), "names=.*: list"),
         (STATE, (8, "half", "interleaved", {"names": ["k_proj"]}), "unknown module 'k_proj': did you mean 'q_proj'"),
-        (STATE, (8, "half", "interleaved", {"names": ["q_proj"]}), r"axis=0: layers.0.q_proj.scale has shape \(\)"),
+        (STATE, (8, "half", "interleaved", {"names": ["q_proj"]}), r"layers.0.q_proj.scale is no weight or bias"),
+        (STATE, (8, "half", "interleaved", {"names": ["layers.0"]}), r"layers.0.q_proj.weight is no weight or bias"),
+        (STATE, (8, "half", "interleaved", {"names": iter([])}), "names=.*: list"),
+        (STATE, (8, "half", "interleaved", {"names": 5}), "names=5: list"),
+        (STATE, (8, "half", "interleaved", {"names": [5]}), "unknown module 5: known are q_proj"),
+        ({"q_weight": WEIGHT}, (8, "half", "interleaved", {"names": ["q_weight"]}), "no key of weights is in a module"),
+        (
+            {"q.weight": WEIGHT.numpy()},
+            (8, "half", "interleaved", {"names": ["q"]}),
+            "q.weight is a ndarray: pass tensors",
+        ),
+        (WEIGHT.numpy(), (8,), "weights are a ndarray: pass a tensor"),
+        (WEIGHT.int(), (8,), "weights is torch.int32, as quantised weights are: convert before quantising"),
+        (torch.zeros(()), (8,), r"axis=0: weights has shape \(\)"),
+        (torch.zeros(8, 8, 5), (8,), r"axis=0: weights has shape \(8, 8, 5\): pass the axis of the channels, 1 of"),
+        (torch.zeros(8, 8, 5), (8, "half", "interleaved", {"axis": -3}), "axis=-3: .* pass the axis of the channels"),
+        (WEIGHT, (8.0,), "head_dim=8.0: it must be an integer"),
+        (WEIGHT, ("8",), "head_dim='8': it must be an integer"),
+        (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 4.0}), "rotary_dim=4.0: it must be an integer"),
+        (WEIGHT, (8, "half", "interleaved", {"rotary_start": 4.0}), "rotary_start=4.0: it must be an integer"),
+        (WEIGHT, (8, "half", "interleaved", {"axis": None}), "axis=None: it must be an integer"),
     ],
 )
 def test_bad_input_is_refused(weights, arguments, message):

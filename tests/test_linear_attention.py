@@ -90,7 +90,7 @@ def test_padding_changes_nothing_whatever_stands_in_it(causal):
     assert_close(again[:1, :, 6:], alone, **EXACT)
 
 
-@pytest.mark.parametrize("encoding", [Rotary(6), posenc.XPos(6, scale_base=8.0), posenc.PoPE(6, 4).double(), None])
+@pytest.mark.parametrize("encoding", [Rotary(6), Rotary(6, layout="interleaved") + posenc.NoPE(), None])
 def test_decoding_with_a_cache_is_the_full_pass(encoding):
     q, k, v = tensors()
     full = linear_attention(q, k, v, encoding, causal=True)
@@ -180,3 +180,17 @@ class _Largest(torch.utils._python_dispatch.TorchDispatchMode):
 def test_bad_input(make, message):
     with pytest.raises(InputError, match=message):
         make(*tensors())
+
+
+YARN = {"name": "yarn", "factor": 16, "original_max_positions": 64}
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [posenc.XPos(6), posenc.PoPE(6, 4), posenc.LogN(8), Rotary(6, schedule=YARN), Rotary(6) + posenc.LogN(8)],
+    ids=repr,
+)
+def test_what_changes_norms_is_refused(encoding):
+    """The denominator has no rotation to follow it: weights of a constant would no longer add up."""
+    with pytest.raises(posenc.InputError, match="changes the norms"):
+        linear_attention(*tensors(), encoding)

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import posenc
 from posenc import InputError, Positions
+from posenc.positions import prefix_tokens
 
 
 def dense(positions: Positions) -> list[list[list[bool]]]:
@@ -165,4 +167,48 @@ def test_moving_and_sharing():
 )
 def test_bad_input_is_named(make, message):
     with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "positions",
+    [
+        Positions.arange(7), Positions.arange(3, 4), Positions.arange(2, torch.tensor([5, 0, 3])),
+        Positions.from_mask(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])), Positions.packed([2, 1, 4]),
+        Positions.packed(document_ids=torch.tensor([[3, 1, 3, -1, 1], [0, 0, 0, 0, 0]])), Positions.from_ids([5, 5, 2]),
+        Positions.from_mask(torch.tensor([[0, 1, 1, 1]]), 2),
+    ],
+)  # fmt: skip
+def test_visible_counts_are_the_masks(positions, causal):
+    positions = positions.with_causal(causal)
+    mask = positions.mask()[:, 0].sum(-1)
+    assert torch.equal(positions.visible_counts().expand_as(mask), mask)
+
+
+def test_visible_counts_of_cross_attention():
+    assert Positions.cross(Positions.arange(3), Positions.arange(40)).visible_counts().tolist() == [[40] * 3]
+
+
+def test_text_and_image_meet():
+    text, image = Positions.arange(3), Positions.grid(2, 2)
+    p = Positions.cross(text, image)
+    assert p.q[0].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert Positions.cross(image, text).k[0].tolist() == [[0, 0], [1, 1], [2, 2]]
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64) for n in (3, 4, 4))
+    assert posenc.attention(q, k, v, posenc.AxialRotary(8), p).shape == q.shape
+    with pytest.raises(posenc.InputError, match="one coordinate"):
+        posenc.attention(q, k, v, posenc.Rotary(8), p)
+    with pytest.raises(posenc.InputError, match="2 coordinates, keys with 3"):
+        Positions.cross(image, Positions.grid(2, 2, 2))
+
+
+def test_prefix_tokens_are_whole():
+    assert prefix_tokens(torch.tensor([[-1, -1], [-1, 0]])).tolist() == [True, False]
+    assert not prefix_tokens(torch.tensor([[-1.0, -1.0]])).any(), "the corner of an image that spans -1 .. 1"
+
+
+@pytest.mark.parametrize("make", [lambda: Positions.arange(2.5), lambda: Positions.packed([2.7, 3.9])])
+def test_tokens_are_counted_in_whole_numbers(make):
+    with pytest.raises(posenc.InputError, match="whole"):
         make()

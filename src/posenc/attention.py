@@ -38,18 +38,21 @@ def attention(
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them.
         causal: overrides the positions' own causality.
-        scale: overrides the encoding's factor of q . k.
+        scale: overrides the encoding's factor of q . k; terms that an encoding makes of q or k (Shaw's, DeBERTa's)
+            keep their own.
         sink: logit of an extra key whose value is zero, a number or one per head (num_heads,): 0.0 is softmax_1,
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
         backend: "auto" (the fastest exact one), "sdpa", or "reference".
 
-    A query that sees no key gets zeros. Raises InputError for shapes that do not fit, an unknown backend, or a
-    backend that cannot serve the request (the message says why).
+    A query that sees no key gets zeros. The dtype is q's also under autocast, which would round biases and angles.
+    Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
+    message says why).
     """
-    problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer)
-    return _choose(problem, backend).attend(problem)
+    with torch.autocast(q.device.type, enabled=False):
+        problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer)
+        return _choose(problem, backend).attend(problem)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,6 @@ def _problem(
     terms, factor = [], float(head_dim**-0.5)
     values: Values | None = None
     if encoding is not None:
-        encoding, layer = encoding.at(layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
         added = encoding.values(positions, layer)
         if isinstance(added, KeyValues):
@@ -118,11 +120,13 @@ def _problem(
         else:
             values = added
         sink = encoding.sink(layer) if sink is None else sink
-        factor = encoding.scale(head_dim) if scale is None else scale
+        factor = encoding.scale_of(layer, head_dim) if scale is None else scale
         q, k = encoding.rotate(q, k, positions, layer)
     elif scale is not None:
         factor = scale
     logit = None
+    if isinstance(sink, float) and sink != sink:
+        raise InputError("sink=nan: pass a number, or -inf for none")
     if sink is not None:
         logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):

@@ -48,6 +48,18 @@ class Encoding(nn.Module):
     """Positions the encoding is defined for; None: any."""
     num_layers: int = 1
     """Layers with parameters of their own; 1: all share the same."""
+    rotates_last: ClassVar[bool] = False
+    """In a sum, `rotate` comes after that of the others."""
+
+    @property
+    def sees_order(self) -> bool:
+        """Whether it can tell one order of the tokens from another in a model where every query sees every key."""
+        return not set(self.sites()) <= {"place", "scale", "sink"}
+
+    @property
+    def isometric(self) -> bool:
+        """Whether `rotate` turns queries and keys without changing their norms, if it does anything."""
+        return "rotate" not in self.sites()
 
     def place(self, positions: Positions, batch: int) -> Positions:
         """Where the tokens of a forward pass count as being, for every layer: applied once by the model, before
@@ -80,7 +92,8 @@ class Encoding(nn.Module):
 
     def share(self, projections: Sequence[Projections]) -> None:
         """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
-        through them; the model calls this once. Modules are kept as references and stay the model's."""
+        through them. The model calls this in every forward pass, so an encoding may serve several models. Modules are
+        kept as references and stay the model's."""
 
     def own_layer(self, layer: int) -> int:
         """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
@@ -90,13 +103,17 @@ class Encoding(nn.Module):
         """
         if self.num_layers == 1:
             return 0
-        if layer >= self.num_layers:
+        if not 0 <= layer < self.num_layers:
             raise InputError(f"layer {layer}: this {type(self).__name__} was made with num_layers={self.num_layers}")
         return layer
 
     def at(self, layer: int) -> tuple["Encoding", int]:
         """The encoding that acts in a layer, and which of its own layers that is."""
         return self, layer
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        """`scale` in a layer."""
+        return self.scale(head_dim)
 
     # ---------------------------------------------------------------- what every encoding can do
 
@@ -165,6 +182,14 @@ class _Composite(Encoding):
         return positions
 
     @property
+    def sees_order(self) -> bool:
+        return any(part.sees_order for part in self)
+
+    @property
+    def isometric(self) -> bool:
+        return all(part.isometric for part in self)
+
+    @property
     def causal_only(self) -> bool:  # type: ignore[override]
         return any(part.causal_only for part in self)
 
@@ -209,8 +234,10 @@ class Sum(_Composite):
         return x
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        for part in self:
-            q, k = part.rotate(q, k, positions, layer)
+        for last in (False, True):
+            for part in self:
+                if part.rotates_last == last:
+                    q, k = part.rotate(q, k, positions, layer)
         return q, k
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
@@ -233,8 +260,18 @@ class Sum(_Composite):
             part.share(projections)
 
     def scale(self, head_dim: int) -> float:
+        return self.agreed([part.scale(head_dim) for part in self], head_dim)
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        return self.agreed([part.scale_of(layer, head_dim) for part in self], head_dim)
+
+    def agreed(self, scales: list[float], head_dim: int) -> float:
+        """The scale of the sum: that of the part that wants an unusual one.
+
+        Raises:
+            InputError: parts that want different ones.
+        """
         usual = super().scale(head_dim)
-        scales = [part.scale(head_dim) for part in self]
         unusual = {scale for scale in scales if scale != usual}
         if len(unusual) > 1:
             raise InputError(f"the sum's parts want different scales {sorted(unusual)}: pass scale= to attention")
@@ -246,6 +283,14 @@ class PerLayer(_Composite):
     layer. Each part counts only the layers that are its own."""
 
     name = "per_layer"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*parts)
+        if sum("place" in part.sites() for part in dict.fromkeys(self)) > 1:
+            raise InputError(
+                "several layers' encodings move positions, which are moved once for all layers: let the layers share one "
+                "object, or add it outside, as in SHAPE() + PerLayer(...)"
+            )
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         parts = list(self)
@@ -275,6 +320,10 @@ class PerLayer(_Composite):
     def share(self, projections: Sequence[Projections]) -> None:
         for part in dict.fromkeys(self):
             part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        part, own = self.at(layer)
+        return part.scale_of(own, head_dim)
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}

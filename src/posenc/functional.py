@@ -32,7 +32,7 @@ def frequency_curve(
         InputError: odd dim, base not above 0, unknown curve, or a power curve that is not increasing.
     """
     check_even("dim", dim)
-    if not base > 0:
+    if not 0 < base < math.inf:
         raise InputError(f"base={base}: must be a positive number")
     if curve not in CURVES:
         raise unknown("curve", curve, CURVES)

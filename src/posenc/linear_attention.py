@@ -45,7 +45,7 @@ def linear_attention(
     denominator is zero, such as one that sees no key, gets zeros.
 
     Raises:
-        InputError: shapes that do not fit, or an encoding that acts on scores or values.
+        InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
     positions = placed(q, k, v, encoding, positions, causal)
     if chunk_size < 1:
@@ -54,7 +54,11 @@ def linear_attention(
     fq, fk = feature(q.to(precise)), feature(k.to(precise))
     rq, rk = fq, fk
     if encoding is not None:
-        encoding, layer = encoding.at(layer)
+        if not encoding.isometric:
+            raise InputError(
+                f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
+                "turns them, such as rope"
+            )
         refused = [site for site in ("bias", "values", "scale", "sink") if site in encoding.sites()]
         if refused:
             raise InputError(

@@ -77,8 +77,8 @@ class Positions:
         Raises:
             InputError: n < 1 or a negative offset.
         """
-        if n < 1:
-            raise InputError(f"n={n}: a sequence needs at least one token")
+        if n < 1 or isinstance(n, float):
+            raise InputError(f"n={n}: a sequence needs at least one token, and whole ones")
         if isinstance(offset, Tensor):
             if offset.dim() != 1 or offset.is_floating_point() or int(offset.min()) < 0:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
@@ -164,7 +164,9 @@ class Positions:
                     )
                 sizes = edges.diff()
             else:
-                sizes = torch.as_tensor(lengths, device=device).long()
+                sizes = torch.as_tensor(lengths, device=device)
+                if sizes.is_floating_point():
+                    raise InputError(f"lengths={sizes.tolist()}: documents have whole numbers of tokens")
             if sizes.dim() != 1 or len(sizes) == 0 or int(sizes.min()) < 1:
                 raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
             document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
@@ -216,11 +218,22 @@ class Positions:
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
         """Cross-attention: where `queries` are, against where `keys` are and which of them are valid.
 
-        Documents carry over when both sides are packed: document i of the queries sees document i of the keys.
+        Documents carry over when both sides are packed: document i of the queries sees document i of the keys. Where
+        one side has one coordinate, as text has, and the other several, its tokens are at that number on every axis.
+
+        Raises:
+            InputError: sides of several coordinates that are not as many.
         """
+        q, k, axes = queries.q, keys.k, max(queries.axes, keys.k.shape[2] if keys.k.dim() == 3 else 1)
+        if q.dim() != k.dim():
+            q, k = (x[..., None].expand(-1, -1, axes) if x.dim() == 2 else x for x in (q, k))
+        if q.dim() == 3 and q.shape[2] != k.shape[2]:
+            raise InputError(
+                f"queries with {q.shape[2]} coordinates, keys with {k.shape[2]}: give both as many, or one"
+            )
         together = queries.q_document is not None and keys.k_document is not None
         return cls(
-            q=queries.q, k=keys.k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid,
+            q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
         )  # fmt: skip
 
@@ -300,6 +313,30 @@ class Positions:
         counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
         return counts.scatter_add_(1, index, valid.long()).gather(1, index)
 
+    def visible_counts(self) -> Tensor:
+        """How many keys each query sees, (batch or 1, num_queries)."""
+        if self.all_visible:
+            return torch.full_like(self.q_order, self.num_keys)
+        if self.valid is None and self.q_document is None and self.start is not None:
+            return (self.q_order - self.k_order[:, :1] + 1).clamp(0, self.num_keys)
+        # keys in line by document and order, so that two searches count those a query sees
+        rows = self.batch
+        documents = [torch.zeros_like(o) if d is None else d for o, d in
+                     ((self.q_order, self.q_document), (self.k_order, self.k_document))]  # fmt: skip
+        sizes = [self.num_queries, self.num_keys]
+        _, index = torch.cat([d.expand(rows, -1) for d in documents], 1).unique(return_inverse=True)
+        of_q, of_k = index.split(sizes, 1)
+        orders = torch.cat([o.expand(rows, -1) for o in (self.q_order, self.k_order)], 1)
+        orders = orders - orders.amin(1, keepdim=True)
+        span = orders.amax(1, keepdim=True) + 1
+        q_order, k_order = orders.split(sizes, 1)
+        line = of_k * span + k_order
+        if self.valid is not None:
+            line = line.masked_fill(~self.valid.expand(rows, -1), torch.iinfo(torch.long).max)
+        line = line.sort(1).values
+        last = of_q * span + (q_order if self.causal else span - 1)
+        return torch.searchsorted(line, last, right=True) - torch.searchsorted(line, of_q * span)
+
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that every layer of this forward pass can share, made once. Only for values without gradient:
         the same Positions may serve several steps of training."""
@@ -367,13 +404,16 @@ def _ids(name: str, ids: Ids) -> Tensor:
 
 
 def prefix_tokens(coordinates: Tensor) -> Tensor:
-    """Which tokens have no place on a grid, such as [CLS]: -1 on every axis. (..., axes) -> (...) bool."""
-    return (coordinates == -1).all(-1)
+    """Which tokens have no place on a grid, such as [CLS]: the integer -1 on every axis. (..., axes) -> (...) bool.
+    Fractional coordinates may run from -1 to 1, and have none."""
+    found = (coordinates == -1).all(-1)
+    return found & False if coordinates.is_floating_point() else found
 
 
 def exact(ids: Tensor) -> Tensor:
-    """Positions as float64, where the device has it."""
-    return ids.float() if ids.device.type == "mps" else ids.double()
+    """Positions as float64, where the device has it; those made in inference mode may meet training later."""
+    found = ids.float() if ids.device.type == "mps" else ids.double()
+    return found.clone() if found is ids and ids.is_inference() and not torch.is_inference_mode_enabled() else found
 
 
 def _is_binary(mask: Tensor) -> bool:

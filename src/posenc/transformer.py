@@ -147,8 +147,6 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.weight
         # registered last: the host's initial weights do not depend on what the encoding draws
         self.encoding = encoding
-        layers = [block.attention for block in self.blocks if isinstance(block, Block)]
-        encoding.share([(layer.query, layer.key) for layer in layers])
 
     def reset_parameters(self, encoding: Encoding) -> None:
         """Normal weights of variance 1 / fan-in; what writes into the residual stream is damped by its depth, and the
@@ -167,7 +165,7 @@ class Transformer(nn.Module):
     def query_damping(self, encoding: Encoding, layer: int) -> float:
         """How much smaller a layer's queries start where the encoding's scale is larger than usual, so that scores have
         unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
-        return min(1.0, float(self.config.width**-0.5) / encoding.at(layer)[0].scale(self.config.width))
+        return min(1.0, float(self.config.width**-0.5) / encoding.scale_of(layer, self.config.width))
 
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1.
@@ -180,6 +178,8 @@ class Transformer(nn.Module):
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
         positions = self.encoding.place(positions.with_causal(self.config.causal), len(tokens))
+        layers = [block.attention for block in self.blocks if isinstance(block, Block)]
+        self.encoding.share([(layer.query, layer.key) for layer in layers])
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
         for layer, block in enumerate(self.blocks):
             x = self.encoding.embed(x, positions, layer)

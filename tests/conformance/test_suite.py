@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+import posenc
 from posenc import Positions
 from posenc.bias import Dense, Relative
-from posenc.conformance import CHECKS, check
+from posenc.conformance import CHECKS, check, suite
 from posenc.conformance.matrix import named
 from posenc.conformance.suite import SLOW, Inapplicable, Subject, run
 from posenc.encoding import Encoding
@@ -81,6 +82,16 @@ class Buffered(Encoding):
         return Relative(lambda head, distance: -self.slopes[head] * distance.abs() / 100, 4, positions)
 
 
+class Clamped(Encoding):
+    """Positions that end at 30."""
+
+    shift_invariant = True
+
+    def bias(self, q, k, positions, layer=0):
+        moved = positions.moved(lambda ids, order: ids.clamp(max=30))
+        return Relative(lambda head, distance: -0.3 * distance.abs(), 4, moved)
+
+
 class Forgetful(Encoding):
     """A spec that loses what was asked for, and shares its table with its copies."""
 
@@ -114,13 +125,16 @@ class Remembers(Encoding):
 
 
 class Coarse(Encoding):
-    """Angles in the dtype of the queries."""
+    """RoPE with positions in the dtype of the queries: neighbours meet where bfloat16 holds no more whole numbers."""
 
     shift_invariant = True
 
     def rotate(self, q, k, positions, layer=0):
-        angle = lambda ids: (ids.to(q.dtype) * 1000 + 0.7)[:, None, :, None]  # noqa: E731
-        return (q * angle(positions.q).cos(), k * angle(positions.k).cos())
+        def turned(x, ids):
+            angles = ids.to(x.dtype)[:, None, :, None] * torch.tensor([1.0, 0.01], dtype=x.dtype)
+            return posenc.functional.rotary(x, angles.cos(), angles.sin())
+
+        return turned(q, positions.q), turned(k, positions.k)
 
 
 class Reads(Encoding):
@@ -191,6 +205,28 @@ def test_each_check_finds_what_it_is_there_for(name):
     outcome = run(name, subject)
     assert outcome.holds is False
     assert outcome.reason
+
+
+def test_positions_that_end_are_found_by_moving_far():
+    assert run("shift_invariant_as_declared", Subject(lambda config: Clamped())).holds is False
+
+
+@pytest.mark.parametrize("make", [posenc.Rotary, posenc.Rotary(4), lambda config: None, lambda config: nn.Linear(2, 2)])
+def test_what_makes_no_encoding_is_said_once(make):
+    with pytest.raises(posenc.InputError, match="pass a function from a model's config to an encoding"):
+        check(make)
+
+
+def test_auto_may_not_refuse(monkeypatch):
+    whole = suite.attention
+
+    def refusing(*args, backend, **options):
+        if backend == "auto":
+            raise posenc.InputError("no")
+        return whole(*args, backend=backend, **options)
+
+    monkeypatch.setattr(suite, "attention", refusing)
+    assert "auto refuses" in run("backends_agree", Subject(named("rope"))).reason
 
 
 @pytest.mark.parametrize(("what", "check_name"), [("length", "cached_is_full"), ("decoder", "padded_is_unpadded")])

@@ -144,7 +144,7 @@ def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
         (lambda: Randomized(8, testing="never"), "testing 'never'"),
         (lambda: Randomized(8).place(Positions.arange(9), 1), "9 tokens does not fit"),
         (lambda: Randomized(8).place(Positions.arange(1, 5), 1), "whole sequence"),
-        (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "integer positions"),
+        (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
         (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
             torch.zeros(1, 4, 8), SHAPE(9).place(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
     ],
@@ -152,3 +152,41 @@ def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
 def test_refusals(make, message):
     with pytest.raises(posenc.InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("encoding", [SHAPE(9), CAPE()], ids=repr)
+def test_a_cache_cannot_be_trained_on(encoding):
+    """What was cached has been moved by another draw."""
+    with pytest.raises(posenc.InputError, match="whole sequence"):
+        encoding.train().place(Positions.arange(2, 3), 1)
+    assert encoding.eval().place(Positions.arange(2, 3), 1).start == (3, 0)
+
+
+def test_prefix_tokens_stay():
+    moved = SHAPE(9).train().place(Positions.grid(2, 2, prefix=1), 3).q
+    assert (moved[:, 0] == -1).all()
+    assert (moved[:, 1] >= 0).all()
+    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no place"):
+        CAPE().train().place(Positions.grid(2, 2, prefix=1), 1)
+
+
+def test_cape_on_a_grid_moves_each_axis():
+    positions = Positions.grid(3, 4)
+    shift = CAPE(5.0, 0.0, 1.0).train().place(positions, 50).q - positions.q
+    assert torch.allclose(shift, shift[:, :1].expand_as(shift), atol=1e-12)
+    assert (shift[:, 0, 0] != shift[:, 0, 1]).all()
+    jittered = CAPE(0.0, 0.5, 1.0).train().place(positions, 50).q - positions.q
+    assert jittered.abs().max() <= 0.5
+    assert len(jittered.unique()) == jittered.numel()
+
+
+@pytest.mark.parametrize("ids", [[5, 6, 7], [-1, 0, 1], [0, 1, 3], [0.0, 1.0, 2.0]])
+@pytest.mark.parametrize("training", [True, False])
+def test_randomized_places_texts_that_count_from_0(ids, training):
+    with pytest.raises(posenc.InputError, match=r"0 \.\. n-1"):
+        Randomized(16).train(training).place(Positions.from_ids(ids), 1)
+
+
+def test_randomized_places_of_long_texts_stay_apart():
+    spread = Randomized(20000).eval().place(Positions.arange(20000), 1).q
+    assert (spread.diff() > 0).all()

@@ -204,8 +204,8 @@ def test_shared_projections_stay_the_models():
     assert {name.split(".")[0] for name, _ in model.encoding.named_parameters()} == {"table", "layer_norm"}
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         query = other.blocks[1].attention.query
-        assert other.encoding.projections[1][0] is query
         assert torch.equal(other(x), model(x))
+        assert other.encoding.projections[1][0] is query
         before = other(x)
         nn.init.zeros_(query.weight)  # reaches the content terms and the queries of the table
         assert not torch.equal(other(x), before)
@@ -216,9 +216,24 @@ def test_shared_projections_get_the_tables_gradient():
     model, x = shared_model(), torch.arange(6)[None] % 7
     weight = model.blocks[0].attention.key.weight
     (full,) = torch.autograd.grad(model(x).square().sum(), weight)
-    model.encoding.share([(p, lambda t, k=k: k(t).detach()) for p, k in model.encoding.projections])
+    detached = [(p, lambda t, k=k: k(t).detach()) for p, k in model.encoding.projections]
+    model.encoding.share = lambda projections: DeBERTaV2.share(model.encoding, detached)
     (content_alone,) = torch.autograd.grad(model(x).square().sum(), weight)
     assert (full - content_alone).abs().max() > 1e-6
+
+
+def test_one_encoding_serves_two_models_and_follows_layers_that_are_replaced():
+    model, x = shared_model(), torch.arange(6)[None] % 7
+    before = model(x)
+    wider = TransformerConfig(7, dim=8, num_layers=2, num_heads=2, mlp_ratio=2.0)
+    Transformer(wider, model.encoding).double()(x)
+    assert torch.equal(model(x), before)
+    attention = model.blocks[0].attention
+    attention.key = copy.deepcopy(attention.key)
+    assert torch.equal(model(x), before)
+    nn.init.zeros_(attention.key.weight)
+    model(x)
+    assert model.encoding.projections[0][1] is attention.key
 
 
 def test_projections_that_were_never_given():

@@ -132,9 +132,30 @@ def test_log_n_keeps_entropy_from_growing():
         (lambda: LearnedSink(2, num_layers=2).sink(2), "layer 2"),
         (lambda: (SoftmaxN() + LearnedSink(2)).sink(), "several sinks"),
         (lambda: posenc.attention(*inputs(), LearnedSink(3)), "one logit per head"),
-        (lambda: LogN(8).rotate(*inputs()[:2], Positions.grid(7, 1)), "one coordinate"),
     ],
 )
 def test_refusals(make, message):
     with pytest.raises(posenc.InputError, match=message):
         make()
+
+
+def test_log_n_counts_what_is_seen():
+    q, k, _ = inputs(n=6)
+    factor = lambda n: max(1.0, math.log(n) / math.log(3)) if n else 1.0  # noqa: E731
+    for positions in (
+        Positions.arange(6), Positions.packed([2, 4], causal=True), Positions.from_ids([[0, 0, 5, 5, 9, 9]], causal=True),
+        Positions.from_mask(torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]), causal=True),
+    ):  # fmt: skip
+        seen = positions.mask()[:, 0].sum(-1).tolist()
+        expected = torch.tensor([[factor(n) for n in row] for row in seen], dtype=torch.float64)
+        found = LogN(3).rotate(q, k, positions)[0] / q
+        assert torch.allclose(found, expected[:, None, :, None].expand_as(found), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rope", "swin_v2", "pope", "transformer_xl"])
+def test_log_n_scales_scores_wherever_it_stands_in_a_sum(name):
+    q, k, v = inputs(kv_heads=4)
+    other = posenc.create(name, dim=24, num_heads=4, head_dim=6, max_positions=16, causal=True).double()
+    turned = [posenc.attention(q, k, v, sum_, causal=True) for sum_ in (LogN(3) + other, other + LogN(3))]
+    assert torch.equal(*turned)
+    assert not torch.allclose(turned[0], posenc.attention(q, k, v, other, causal=True), atol=1e-4)

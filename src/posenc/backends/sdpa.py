@@ -39,7 +39,8 @@ class SDPA:
         if not problem.bias and problem.sink is None:
             return "a dense bool mask", positions.batch * queries * keys + widened, "contiguous positions need no mask"
         rows = max([positions.batch, *(term.batch for term in problem.bias)])
-        return "a dense float mask", rows * heads * queries * keys * max(size, 4) + widened, ""
+        tensors = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
+        return "a dense float mask", max(tensors, 1) * rows * heads * queries * keys * max(size, 4) + widened, ""
 
     def attend(self, problem: Problem) -> Tensor:
         if _trains_sink(problem):

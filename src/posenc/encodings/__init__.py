@@ -95,7 +95,7 @@ def create(
         }  # fmt: skip
         own = dict.fromkeys(texts, num_layers)
         if composite is PerLayer and num_layers is not None:
-            own = {text: sum(texts[i % len(texts)] == text for i in range(num_layers)) for text in texts}
+            own = {text: max(1, sum(texts[i % len(texts)] == text for i in range(num_layers))) for text in texts}
         made = {text: create(text, num_layers=own[text], **shape) for text in own}
         return composite(*(made[text] for text in texts))
     name, *written = name.strip().split(":")

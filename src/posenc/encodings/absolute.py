@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_beyond, check_sizes, check_std, check_word
@@ -60,7 +60,7 @@ class Absolute(Encoding):
             return x * (1 + codes)
         if self.merge == "product":
             return x * codes
-        return self.projection(torch.cat((x, codes.expand_as(x)), -1))
+        return linear(torch.cat((x, codes.expand_as(x)), -1), self.projection.weight.to(x.dtype))
 
 
 class Sinusoidal(Absolute):

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_sizes, check_word
 from posenc.errors import InputError
-from posenc.positions import Positions, exact
+from posenc.positions import Positions, exact, prefix_tokens
 
 
 class SHAPE(Encoding):
@@ -36,15 +36,23 @@ class SHAPE(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if not self.training:
             return positions
+        _require_whole(positions, "SHAPE draws one shift for a whole sequence in training")
         shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
-        return positions.moved(lambda ids, order: ids + _beside(shift, ids))
+
+        def place(ids: Tensor, order: Tensor) -> Tensor:
+            if ids.dim() == 2:
+                return ids + shift
+            return torch.where(prefix_tokens(ids)[..., None], ids, ids + shift[..., None])
+
+        return positions.moved(place)
 
 
 class CAPE(Encoding):
     """Augmented continuous positions: in training a shift and a stretch per sequence and a jitter per token.
 
     p' = (p + shift + jitter) * stretch, shift ~ U(-max_shift, max_shift), jitter ~ U(-max_jitter, max_jitter),
-    ln stretch ~ U(-ln max_stretch, ln max_stretch). Positions become fractional: tables of integers cannot follow.
+    ln stretch ~ U(-ln max_stretch, ln max_stretch); on a grid, shift and jitter are drawn for each axis. Positions
+    become fractional and may fall below zero, where encodings with tables, T5 and FLOATER cannot follow.
     centre: also subtract the mean position of the sequence, in training and after it; the mean is not known before
     the text has ended, so this is for encoders.
     Source: Likhomanenko et al. 2021, section 3; defaults are those of the authors' text example.
@@ -75,26 +83,26 @@ class CAPE(Encoding):
 
     def place(self, positions: Positions, batch: int) -> Positions:
         if self.centre:
+            positions.require_one_axis("CAPE(centre=True)")
             _require_whole(positions, "CAPE(centre=True) subtracts the mean position")
             mean = (positions.lengths() - 1) / 2  # of positions that count from 0
             positions = positions.moved(lambda ids, order: exact(ids) - mean)
         if not self.training:
             return positions
-        device = positions.q.device
+        _require_whole(positions, "CAPE draws one shift and stretch for a whole sequence in training")
+        ids = positions.q
+        if ids.dim() == 3 and not torch.compiler.is_compiling() and bool(prefix_tokens(ids).any()):
+            raise InputError(
+                "CAPE moves every token, and [CLS] has no place to be moved from: give it the patches alone"
+            )
 
-        def uniform(width: int, largest: float) -> Tensor:
-            return (2 * torch.rand(batch, width, dtype=torch.float64, device=device) - 1) * largest
+        def uniform(n: int, largest: float, axes: tuple[int, ...] = ()) -> Tensor:
+            return (2 * torch.rand(batch, n, *axes, dtype=torch.float64, device=ids.device) - 1) * largest
 
-        shift, stretch = uniform(1, self.max_shift), uniform(1, math.log(self.max_stretch)).exp()
-        # a key's jitter has to be its query's: drawn per place in the order, of which there are no more than these
-        places = positions.num_queries + positions.num_keys
-        jitter = uniform(places, self.max_jitter)
-
-        def place(ids: Tensor, order: Tensor) -> Tensor:
-            own = jitter.gather(1, order.clamp(max=places - 1).expand(batch, -1))
-            return (exact(ids) + shift + own) * stretch
-
-        return positions.moved(place)
+        axes = tuple(ids.shape[2:])
+        stretch = uniform(1, math.log(self.max_stretch), (1,) * len(axes)).exp()
+        moved = (exact(ids) + uniform(1, self.max_shift, axes) + uniform(ids.shape[1], self.max_jitter, axes)) * stretch
+        return positions.moved(lambda ids, order: moved)
 
 
 class Randomized(Encoding):
@@ -115,7 +123,7 @@ class Randomized(Encoding):
         super().__init__()
         check_sizes(max_length=max_length)
         check_word("testing", testing, ("spread", "random", "plain"))
-        self.max_length, self.testing = max_length, testing
+        self.max_length, self.testing, self.max_positions = max_length, testing, max_length
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]
@@ -129,25 +137,26 @@ class Randomized(Encoding):
         if not self.training and self.testing == "plain":
             return positions
         _require_whole(positions, "Randomized spreads a text's positions over max_length")
+        positions.require_one_axis("Randomized")
         lengths = positions.lengths()
-        if not torch.compiler.is_compiling() and int(lengths.max()) > self.max_length:
-            raise InputError(
-                f"max_length={self.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
-                "make it the longest length to prepare for"
-            )
+        if not torch.compiler.is_compiling():
+            if int(lengths.max()) > self.max_length:
+                raise InputError(
+                    f"max_length={self.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
+                    "make it the longest length to prepare for"
+                )
+            inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
+            if positions.q.is_floating_point() or not bool(inside.all()):
+                raise InputError("Randomized places texts whose positions are 0 .. n-1: leave them so, or use CAPE")
         if self.training or self.testing == "random":
             drawn = self._drawn(positions, lengths, batch)
             return positions.moved(lambda ids, order: drawn)
         # the mean of the k-th of n sorted draws, rounded down: steps are at least 1, so no two positions meet
-        return positions.moved(
-            lambda ids, order: ((ids + 1) * (self.max_length + 1)).div(lengths + 1).floor().long() - 1
-        )
+        return positions.moved(lambda ids, order: (ids + 1) * (self.max_length + 1) // (lengths + 1) - 1)
 
     def _drawn(self, positions: Positions, lengths: Tensor, batch: int) -> Tensor:
         """(batch, n): a sorted sample without replacement for every document of every row."""
         ids, device = positions.q, positions.q.device
-        if ids.is_floating_point():
-            raise InputError("Randomized draws integer positions: give it integer positions, or use CAPE")
         document = torch.zeros_like(positions.q_order)
         if positions.q_document is not None:
             document = positions.q_document.unique(return_inverse=True)[1]
@@ -162,13 +171,7 @@ class Randomized(Encoding):
         return drawn[row, document, ids.expand(batch, -1)]
 
 
-def _beside(shift: Tensor, ids: Tensor) -> Tensor:
-    """A number per row, shaped to be added to (rows, n) or (rows, n, axes) positions."""
-    return shift.view(-1, *[1] * (ids.dim() - 1))
-
-
 def _require_whole(positions: Positions, user: str) -> None:
-    positions.require_one_axis(user)
     if positions.num_queries != positions.num_keys:
         raise InputError(
             f"{user}, so it needs the whole sequence: only {positions.num_queries} of {positions.num_keys} tokens are "

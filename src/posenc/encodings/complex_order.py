@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_sizes
@@ -34,7 +35,7 @@ class ComplexOrder(Encoding):
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(dim=dim)
-        if not base > 0:
+        if not 0 < base < float("inf"):
             raise InputError(f"base={base}: must be a positive number")
         self.dim, self.base = dim, base
         self.frequency = nn.Linear(dim, dim)
@@ -50,7 +51,10 @@ class ComplexOrder(Encoding):
     def waves(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Real and imaginary part of the words at the queries' positions: two (batch, seq, dim)."""
         at = exact(positions.q)[..., None]
-        angles = self.frequency(x).to(at.dtype) * at + self.phase(x)
+        with torch.autocast(x.device.type, enabled=False):  # a rounded frequency is far off at a late position
+            precise = x.to(at.dtype)
+            omega = linear(precise, self.frequency.weight.to(at.dtype), self.frequency.bias.to(at.dtype))
+            angles = omega * at + linear(precise, self.phase.weight.to(at.dtype))
         return x * angles.cos().to(x.dtype), x * angles.sin().to(x.dtype)
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
@@ -59,4 +63,4 @@ class ComplexOrder(Encoding):
         if x.shape[-1] != self.dim:
             raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
         positions.require_one_axis(type(self).__name__)
-        return self.projection(torch.cat(self.waves(x, positions), -1))
+        return linear(torch.cat(self.waves(x, positions), -1), self.projection.weight.to(x.dtype))

@@ -197,7 +197,9 @@ class DeBERTaV2(_Disentangled):
                 f"DeBERTaV2 has no query and key projection for layer {layer}: give it the model's by "
                 "share([(query, key), ...]), one pair per layer, or make it with shared=False"
             )
-        heads = self.projections[layer][side](table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        project = self.projections[layer][side]
+        weight = getattr(project, "weight", table)  # the model's own dtype, whatever the queries have been cast to
+        heads = project(table.to(weight.dtype)).to(dtype).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return heads.repeat_interleave(self.num_heads // heads.shape[0], 0)
 
 

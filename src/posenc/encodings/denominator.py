@@ -59,16 +59,19 @@ class LearnedSink(Encoding):
 
 
 class LogN(Encoding):
-    """Queries scaled by the logarithm of what they see, ln(n) / ln(train_length) for the n-th token, so that attention
-    does not thin out as a text grows.
+    """Queries scaled by the logarithm of how many keys they see, ln(n) / ln(train_length), so that attention does not
+    thin out as a text grows.
 
-    train_length: where the factor is 1. clip: leave the tokens before it as they are, max(1, factor), which makes it
-    usable without training; False applies it everywhere, for models trained so. Scales q . k, not biases.
+    train_length: where the factor is 1. clip: leave queries that see fewer as they are, max(1, factor), which makes it
+    usable without training; False applies it everywhere, for models trained so. Scales q . k, not biases, and in a
+    sum after every other encoding's rotation.
     Source: Su, kexue.fm/archives/8823 and 9706 (clipped); Chiang and Cholak 2022, section 5.3.
     """
 
     name = "log_n"
     papers = ("chiang2022overcoming",)
+    shift_invariant = True
+    rotates_last = True
     extrapolates = "yes: entropy stays level"
 
     def __init__(self, train_length: int, clip: bool = True) -> None:
@@ -77,11 +80,15 @@ class LogN(Encoding):
             raise InputError(f"train_length={train_length}: must be at least 2, the logarithm of 1 is 0")
         self.train_length, self.clip = train_length, clip
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        positions.require_one_axis("LogN")
-        factor = positions.shared(self, lambda: self._factor(positions.q))[:, None, :, None]
-        return q * factor.to(torch.promote_types(q.dtype, torch.float32)).to(q.dtype), k
+    @property
+    def sees_order(self) -> bool:
+        return False
 
-    def _factor(self, ids: Tensor) -> Tensor:
-        factor = exact(ids).clamp(min=0).log1p() / math.log(self.train_length)
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        factor = positions.shared(self, lambda: self._factor(positions.visible_counts()))[:, None, :, None]
+        precise = torch.promote_types(q.dtype, torch.float32)
+        return (q.to(precise) * factor.to(precise)).to(q.dtype), k
+
+    def _factor(self, counts: Tensor) -> Tensor:
+        factor = exact(counts).clamp(min=1).log() / math.log(self.train_length)
         return factor.clamp(min=1) if self.clip else factor

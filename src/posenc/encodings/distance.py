@@ -66,6 +66,11 @@ class T5(_DistanceBias):
         bucket = t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
         return self.table.to(dtype)[head, bucket]
 
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
+        if positions.q.is_floating_point() or positions.k.is_floating_point():
+            raise InputError("T5 has buckets for whole distances only: round the positions, or use ALiBi or KERPLE")
+        return super().bias(q, k, positions, layer)
+
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0
 

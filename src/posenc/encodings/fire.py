@@ -22,8 +22,8 @@ class FIRE(Encoding):
     of threshold, are learned and enter by their absolute value.
 
     Queries up to position L share one function of the distance; later ones stretch it over all they can see, so that
-    an input of the MLP stays between 0 and 1 at any length. The source is causal; keys after the query, here, count
-    by their distance. Source: Li et al. 2024 and the listing of its appendix.
+    for the keys before a query an input of the MLP stays between 0 and 1 at any length. The source is causal; keys
+    after the query, here, count by their distance, without that bound. Source: Li et al. 2024 and the listing of its appendix.
     """
 
     name = "fire"

@@ -78,6 +78,9 @@ class FLOATER(Encoding):
         self._values: list[Tensor] = []
         self._known: Tensor | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_values": [], "_known": None}  # copies do not carry the trajectory
+
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         if layer == 0 and not torch.compiler.is_compiling():
             self._begin(positions)
@@ -112,7 +115,8 @@ class FLOATER(Encoding):
         if not torch.compiler.is_compiling():
             values, begun = self._begun(positions).get("codes", (None, None))
             if begun is not None and values is self._current():
-                codes = begun if begun.requires_grad or not torch.is_grad_enabled() else None
+                trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+                codes = begun if begun.requires_grad or not trains else None
         if codes is None:
             codes = self._solve(positions)
         if positions.q is positions.k:

@@ -94,7 +94,7 @@ class Integer(_Scalar):
     extrapolates = "no: unbounded"
 
     def number(self, positions: Positions) -> Tensor:
-        return positions.q
+        return exact(positions.q)
 
 
 class Binary(Absolute):

@@ -1,5 +1,6 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
@@ -55,6 +56,10 @@ class Rotary(Encoding):
         self.register_tables()
 
     inv_freq: Tensor
+
+    @property
+    def isometric(self) -> bool:
+        return self.attention_factor == 1.0
 
     def frequencies(self) -> frequencies.Frequencies:
         """The schedule's frequencies, one per rotated pair."""
@@ -182,12 +187,16 @@ class XPos(Rotary):
         gamma: float = 0.4,
         scale_base: float = 512.0,
     ) -> None:
-        if not (gamma > 0 and scale_base > 0):
-            raise InputError(f"gamma={gamma}, scale_base={scale_base}: both must be above 0")
+        if not (0 < gamma < math.inf and 0 < scale_base < math.inf):
+            raise InputError(f"gamma={gamma}, scale_base={scale_base}: both must be numbers above 0")
         self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
 
     log_zeta: Tensor
+
+    @property
+    def isometric(self) -> bool:
+        return False
 
     def tables(self) -> dict[str, Tensor]:
         found = super().tables()

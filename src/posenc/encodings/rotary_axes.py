@@ -1,7 +1,7 @@
 """Rotations over several axes: each pair of channels turns by <its frequency vector, the token's coordinates>."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class _AxesRotary(Encoding):
 
     shift_invariant = True
     attention_factor = 1.0
+    learned: ClassVar[bool] = False
+    """Whether the vectors are parameters, which no other step of training can share."""
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
@@ -29,6 +31,10 @@ class _AxesRotary(Encoding):
         check_sizes(axes=axes)
         check_word("layout", layout, ("half", "interleaved"))
         self.head_dim, self.axes, self.layout = head_dim, axes, layout
+
+    @property
+    def isometric(self) -> bool:
+        return self.attention_factor == 1.0
 
     def vectors(self, layer: int) -> Tensor:
         """The frequency vectors of a layer: (pairs, axes) for all heads, or (num_kv_heads, pairs, axes)."""
@@ -60,7 +66,7 @@ class _AxesRotary(Encoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         check_head_dim(self, q, self.head_dim)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        if isinstance(self.frequency, nn.Parameter):
+        if self.learned:
             of_q, of_k = self.turns(positions, layer, dtype)
         else:
             of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, layer, dtype))
@@ -208,6 +214,7 @@ class MixedRotary(_AxesRotary):
     """
 
     name = "mixed_rope"
+    learned = True
     papers = ("heo2024rotary",)
     extrapolates = "yes: holds at larger images"
 

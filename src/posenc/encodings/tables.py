@@ -170,7 +170,7 @@ class GridTable(Absolute):
         remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
         ids = rows_of(self, positions, (self.height, self.width), self.beyond, remedy, prefix=True)
         apart = ids < 0
-        further = len(self.table) + (apart.cumsum(1) - 1).clamp(max=self.prefix)
+        further = len(self.table) + (_count(apart, positions.q_document) - 1).clamp(max=self.prefix)
         tables = [self.table, *([self.prefix_table] if self.prefix else []), self.table.new_zeros(1, self.dim)]
         return embedding(torch.where(apart, further, ids), torch.cat(tables))
 
@@ -192,6 +192,16 @@ class GridTable(Absolute):
         wide = interpolate(wide, size=(height, width), mode="bicubic", align_corners=False)
         other.load_state_dict(self.state_dict() | {"table": wide[0].flatten(1).T})
         return other
+
+
+def _count(marked: Tensor, documents: Tensor | None) -> Tensor:
+    """How many of its document's tokens up to each one are marked, (batch, n)."""
+    total = marked.cumsum(1)
+    if documents is None:
+        return total
+    n = documents.shape[1]
+    earlier = torch.ones(n, n, dtype=torch.bool, device=documents.device).tril()
+    return ((documents[:, :, None] == documents[:, None]) & earlier & marked[:, None]).sum(-1)
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

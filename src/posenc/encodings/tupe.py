@@ -90,7 +90,7 @@ class TUPER(TUPE):
     """TUPE-R: TUPE-A and T5's bias of the bucketed distance, both with [CLS] untied.
 
     num_buckets, max_distance, bidirectional: the buckets, see `functional.t5_bucket`. With untie_cls the bias of the
-    row of [CLS] is bucket num_buckets / 2, which bidirectional buckets leave unused, and that of its column an extra
+    row of [CLS] is bucket num_buckets / 2, which bidirectional buckets leave unused (causal ones share it), and that of its column an extra
     one, as in the authors' code. The rest: see `TUPE`. Source: Ke, He and Liu 2021, sections 3.1 to 3.3.
     """
 
