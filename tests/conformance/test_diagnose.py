@@ -90,6 +90,17 @@ def test_cases_that_are_not_offered_are_left_out_and_counted():
     assert conform(nothing, "sinusoidal").findings == ("offers none of the cases",)
 
 
+def test_a_fixed_base_is_held_where_it_is_offered():
+    def fixed_base(x, positions, base):
+        if base != 10000:
+            raise NotImplementedError
+        return turn(x, positions, base)
+
+    verdict = conform(fixed_base, "rotary")
+    assert verdict.passed
+    assert verdict.notes == ("3 cases were left out: the function answers them with NotImplementedError",)
+
+
 def test_what_a_function_raises_is_a_finding():
     def leaves(num_heads):
         raise SystemExit

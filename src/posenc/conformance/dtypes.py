@@ -60,17 +60,18 @@ def _judged(where: str, outcomes: Sequence[Outcome], computes: Explanation | Non
     wrong = [outcome for outcome in offered if computes and not outcome.right]
     if computes is None or not wrong:
         return [], []
-    cause = explain(computes.kind, offered[::-1], computes.faults, together=2)
+    cause = explain(computes.kind, offered[::-1], computes.faults, together=1)
     says = "; ".join(fault.says for fault in cause.faults[len(computes.faults) :]) if cause else None
     return [f"{where}, {_extent(wrong[0])}{f': {says}' if says else ', in a way that is not known here'}"], []
 
 
 def _kept(where: str, outcomes: Sequence[Outcome], computes: Explanation | None) -> list[str]:
     """What earlier calls have left behind; what it is differs from question to question, so no cause is looked for."""
-    refused = [outcome for outcome in outcomes if outcome.answer is None]
+    offered = [outcome for outcome in outcomes if outcome.refusal != NOT_OFFERED]
+    refused = [outcome for outcome in offered if outcome.answer is None]
     if refused:
         return [f"{where}: {refused[0].refusal}"]
-    wrong = [outcome for outcome in outcomes if computes and not outcome.right]
+    wrong = [outcome for outcome in offered if computes and not outcome.right]
     return [f"{where}, {_extent(wrong[0])}"] if wrong else []
 
 
