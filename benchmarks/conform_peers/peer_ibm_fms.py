@@ -1,17 +1,24 @@
 """ibm-fms: fms.modules.positions."""
 
+from functools import cache
+
 import torch
 from fms.modules import positions as fms
-from shared import from_angles
+from shared import LONGEST, from_angles
 
 PACKAGE = "ibm-fms"
 CPU = torch.device("cpu")
 
 
+@cache
+def _module(dim, base):
+    return fms.RotaryEmbedding(dim, ratio=base, max_seq_len=LONGEST)
+
+
 def rotary(x, positions, base):
-    module = fms.RotaryEmbedding(x.shape[-1], ratio=base, max_seq_len=int(positions.max()) + 1)
     rows = x.transpose(1, 2)
-    return module.adjusted_qk(rows, rows, positions[None])[0].transpose(1, 2)
+    module = _module(x.shape[-1], base)
+    return module.adjusted_qk(rows, rows, positions.expand(len(x), -1))[0].transpose(1, 2)
 
 
 def ntk(head_dim, base, factor):

@@ -1,6 +1,7 @@
 """keras-hub: the RotaryEmbedding and AlibiBias layers, on Keras' torch backend."""
 
 import os
+from functools import cache
 
 os.environ["KERAS_BACKEND"] = "torch"
 
@@ -15,11 +16,13 @@ def _numbers(value):
     return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
 
 
+@cache
+def _module(dim, base, dtype):
+    return RotaryEmbedding(max_wavelength=base, dtype=str(dtype).removeprefix("torch."))
+
+
 def rotary(x, positions, base):
-    rows = RotaryEmbedding(max_wavelength=base, dtype=str(x.dtype).removeprefix("torch."))(
-        x.transpose(1, 2), positions=positions
-    )
-    return _numbers(rows).transpose(1, 2)
+    return _module(x.shape[-1], base, x.dtype)(x.transpose(1, 2), positions=positions).transpose(1, 2)
 
 
 def _schedule(head_dim, base, **options):

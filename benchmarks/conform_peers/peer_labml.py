@@ -1,5 +1,7 @@
 """labml-nn: the annotated rotary embeddings and ALiBi."""
 
+from functools import cache
+
 from labml_nn.transformers.alibi import get_slopes
 from labml_nn.transformers.positional_encoding import get_positional_encoding
 from labml_nn.transformers.rope import RotaryPositionalEmbeddings
@@ -8,13 +10,16 @@ from shared import at_positions
 PACKAGE = "labml-nn"
 
 
+_module = cache(RotaryPositionalEmbeddings)
+
+
 def rotary(x, positions, base):
-    module = RotaryPositionalEmbeddings(x.shape[-1], base)
+    module = _module(x.shape[-1], base)
     return at_positions(lambda whole: module(whole.permute(2, 0, 1, 3)).permute(1, 2, 0, 3), x, positions)
 
 
 def rotary_partial(x, positions, base, rotary_dim):
-    module = RotaryPositionalEmbeddings(rotary_dim, base)
+    module = _module(rotary_dim, base)
     return at_positions(lambda whole: module(whole.permute(2, 0, 1, 3)).permute(1, 2, 0, 3), x, positions)
 
 

@@ -1,5 +1,7 @@
 """mlx, on its CPU backend: RoPE, SinusoidalPositionalEncoding, ALiBi."""
 
+from functools import cache
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy
@@ -8,13 +10,16 @@ from shared import one_by_one
 
 PACKAGE = "mlx"
 mx.set_default_device(mx.cpu)
-DTYPES = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16}
+DTYPES = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16, torch.float16: mx.float16}
+
+
+_module = cache(nn.RoPE)
 
 
 def _turn(x, positions, base, traditional):
     if x.dtype not in DTYPES:  # float64 exists in part only
         raise NotImplementedError
-    module = nn.RoPE(x.shape[-1], traditional=traditional, base=base)
+    module = _module(x.shape[-1], traditional=traditional, base=base)
 
     def rows_at(rows, offset):
         turned = module(mx.array(rows.float().numpy()).astype(DTYPES[x.dtype]), offset=offset)

@@ -1,5 +1,7 @@
 """OLMo-core: olmo_core.nn.rope."""
 
+from functools import cache
+
 import torch
 from olmo_core.nn import rope
 from shared import one_by_one
@@ -8,13 +10,17 @@ PACKAGE = "ai2-olmo-core"
 CPU = torch.device("cpu")
 
 
+_module = cache(rope.RotaryEmbedding)
+_complex_module = cache(rope.ComplexRotaryEmbedding)
+
+
 def rotary(x, positions, base):
-    module = rope.RotaryEmbedding(head_size=x.shape[-1], theta=base)
+    module = _module(head_size=x.shape[-1], theta=base)
     return one_by_one(lambda rows, start: module(rows, rows, start_pos=start)[0], x, positions)
 
 
 def complex_rotary(x, positions, base):
-    module = rope.ComplexRotaryEmbedding(head_size=x.shape[-1], theta=base)
+    module = _complex_module(head_size=x.shape[-1], theta=base)
     return one_by_one(lambda rows, start: module(rows, rows, start_pos=start)[0], x, positions)
 
 

@@ -1,15 +1,22 @@
 """positional-encodings: PositionalEncoding1D codes the rows of a tensor, in its dtype; its base is 10000."""
 
+from functools import cache
+
 import torch
 from positional_encodings.torch_encodings import PositionalEncoding1D
 
 PACKAGE = "positional-encodings"
 
 
+@cache
+def _module(dim, dtype):
+    return PositionalEncoding1D(dim)
+
+
 def _codes(positions, dim, base, dtype):
     if base != 10000:
         raise NotImplementedError
-    return PositionalEncoding1D(dim)(torch.zeros(1, int(positions.max()) + 1, dim, dtype=dtype))[0, positions]
+    return _module(dim, dtype)(torch.zeros(1, int(positions.max()) + 1, dim, dtype=dtype))[0, positions]
 
 
 def floats(positions, dim, base):

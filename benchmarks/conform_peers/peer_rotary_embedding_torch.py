@@ -1,5 +1,7 @@
 """rotary-embedding-torch: rotate_queries_or_keys, its rescalings."""
 
+from functools import cache
+
 import torch
 from rotary_embedding_torch import RotaryEmbedding
 from shared import one_by_one
@@ -7,8 +9,11 @@ from shared import one_by_one
 PACKAGE = "rotary-embedding-torch"
 
 
+_module = cache(RotaryEmbedding)
+
+
 def rotary(x, positions, base):
-    module = RotaryEmbedding(x.shape[-1], theta=base)
+    module = _module(x.shape[-1], theta=base)
     return one_by_one(lambda rows, offset: module.rotate_queries_or_keys(rows, offset=offset), x, positions)
 
 

@@ -1,14 +1,21 @@
 """torchtitan: torchtitan.models.common.rope. YaRN's temperature is left to the models, so none is returned here."""
 
+from functools import cache
+
+from shared import LONGEST
 from torchtitan.models.common import rope
 
 PACKAGE = "torchtitan"
 
 
+@cache
+def _module(cls, dim, base):
+    return cls(cls.Config(dim=dim, max_seq_len=LONGEST, theta=base))
+
+
 def _turn(cls, x, positions, base):
-    module = cls(cls.Config(dim=x.shape[-1], max_seq_len=int(positions.max()) + 1, theta=base))
     rows = x.transpose(1, 2)
-    return module(rows, rows, positions[None])[0].transpose(1, 2)
+    return _module(cls, x.shape[-1], base)(rows, rows, positions.expand(len(x), -1))[0].transpose(1, 2)
 
 
 def complex_rotary(x, positions, base):

@@ -1,20 +1,22 @@
 """torchtune: its two rotary modules, each file by itself (the package around them needs an older torchao)."""
 
-from shared import from_angles, single_file
+from functools import cache
+
+from shared import LONGEST, from_angles, single_file
 
 PACKAGE = "torchtune"
 rope = single_file("torchtune", "modules/position_embeddings.py")
 llama = single_file("torchtune", "models/llama3_1/_position_embeddings.py")
 
 
+@cache
+def _module(dim, base):
+    return rope.RotaryPositionalEmbeddings(dim, max_seq_len=LONGEST, base=base)
+
+
 def rotary(x, positions, base):
-    module = rope.RotaryPositionalEmbeddings(x.shape[-1], max_seq_len=131072, base=base)
-    return module(x.transpose(1, 2), input_pos=positions[None]).transpose(1, 2)
-
-
-def rotary_default_length(x, positions, base):
-    module = rope.RotaryPositionalEmbeddings(x.shape[-1], base=base)
-    return module(x.transpose(1, 2), input_pos=positions[None]).transpose(1, 2)
+    rows = _module(x.shape[-1], base)(x.transpose(1, 2), input_pos=positions.expand(len(x), -1))
+    return rows.transpose(1, 2)
 
 
 def llama3(head_dim, base, factor, original_max_positions, low_freq_factor=1, high_freq_factor=4):
@@ -26,6 +28,5 @@ def llama3(head_dim, base, factor, original_max_positions, low_freq_factor=1, hi
 
 CHECKS = [
     ("RotaryPositionalEmbeddings(max_seq_len=131072)", rotary, "rotary_interleaved"),
-    ("RotaryPositionalEmbeddings, default max_seq_len", rotary_default_length, "rotary_interleaved"),
     ("Llama3ScaledRoPE", llama3, "llama3"),
 ]

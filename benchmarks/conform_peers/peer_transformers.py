@@ -1,5 +1,7 @@
 """transformers: rotary, schedules, slopes, buckets, sinusoidal codes."""
 
+from functools import cache
+
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -24,13 +26,18 @@ def _config(kind, head_dim, base, **options):
     return LlamaConfig(**shape, rope_parameters={"rope_type": kind, "rope_theta": base, **options})
 
 
+@cache
+def _llama(dim, base, dtype=torch.float32):
+    return llama.LlamaRotaryEmbedding(_config("default", dim, base)).to(dtype)
+
+
 def llama_rotary(x, positions, base):
-    cos, sin = llama.LlamaRotaryEmbedding(_config("default", x.shape[-1], base))(x, positions[None])
+    cos, sin = _llama(x.shape[-1], base)(x, positions[None])
     return llama.apply_rotary_pos_emb(x, x, cos, sin)[0]
 
 
 def llama_rotary_cast(x, positions, base):
-    module = llama.LlamaRotaryEmbedding(_config("default", x.shape[-1], base)).to(x.dtype)
+    module = _llama(x.shape[-1], base, x.dtype)
     return llama.apply_rotary_pos_emb(x, x, *module(x, positions[None]))[0]
 
 
@@ -42,9 +49,13 @@ def gptj_rotary(x, positions, base):
     return gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin.to(x.dtype), cos.to(x.dtype)).transpose(1, 2)
 
 
+@cache
+def _neox(dim, base, rotary_dim):
+    return neox.GPTNeoXRotaryEmbedding(_config("default", dim, base, partial_rotary_factor=rotary_dim / dim))
+
+
 def neox_rotary(x, positions, base, rotary_dim):
-    config = _config("default", x.shape[-1], base, partial_rotary_factor=rotary_dim / x.shape[-1])
-    cos, sin = neox.GPTNeoXRotaryEmbedding(config)(x, positions[None])
+    cos, sin = _neox(x.shape[-1], base, rotary_dim)(x, positions[None])
     return neox.apply_rotary_pos_emb(x, x, cos, sin)[0]
 
 

@@ -3,10 +3,11 @@ that folder are stood in for, and custom operators are plain modules."""
 
 import importlib
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 import torch
-from shared import from_angles, stand_in
+from shared import LONGEST, from_angles, stand_in
 
 PACKAGE = "vllm"
 FOLDER = "vllm.model_executor.layers.rotary_embedding"
@@ -45,9 +46,14 @@ def _import():
 base_rope, llama3_rope, linear_rope, yarn_rope = _import()
 
 
+@cache
+def _module(dim, base, neox, dtype):
+    return base_rope.RotaryEmbedding(dim, dim, LONGEST, base, neox, dtype)
+
+
 def _turn(x, positions, base, neox):
     dim = x.shape[-1]
-    module = base_rope.RotaryEmbedding(dim, dim, int(positions.max()) + 1, base, neox, x.dtype)
+    module = _module(dim, base, neox, x.dtype)
     rows = [row.transpose(0, 1).flatten(1).clone() for row in x]  # (seq, heads * head_dim), one sequence at a time
     turned = [module.forward_native(positions, row, row.clone())[0] for row in rows]
     return torch.stack([row.unflatten(1, (-1, dim)).transpose(0, 1) for row in turned])

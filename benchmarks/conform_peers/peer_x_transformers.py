@@ -1,5 +1,7 @@
 """x-transformers: rotary, xPos, ALiBi, T5."""
 
+from functools import cache
+
 import torch
 from x_transformers.x_transformers import (
     AlibiPositionalBias,
@@ -11,8 +13,11 @@ from x_transformers.x_transformers import (
 PACKAGE = "x-transformers"
 
 
+_module = cache(RotaryEmbedding)
+
+
 def rotary(x, positions, base):
-    freqs, scale = RotaryEmbedding(x.shape[-1], base=base)(positions)
+    freqs, scale = _module(x.shape[-1], base=base)(positions)
     return apply_rotary_pos_emb(x, freqs, scale)
 
 

@@ -16,10 +16,21 @@ from pathlib import Path
 
 import torch
 
-from posenc.conformance.diagnose import conform
+from posenc.conformance import golden
+from posenc.conformance.diagnose import Verdict, conform
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- findings: written by benchmarks/conform_peers/run.py -->", "<!-- end of findings -->"
+
+
+def in_words(verdict: Verdict) -> str:
+    """The findings in a cell, with how much of the values was judged and found right."""
+    every = len(golden.load()[verdict.kind])
+    extent = "" if verdict.cases == every else f" in the {verdict.cases} of {every} cases that were asked"
+    if verdict.passed:
+        return f"conforms{extent}"
+    right = verdict.example is None and not any("refuses" in f or f.startswith("raises") for f in verdict.findings)
+    return "; ".join([f"float32 values conform{extent}"] * right + list(verdict.findings))
 
 
 def rows(names: list[str]) -> tuple[list[str], list[str]]:
@@ -35,7 +46,7 @@ def rows(names: list[str]) -> tuple[list[str], list[str]]:
         version = importlib.metadata.version(peer.PACKAGE)
         for what, function, kind in peer.CHECKS:
             verdict = conform(function, kind)
-            words = "conforms" if verdict.passed else "; ".join(verdict.findings)
+            words = in_words(verdict)
             notes = f" ({'; '.join(verdict.notes)})" if verdict.notes else ""
             cells = (peer.PACKAGE, version, what, kind, words + notes)
             tested.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")

@@ -11,6 +11,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+LONGEST = 131072
+"""What a module is told to be the longest text, where it wants to know."""
+
 
 def from_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, float]:
     """(inv_freq, attention_factor) from cos and sin at position 1, one entry a pair."""
@@ -19,9 +22,16 @@ def from_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, float]:
 
 def at_positions(turn: Callable[[Tensor], Tensor], x: Tensor, positions: Tensor) -> Tensor:
     """Rows of x at positions, by a function that turns row n of (batch, heads, n, head_dim) to position n."""
-    whole = x.new_zeros(*x.shape[:2], int(positions.max()) + 1, x.shape[-1])
-    whole[:, :, positions] = x
-    return turn(whole)[:, :, positions]
+    turned = torch.empty_like(x)
+    left = torch.arange(len(positions))
+    while len(left):  # a position that repeats takes another turn
+        rows = torch.stack([left[positions[left] == position][0] for position in positions[left].unique()])
+        whole = x.new_zeros(*x.shape[:2], int(positions[rows].max()) + 1, x.shape[-1])
+        whole[:, :, positions[rows]] = x[:, :, rows]
+        result = turn(whole)[:, :, positions[rows]]
+        turned = turned.to(result.dtype).index_copy(2, rows, result)
+        left = left[~torch.isin(left, rows)]
+    return turned
 
 
 def one_by_one(turn: Callable[[Tensor, int], Tensor], x: Tensor, positions: Tensor) -> Tensor:

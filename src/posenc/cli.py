@@ -1,7 +1,6 @@
 """The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; a user's mistake is one line."""
 
 import argparse
-import contextlib
 import io
 import json
 import os
@@ -115,8 +114,9 @@ def _add_conform(parser: argparse.ArgumentParser) -> None:
 
     parser.formatter_class = _TableFormatter
     parser.epilog = (
-        f"{conventions()}\n\nArguments are passed by name where the function has these names, else by position. Arrays go in as"
-        "\ntorch tensors; tensors, numpy arrays and lists may come back. Exit code 0: it conforms, 1: it does not."
+        f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the"
+        "\nparameters that remain. Arrays go in as torch tensors; tensors, numpy arrays and lists may come back."
+        "\nExit code 0: it conforms, 1: it does not."
     )
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="what to test; MODULE may be a path to a .py file")
     parser.add_argument("--as", dest="kind", metavar="KIND", required=True, help="what it is meant to be (below)")
@@ -126,12 +126,13 @@ def _add_conform(parser: argparse.ArgumentParser) -> None:
 
 def _conform(options: argparse.Namespace, command: str) -> int:
     from posenc.conformance.diagnose import conform
-    from posenc.conformance.kinds import KINDS
-    from posenc.conformance.target import find
+    from posenc.conformance.kinds import the_kind
+    from posenc.conformance.target import find, prints_aside
 
-    if options.kind not in KINDS:
-        raise unknown("--as", options.kind, KINDS)
-    with contextlib.redirect_stdout(sys.stderr):  # what the tested code prints is not our answer
+    the_kind(options.kind, "--as")
+    if options.out:
+        options.out = os.path.abspath(options.out)  # the tested code may change the folder
+    with prints_aside():  # what the tested code prints is not our answer
         verdict = conform(find(options.function), options.kind)
     _emit(options, {"function": options.function, **verdict.to_dict()}, f"{options.function} as {verdict}")
     return DONE if verdict.passed else FAILED

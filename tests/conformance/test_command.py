@@ -1,9 +1,11 @@
 """`posenc conform` as a user meets it."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from posenc import cli
 from posenc.conformance.kinds import KINDS
@@ -23,6 +25,30 @@ def wrong(num_heads):
 class Group:
     slopes = staticmethod(right)
 
+    def unbound(self, num_heads):
+        return right(num_heads)
+
+def leaves_in_an_invariant(positions, dim, base):
+    if len(positions) == 150:
+        raise SystemExit(0)
+    from posenc.conformance.formulas import sinusoidal
+    return sinusoidal(positions.tolist(), dim, base)
+
+def goes_elsewhere(num_heads):
+    import os
+    os.chdir("/")
+    return right(num_heads)
+
+def prints_natively(num_heads):
+    import os
+    os.write(1, b"a word from native code")
+    return right(num_heads)
+
+def __getattr__(name):
+    if name == "lazy":
+        raise RuntimeError("no accelerator")
+    raise AttributeError(name)
+
 number = 3
 """
 
@@ -32,6 +58,14 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "my_slopes.py").write_text(MODULE)
     (tmp_path / "broken_module.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "leaving_module.py").write_text("raise SystemExit('no\\nGPU')\n")
+    (tmp_path / "torch.py").write_text(MODULE)
+    (tmp_path / "default_device.py").write_text("import torch\n\ntorch.set_default_device('meta')\n" + MODULE)
+    (tmp_path / "pk").mkdir()
+    (tmp_path / "pk" / "__init__.py").write_text("")
+    (tmp_path / "pk" / "rope.py").write_text("from .other import right\n")
+    (tmp_path / "pk" / "other.py").write_text(MODULE)
+    (tmp_path / "many.py").write_text("".join(f"def f{n}(): pass\n" for n in range(50)))
+    (tmp_path / "none.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # undone after the test, with what the command adds
     return tmp_path
@@ -57,12 +91,20 @@ def test_a_function_that_does_not_exits_with_1(capsys, folder):
     assert code == 1
     assert verdict == json.loads((folder / "new" / "conform.json").read_text())
     assert not verdict["passed"]
-    assert verdict["findings"][0].startswith("slopes wrong for 3, 12, 20, 25, 40, 71, 112 heads")
+    assert verdict["findings"][0].startswith("slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["my_slopes:right", "--as", "rope"], "unknown --as 'rope': did you mean 'rotary'? known are"),
+        (["my_slopes:number.foo", "--as", "alibi"], "unknown function in my_slopes 'foo'"),
+        (["my_slopes:lazy", "--as", "alibi"], "my_slopes: looking up 'lazy' failed: RuntimeError: no accelerator"),
+        (["my_slopes:Group", "--as", "alibi"], "Group is a class: hand over a function that makes an object of it"),
+        (["my_slopes:Group.unbound", "--as", "alibi"], "Group.unbound is a method without its object"),
+        (["pk/rope.py:right", "--as", "alibi"], "it belongs to a package: name it pk.rope from the folder above"),
+        (["pk/rope:right", "--as", "alibi"], "'pk/rope': is neither a module's name nor a .py file; write MODULE"),
+        ([".pk.rope:right", "--as", "alibi"], "'.pk.rope': is neither a module's name nor a .py file; write MODULE"),
         (["my_slopes:right"], "the following arguments are required: --as"),
         (["my_slopes:right", "--as", "alibii"], "unknown --as 'alibii': did you mean 'alibi'?"),
         (["my_slopes", "--as", "alibi"], "'my_slopes': write MODULE:FUNCTION"),
@@ -84,6 +126,43 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, folder, arguments, messag
     last = err.splitlines()[-1]
     assert last.startswith("posenc conform: error: ")
     assert message in last
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("many:g", "unknown function in many 'g'"), ("none:g", "unknown function in none 'g'")],
+)
+def test_names_are_listed_only_where_there_are_some_and_few(capsys, folder, target, message):
+    _, _, err = run(capsys, target, "--as", "alibi")
+    assert err.splitlines()[-1] == f"posenc conform: error: {message}"
+
+
+@pytest.mark.parametrize("target", ["torch.py:right", "pk.rope:right", "default_device:right"])
+def test_files_and_modules_of_any_name_can_be_held(capsys, folder, target):
+    before = torch.get_default_device()
+    try:
+        assert run(capsys, target, "--as", "alibi")[0] == 0
+        assert sys.modules["torch"] is torch
+    finally:
+        torch.set_default_device(before)
+
+
+def test_a_function_that_leaves_is_no_success(capsys, folder):
+    code, out, _ = run(capsys, "my_slopes:leaves_in_an_invariant", "--as", "sinusoidal")
+    assert code == 1
+    assert "raises SystemExit: 0 (while checking: Tensors that were handed in keep their values" in out
+
+
+def test_what_native_code_prints_does_not_spoil_the_json(capfd, folder):
+    assert cli.main(["conform", "my_slopes:prints_natively", "--as", "alibi", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["passed"]
+    assert "a word from native code" in err
+
+
+def test_out_is_where_the_command_was_given(capsys, folder):
+    assert run(capsys, "my_slopes:goes_elsewhere", "--as", "alibi", "--out", "verdict")[0] == 0
+    assert (folder / "verdict" / "conform.json").is_file()
 
 
 def test_help_lists_every_kind_with_its_call(capsys):

@@ -51,7 +51,7 @@ def test_the_shipped_file_is_what_the_formulas_give():
     assert same(shipped, json.loads(json.dumps(fresh)))
     assert shipped["schema"] == golden.SCHEMA
     assert all(kind["source"] for kind in shipped["kinds"].values())
-    assert golden.PATH.stat().st_size < 500_000
+    assert golden.PATH.stat().st_size < 1_500_000
 
 
 def test_every_kind_has_cases_and_a_convention():
@@ -154,7 +154,7 @@ def test_schedules_are_those_of_transformers(kind, case):
         rope_parameters={"rope_type": kind, "rope_theta": given["base"], **options},
     )  # fmt: skip
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
-    close(inv_freq, case.expected["inv_freq"], rtol=2e-6, atol=0)
+    close(inv_freq, case.expected["inv_freq"], rtol=4e-6, atol=0)
     assert attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-12)
 
 
@@ -166,16 +166,16 @@ def test_ntk_is_transformers_dynamic_with_the_ratio_of_lengths(kind, case):
         rope_parameters={"rope_type": "dynamic", "rope_theta": given["base"], "factor": 1.0},
     )  # fmt: skip
     inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, device=torch.device("cpu"), seq_len=int(512 * given["factor"]))
-    close(inv_freq, case.expected["inv_freq"], rtol=2e-6, atol=0)
+    close(inv_freq, case.expected["inv_freq"], rtol=4e-6, atol=0)
 
 
 @pytest.mark.parametrize(("kind", "case"), cases("alibi"))
 def test_slopes_are_those_of_bloom_and_mpt(kind, case):
     heads = case.arguments["num_heads"]
     bloom = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # slope * position 1
-    close(bloom, case.expected, rtol=2e-6, atol=0)
+    close(bloom, case.expected, rtol=4e-6, atol=0)
     mpt = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0]  # slope * (position 0 - position 1)
-    close(mpt, case.expected, rtol=2e-6, atol=0)
+    close(mpt, case.expected, rtol=4e-6, atol=0)
 
 
 @pytest.mark.parametrize(("kind", "case"), cases("t5"))

@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, combinations
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc.conformance import golden
+from posenc.conformance.asking import NOT_OFFERED, Outcome, ask, not_offered, told
+from posenc.conformance.calling import Caller
+from posenc.conformance.dtypes import other_dtypes
+from posenc.conformance.explain import Explanation, attention_factor, explain, stale
 from posenc.conformance.golden import Case
 from posenc.conformance.invariants import INVARIANTS
-from posenc.conformance.kinds import FLOAT32, KINDS, Answer, Caller, Kind, Unreadable, exactly, read
-from posenc.conformance.suspects import SUSPECTS, TEMPERATURES, Suspect
-from posenc.errors import unknown
+from posenc.conformance.kinds import FLOAT32, Kind, exactly, the_kind
 
 
 @dataclass(frozen=True)
@@ -48,25 +48,34 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     Whatever the function raises becomes a finding, but for NotImplementedError: it says that a case is not offered.
 
     Raises:
-        InputError: an unknown kind.
+        InputError: an unknown kind; a class, or a method without its object.
     """
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
-    caller = Caller(function, KINDS[kind])
+    caller = Caller(function, the_kind(kind))
+    with torch.device("cpu"):  # whatever torch.set_default_device said before
+        return _verdict(caller, kind)
+
+
+def _verdict(caller: Caller, kind: str) -> Verdict:
     every = golden.load()[kind]
-    asked = [_outcome(caller, case) for case in every if caller.takes(case.arguments)]
+    asked = [ask(caller, case) for case in every if caller.takes(case.arguments)]
     outcomes = [outcome for outcome in asked if outcome.refusal != NOT_OFFERED]
+    if exchanged := _exchanged(caller, outcomes):
+        return Verdict(kind, False, (exchanged,), (), None, len(outcomes), None)
+    answered = [outcome for outcome in outcomes if outcome.answer]
+    computes = _computes(kind, answered)
     findings = [
         *_refusals(outcomes),
-        *(_integers(caller.kind, outcomes) or _values(kind, outcomes)),
-        *_attention_factor(outcomes),
-        *_short_dtypes(caller.kind, outcomes),
+        *_too_few(every, outcomes),
+        *(_integers(answered) or _values(kind, caller, outcomes, computes)),
+        *attention_factor(outcomes),
+        *_short_dtypes(answered),
     ]
     notes = _notes(caller, every, asked)
-    if any(outcome.answer for outcome in outcomes):
+    if answered:
+        in_other_dtypes, left = other_dtypes(caller, computes)
         broken, untried = _invariants(caller, kind)
-        findings += _state(caller, outcomes) + broken
-        notes += untried
+        findings += [*in_other_dtypes, *broken, *_state(caller, answered[0])]
+        notes += left + untried
     return Verdict(
         kind,
         passed=not findings,
@@ -78,59 +87,13 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     )
 
 
-# -------------------------------------------------------------------- asking
-
-NOT_OFFERED = "raises NotImplementedError"
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """One case, and what came of it: an answer, or the reason why there is none."""
-
-    kind: Kind
-    case: Case
-    answer: Answer | None = None
-    refusal: str = ""
-
-    @property
-    def expected(self) -> Tensor:
-        return _numbers(self.case.expected)
-
-    @property
-    def right(self) -> bool:
-        return self.equals(self.expected)
-
-    def equals(self, values: Tensor) -> bool:
-        """Whether the answer is these values, within the tolerance of its dtype; axes of length 1 do not count."""
-        assert self.answer is not None
-        got, dtype = self.answer.values.squeeze(), self.answer.dtype
-        eps = max(torch.finfo(dtype).eps, FLOAT32) if dtype.is_floating_point else FLOAT32
-        allowed = self.kind.tolerance(values, self.case.arguments, eps).squeeze()
-        return got.shape == values.squeeze().shape and bool(((got - values.squeeze()).abs() <= allowed).all())
-
-
-def _numbers(expected: Any) -> Tensor:
-    values = expected["inv_freq"] if isinstance(expected, Mapping) else expected
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _outcome(caller: Caller, case: Case) -> Outcome:
-    try:
-        return Outcome(caller.kind, case, read(caller(case.arguments), caller.kind))
-    except Unreadable as error:
-        return Outcome(caller.kind, case, refusal=str(error))
-    except NotImplementedError:
-        return Outcome(caller.kind, case, refusal=NOT_OFFERED)
-    except (Exception, SystemExit) as error:
-        return Outcome(caller.kind, case, refusal=f"raises {_told(error)}")
-
-
-def _told(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}"
-
-
 # -------------------------------------------------------------------- judging
+
+
+def _computes(kind: str, answered: Sequence[Outcome]) -> Explanation | None:
+    if not answered:
+        return None
+    return Explanation(kind) if all(outcome.right for outcome in answered) else explain(kind, answered)
 
 
 def _refusals(outcomes: Sequence[Outcome]) -> list[str]:
@@ -145,85 +108,61 @@ def _refusals(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"refuses {len(refused)} of {len(outcomes)} legal cases: {first.refusal} for {_described(first.case)}"]
 
 
-def _values(kind: str, outcomes: Sequence[Outcome]) -> list[str]:
+def _exchanged(caller: Caller, outcomes: Sequence[Outcome]) -> str | None:
+    """Whether a function that refuses cases is right in all for x of (batch, seq, heads, head_dim)."""
+    if "x" not in caller.kind.arguments or all(outcome.answer for outcome in outcomes):
+        return None
+    for outcome in outcomes:
+        x = torch.tensor(outcome.case.arguments["x"]).transpose(1, 2)
+        turned = ask(caller, replace(outcome.case, arguments={**outcome.case.arguments, "x": x.tolist()}))
+        if turned.answer is None or not turned.equals(outcome.expected.transpose(1, 2)):
+            return None
+    return "takes x as (batch, seq, heads, head_dim), expected (batch, heads, seq, head_dim)"
+
+
+def _too_few(every: Sequence[Case], outcomes: Sequence[Outcome]) -> list[str]:
+    few = 0 < len(outcomes) < len(every) / 2
+    return [f"too few cases to judge: {len(outcomes)} of {len(every)} are offered"] if few else []
+
+
+def _values(kind: str, caller: Caller, outcomes: Sequence[Outcome], computes: Explanation | None) -> list[str]:
     answered = [outcome for outcome in outcomes if outcome.answer]
     wrong = [outcome for outcome in answered if not outcome.right]
     if not wrong:
         return []
-    says = _explanation(kind, answered)
     where = _where(wrong, len(outcomes))
-    if not says:
-        return [f"{where}, in a way that is not known here"]
-    return [f"{where}: {'; '.join(says)}"] if KINDS[kind].failing != Kind.failing else list(says)
+    if computes is None:
+        return [stale(kind, answered) or f"{where}, in a way that is not known here"]
+    says = [_handed_over(caller, fault.says) for fault in computes.faults]
+    return [f"{where}: {'; '.join(says)}"] if caller.kind.failing != Kind.failing else says
 
 
-def _explanation(kind: str, answered: Sequence[Outcome]) -> tuple[str, ...]:
-    """The fewest suspects, at most three, under which every answer is as computed; empty if there are none."""
-    formula, suspects = SUSPECTS[kind]
-    telling = sorted(answered, key=lambda outcome: outcome.right)  # the wrong ones reject a suspect soonest
-    groups = chain.from_iterable(combinations(suspects, together) for together in (1, 2, 3))
-    for group in groups:
-        if all(_fits(formula, group, outcome, outcome.case.arguments) for outcome in telling):
-            return tuple(suspect.says for suspect in group)
-    if "positions" in KINDS[kind].arguments:
-        for stale in (("positions",), ("base",), ("positions", "base")):
-            if all(_fits(formula, (), outcome, _as_first_asked(outcome, answered, stale)) for outcome in telling):
-                return (
-                    f"cached by shape only: answers with the {' and '.join(stale)} of the first call of that shape",
-                )
-    return ()
+def _handed_over(caller: Caller, says: str) -> str:
+    """A function cannot ignore what it was not given."""
+    name, ignored, rest = says.partition(" is ignored")
+    if ignored and name in caller.missing:
+        return f"{name} was not handed over, as the function has no parameter for it{rest}"
+    return says
 
 
-def _fits(
-    formula: Callable[..., Any], group: tuple[Suspect, ...], outcome: Outcome, arguments: Mapping[str, Any]
-) -> bool:
-    try:
-        for suspect in group:
-            arguments = suspect.change(arguments)
-        return outcome.equals(_numbers(formula(**arguments)))
-    except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # a suspicion that has no meaning here
-        return False
+def _integers(answered: Sequence[Outcome]) -> list[str]:
+    cut = [o for o in answered if o.answer and not o.answer.dtype.is_floating_point and not o.right]
+    whole = bool(cut) and cut[0].kind.tolerance is not exactly
+    return ["integers in, integers out: the values are cut to whole numbers"] if whole else []
 
 
-def _as_first_asked(outcome: Outcome, asked: Sequence[Outcome], names: tuple[str, ...]) -> dict[str, Any]:
-    first = next(other.case.arguments for other in asked if other.expected.shape == outcome.expected.shape)
-    return {**outcome.case.arguments, **{name: first[name] for name in names if name in first}}
-
-
-def _attention_factor(outcomes: Sequence[Outcome]) -> list[str]:
-    given = [
-        (outcome.answer.attention_factor, outcome.case.expected["attention_factor"], outcome.case)
-        for outcome in outcomes
-        if outcome.answer and outcome.answer.attention_factor is not None
-    ]
-
-    def fits(change: Callable[[float], float]) -> bool:
-        return all(abs(got - change(expected)) <= 1e-5 * abs(expected) for got, expected, _ in given)
-
-    if not given or fits(lambda expected: expected):
-        return []
-    says = next((says for says, change in TEMPERATURES if fits(change)), "temperature wrong")
-    got, expected, case = next(row for row in given if abs(row[0] - row[1]) > 1e-5 * abs(row[1]))
-    stretch = f" for factor {case.arguments['factor']:g}" if "factor" in case.arguments else ""
-    return [f"{says} (attention factor {got:.6g}, expected {expected:.6g}{stretch})"]
-
-
-def _integers(kind: Kind, outcomes: Sequence[Outcome]) -> list[str]:
-    whole = any(outcome.answer and not outcome.answer.dtype.is_floating_point for outcome in outcomes)
-    cut = whole and kind.tolerance is not exactly
-    return ["integers in, integers out: the values are cut to whole numbers"] if cut else []
-
-
-def _short_dtypes(kind: Kind, outcomes: Sequence[Outcome]) -> list[str]:
-    floats = {o.answer.dtype for o in outcomes if o.answer and o.answer.dtype.is_floating_point}
+def _short_dtypes(answered: Sequence[Outcome]) -> list[str]:
+    floats = {o.answer.dtype for o in answered if o.answer and o.answer.dtype.is_floating_point}
     short = sorted(str(dtype).removeprefix("torch.") for dtype in floats if torch.finfo(dtype).eps > FLOAT32)
     return [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
 
 
-def _state(caller: Caller, outcomes: Sequence[Outcome]) -> list[str]:
-    first = next(outcome for outcome in outcomes if outcome.answer)
-    again = _outcome(caller, first.case)
-    if again.answer is not None and first.answer is not None and torch.equal(again.answer.values, first.answer.values):
+def _state(caller: Caller, first: Outcome) -> list[str]:
+    again = ask(caller, first.case)
+    assert first.answer is not None
+    if again.answer is not None and torch.allclose(
+        again.answer.values, first.answer.values, rtol=0, atol=0, equal_nan=True
+    ):
         return []
     return ["keeps state between calls: the first question, asked again at the end, is answered differently"]
 
@@ -236,10 +175,11 @@ def _invariants(caller: Caller, kind: str) -> tuple[list[str], list[str]]:
         try:
             if finding := invariant(caller):
                 broken.append(finding)
-        except NotImplementedError:
-            untried.append(f"not tried, the function answers with NotImplementedError: {claim}")
-        except Exception as error:
-            broken.append(f"raises {_told(error)} (while checking: {claim})")
+        except (Exception, SystemExit) as error:
+            if not_offered(error):
+                untried.append(f"not tried, the function does not offer it: {claim}")
+            else:
+                broken.append(f"raises {told(error)} (while checking: {claim})")
     return broken, untried
 
 
@@ -258,14 +198,13 @@ def _example(outcomes: Sequence[Outcome]) -> str | None:
     wrong = next((outcome for outcome in outcomes if outcome.answer and not outcome.right), None)
     if wrong is None or wrong.answer is None:
         return None
-    got, expected = wrong.answer.values, wrong.expected
+    got, expected, differs = wrong.answer.values, wrong.expected, wrong.wrong(wrong.expected)
     where = f"for {_described(wrong.case)}"
-    if got.squeeze().shape != expected.squeeze().shape:
+    if differs is None:
         return f"{where}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-    got = got.reshape(expected.shape)
-    allowed = wrong.kind.tolerance(expected, wrong.case.arguments, FLOAT32)
-    index = tuple(((got - expected).abs() <= allowed).logical_not().nonzero()[0].tolist())
-    return f"{where}: at {list(index)} expected {expected[index].item():.8g}, got {got[index].item():.8g}"
+    index = tuple(differs.nonzero()[0].tolist())
+    value = got.reshape(expected.shape)[index].item()
+    return f"{where}: at {list(index)} expected {expected[index].item():.8g}, got {value:.8g}"
 
 
 def _described(case: Case) -> str:
@@ -274,7 +213,7 @@ def _described(case: Case) -> str:
         if name == "x":
             continue
         if isinstance(value, list):
-            value = f"[{', '.join(map(str, value[:3]))}, ...]"
+            value = f"[{', '.join(map(str, value[:3]))}{', ...' if len(value) > 3 else ''}]"
         shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
     return ", ".join(shown)
 
@@ -283,8 +222,10 @@ def _notes(caller: Caller, every: Sequence[Case], outcomes: Sequence[Outcome]) -
     notes = []
     if left := [case for case in every if not caller.takes(case.arguments)]:
         given = {name for case in left for name in case.arguments}
-        unnamed = [name for name in caller.kind.options if name in given - (caller.names or frozenset())]
+        unnamed = [name for name in caller.kind.options if name in given - {*caller.places[1].values()}]
         notes.append(f"{len(left)} cases with {', '.join(unnamed)} were left out: the function does not name them")
+    if caller.missing:
+        notes.append(f"{', '.join(caller.missing)} could not be handed over: the function has no parameter for it")
     if count := sum(outcome.refusal == NOT_OFFERED for outcome in outcomes):
         notes.append(f"{count} cases were left out: the function answers them with NotImplementedError")
     answers = [outcome.answer for outcome in outcomes if outcome.answer]

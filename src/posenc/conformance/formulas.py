@@ -7,6 +7,7 @@ conventions (docs/conform.md).
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 
 from posenc.errors import InputError, unknown
 
@@ -184,6 +185,7 @@ def t5(relative_position: Sequence[int], bidirectional: bool, num_buckets: int, 
     return [_t5_bucket(r, bidirectional, num_buckets, max_distance) for r in relative_position]
 
 
+@cache
 def _t5_bucket(relative: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
     first, distance = 0, max(-relative, 0)
     if bidirectional:

@@ -61,20 +61,32 @@ def _schedule(formula: Callable[..., list[float]], attention: Callable[[float], 
 # -------------------------------------------------------------------- the cases
 
 
-def _content(heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
-    """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (1, heads, rows, dim)."""
-    numbers = iter((37 * n * n + 11 * n) % 33 / 8 - 2 for n in range(heads * rows * dim))
-    return [[[[next(numbers) for _ in range(dim)] for _ in range(rows)] for _ in range(heads)]]
+def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
+    """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (batch, heads, rows, dim)."""
+    numbers = iter((37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim))
+    return [[[[next(numbers) for _ in range(dim)] for _ in range(rows)] for _ in range(heads)] for _ in range(batch)]
+
+
+def _inexact(x: Any) -> Any:
+    """Numbers that float32 holds and half precision rounds: channels that do not turn must come back as they are."""
+    return [_inexact(value) for value in x] if isinstance(x, list) else x + 2**-12
 
 
 NEAR, FAR = [0, 1, 2, 17, 255, 257], [3, 511, 2048, 4097, 32768, 131071]
 """Positions of the first texts anyone tries, and those past the usual trained lengths."""
+PACKED = [4, 5, 0, 1, 2, 0, 1]
+"""Positions of texts that share a row: they repeat and go back."""
+JUMPY = [0, 3, 70000, 3, 77, 257]
+"""As many positions as NEAR has, with the same first and last one."""
+NEXT = [1000]
+"""A single token, as in generation."""
 
 
 def _rotary_cases(*shapes: tuple[Any, ...], partial: bool = False) -> list[dict[str, Any]]:
     cases = []
-    for dim, base, positions, *rotary_dim in shapes:
-        case = {"x": _content(2, len(positions), dim), "positions": positions, "base": base}
+    for (batch, heads), dim, base, positions, *rotary_dim in shapes:
+        x = content(batch, heads, len(positions), dim)
+        case = {"x": _inexact(x) if partial else x, "positions": positions, "base": base}
         cases.append({**case, "rotary_dim": rotary_dim[0]} if partial else case)
     return cases
 
@@ -84,21 +96,39 @@ def _grid(names: Sequence[str], *values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 ROTARY = _rotary_cases(
-    (8, 1e4, NEAR), (8, 1e4, FAR), (8, 5e5, FAR), (20, 1e4, NEAR), (64, 1e4, FAR[:3]), (128, 1e6, FAR[3:])
-)
-PARTIAL = _rotary_cases((16, 1e4, NEAR, 4), (16, 1e4, FAR, 8), (16, 5e5, FAR, 8), (80, 1e4, FAR[:3], 32), partial=True)
-SINUSOIDAL = _grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)) + _grid(
-    ("positions", "dim", "base"), (NEAR,), (30, 128), (10000.0,)
-)
-SHAPES = [(64, 1e4), (128, 1e4), (128, 5e5), (96, 1e6), (24, 1e4)]
+    ((2, 3), 8, 1e4, NEAR), ((2, 3), 8, 1e4, FAR), ((1, 2), 8, 5e5, FAR), ((2, 3), 8, 1e4, JUMPY), ((2, 3), 8, 1e4, PACKED),
+    ((2, 3), 8, 1e4, NEXT), ((1, 4), 20, 1e4, NEAR), ((1, 1), 48, 1e4, PACKED), ((2, 2), 64, 1e4, FAR[:3]),
+    ((2, 3), 64, 1e4, NEXT), ((1, 1), 80, 1e4, JUMPY), ((1, 1), 96, 1e6, FAR[:3]), ((1, 1), 128, 1e6, FAR[3:]),
+    ((1, 2), 256, 1e4, FAR[1:3]),
+)  # fmt: skip
+PARTIAL = _rotary_cases(
+    ((2, 3), 16, 1e4, NEAR, 4), ((1, 2), 16, 1e4, FAR, 8), ((1, 2), 16, 5e5, FAR, 8), ((2, 3), 16, 1e4, PACKED, 12),
+    ((2, 2), 16, 1e4, NEXT, 16), ((1, 2), 80, 1e4, FAR[:3], 32), ((1, 1), 96, 1e4, JUMPY, 24), ((1, 1), 128, 1e6, NEXT, 64),
+    partial=True,
+)  # fmt: skip
+SINUSOIDAL = [
+    *_grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)),
+    *_grid(("positions", "dim", "base"), (NEAR,), (30, 128), (10000.0,)),
+    *_grid(("positions", "dim", "base"), (PACKED, NEXT, JUMPY), (4,), (10000.0,)),
+    *_grid(("positions", "dim", "base"), (FAR[:2],), (512, 768), (10000.0,)),
+    {"positions": FAR[:3], "dim": 128, "base": 500.0},
+]
+SHAPES = [(64, 1e4), (128, 1e4), (128, 5e5), (96, 1e6), (24, 1e4), (256, 1e4)]
 """head_dim and base of the schedules' cases."""
-SCALES = [(2.0, 4096), (4.0, 2048), (8.0, 8192), (16.0, 4096), (4.0, 131072), (32.0, 512)]
+SCALES = [
+    (2.0, 4096), (4.0, 2048), (8.0, 8192), (16.0, 4096), (4.0, 131072), (32.0, 512), (1.5, 5000), (3.0, 3000), (5.0, 128),
+]  # fmt: skip
 """factor and original_max_positions of the schedules' cases."""
 SCALED = [
     {"head_dim": dim, "base": base, "factor": factor, "original_max_positions": length}
     for (dim, base), (factor, length) in product(SHAPES, SCALES)
 ]
-DISTANCES = [*range(-40, 41), *(sign * d for sign in (-1, 1) for d in (45, 46, 63, 64, 90, 91, 112, 113, 127, 128, 129, 500, 5000))]  # fmt: skip
+SOME = SCALED[: len(SCALES)] + SCALED[len(SCALES) + 1 :: 5]
+"""All scales of the first shape, and every shape once more."""
+DISTANCES = [
+    *range(-48, 49),
+    *(sign * d for sign in (-1, 1) for d in (59, 63, 64, 90, 91, 112, 113, 127, 128, 129, 150, 181, 182, 215, 255, 256, 257, 300, 500, 5000)),
+]  # fmt: skip
 TURNS = {"beta_fast": 16.0, "beta_slow": 2.0}
 KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "rotary": (_rotary("half"), ROTARY),
@@ -107,32 +137,40 @@ KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     "sinusoidal": (_sinusoidal("interleaved"), SINUSOIDAL),
     "sinusoidal_concat": (_sinusoidal("concat"), SINUSOIDAL),
     "sinusoidal_endpoint": (_sinusoidal("concat", endpoint=True), SINUSOIDAL),
-    "default": (_schedule(formulas.default), _grid(("head_dim", "base"), (2, 20, 64, 128), (1e4, 5e5))),
+    "default": (_schedule(formulas.default), _grid(("head_dim", "base"), (2, 20, 64, 80, 128, 256), (1e4, 5e5))),
     "linear": (
         _schedule(formulas.linear),
-        _grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 4.0, 8.0)),
+        _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0)),
     ),
     "ntk": (
         _schedule(formulas.ntk),
-        _grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 4.0, 8.0)),
+        _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0)),
     ),
     "yarn": (
         _schedule(formulas.yarn, formulas.yarn_attention_factor),
-        [*SCALED, *({**case, **TURNS} for case in SCALED[:6]), *({**case, "truncate": False} for case in SCALED[:6])],
+        [
+            *SCALED,
+            *({**case, **TURNS} for case in SOME),
+            *({**case, "truncate": False} for case in SOME),
+            *({**case, **TURNS, "truncate": False} for case in SOME[::3]),
+        ],
     ),
     "yarn_paper": (
         _schedule(formulas.yarn_paper, formulas.yarn_attention_factor),
-        [*SCALED, *({**case, **TURNS} for case in SCALED[:6])],
+        [*SCALED, *({**case, **TURNS} for case in SOME)],
     ),
     "llama3": (
         _schedule(formulas.llama3),
-        [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SCALED[:6])],
+        [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SOME)],
     ),
     "proportional": (
         _schedule(formulas.proportional),
-        _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 1.0)),
+        _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 0.75, 1.0)),
     ),
-    "alibi": (formulas.alibi, _grid(("num_heads",), (8, 16, 64, 1, 2, 3, 12, 20, 25, 40, 71, 112))),
+    "alibi": (
+        formulas.alibi,
+        _grid(("num_heads",), (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 25, 32, 40, 48, 64, 71, 96, 112, 128)),
+    ),
     "t5": (
         formulas.t5,
         [
@@ -149,7 +187,7 @@ KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
     ),
     "xpos": (
         formulas.xpos,
-        _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64), (512, 100)),
+        _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64, 128), (512, 100)),
     ),
 }
 SOURCES: dict[str, Any] = {

@@ -7,20 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.kinds import Caller
+from posenc.conformance.calling import Caller, own_dtype
 
 HEAD_DIM, ROTARY_DIM = 32, 16
-DTYPES = (torch.float32, torch.float64), (torch.float64, torch.float32), (torch.bfloat16, torch.float32)
+HALF = torch.bfloat16, torch.float16
+DTYPES = (
+    (torch.float32, torch.float64), (torch.float64, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)
+)  # fmt: skip
 """What x can be, and what it was in an earlier call."""
 
 
 def inputs_unchanged(call: Caller) -> str | None:
-    """Tensors that were handed in keep their values."""
-    given = _question(call, 7)
-    before = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
-    call.with_tensors(given)
-    changed = [name for name, value in before.items() if not torch.equal(value, given[name])]
-    return f"changes its input {' and '.join(changed)} in place" if changed else None
+    """Tensors that were handed in keep their values, short and long ones, in every dtype."""
+    dtypes = [dtype for dtype, _ in DTYPES] if "x" in call.kind.arguments else [torch.float32]
+    changed = set()
+    for dtype in dtypes:
+        for length in (7, 150):
+            given = question(call, length, dtype)
+            before = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
+            try:
+                call.with_tensors(given)
+            except Exception:
+                if dtype == torch.float32:
+                    raise
+            changed |= {name for name, value in before.items() if not torch.equal(value, given[name])}
+    return f"changes its input {' and '.join(sorted(changed))} in place" if changed else None
 
 
 def keeps_dtype(call: Caller) -> str | None:
@@ -28,31 +39,17 @@ def keeps_dtype(call: Caller) -> str | None:
     wrong = []
     for number, (dtype, other) in enumerate(DTYPES):
         try:
-            fresh = _turn(call, 11 + number, dtype).dtype  # a length that was not asked for before
-            _turn(call, 21 + number, other)
-            later = _turn(call, 21 + number, dtype).dtype
-        except NotImplementedError:  # a dtype that is not offered
+            fresh = own_dtype(call.with_tensors(question(call, 11 + number, dtype)))  # a length not asked for before
+            call.with_tensors(question(call, 21 + number, other))
+            later = own_dtype(call.with_tensors(question(call, 21 + number, dtype)))
+        except Exception:  # told where values are held against each other
             continue
-        if fresh != dtype:
-            wrong.append(f"{_word(dtype)} in, {_word(fresh)} out")
-        elif later != dtype:
-            what = f"{_word(dtype)} in, {_word(later)} out"
-            return f"cached by shape only: {what} after a call of that shape in {_word(other)}"
+        if fresh not in (None, dtype):
+            wrong.append(f"{word(dtype)} in, {word(fresh)} out")
+        elif later not in (None, dtype):
+            what = f"{word(dtype)} in, {word(later)} out"
+            return f"cached by shape only: {what} after a call of that shape in {word(other)}"
     return f"result in the wrong dtype: {'; '.join(wrong)}" if wrong else None
-
-
-def tells_positions_apart(call: Caller) -> str | None:
-    """In bfloat16 the angles are those of float32, up to position 4095."""
-    length = 4096
-    exact, half = (_turn(call, length, dtype, ones=True)[0, 0].double() for dtype in (torch.float32, torch.bfloat16))
-    error = (half - exact).abs().amax(-1)
-    wrong = error > 8 * torch.finfo(torch.bfloat16).eps
-    if not wrong.any():
-        return None
-    first, apart = int(wrong.nonzero()[0]), len(half.unique(dim=0))
-    cause = "frequencies are held" if apart == length else f"{apart} of {length} positions stay apart: they are built"
-    says = f"with x in bfloat16 the angles are wrong from position {first} on, by up to {error.max():.2g}"
-    return f"{says}; {cause} in half precision"
 
 
 def shift_invariant(call: Caller) -> str | None:
@@ -61,7 +58,7 @@ def shift_invariant(call: Caller) -> str | None:
 
     def scores(offset: int) -> Tensor:
         positions = torch.arange(40) + offset
-        return _ask(call, q, positions).double() @ _ask(call, k, positions).double().transpose(-1, -2)
+        return _ask(call, q, positions) @ _ask(call, k, positions).transpose(-1, -2)
 
     moved = (scores(1000) - scores(0)).abs().max().item()
     # float32 angles at position 1040 are off by 1040 * 2^-22; a score sums head_dim products
@@ -72,10 +69,38 @@ def shift_invariant(call: Caller) -> str | None:
     )
 
 
+def strided(call: Caller) -> str | None:
+    """x may be a view with its axes exchanged, as projections of a model are."""
+    given = question(call, 9)
+    plain = _result(call.with_tensors(given))
+    view = given["x"].transpose(1, 2).contiguous().transpose(1, 2)
+    moved = (_result(call.with_tensors({**given, "x": view})) - plain).abs().max().item()
+    return (
+        None
+        if moved < 1e-5
+        else f"a view with its axes exchanged (x not contiguous) is answered differently, by {moved:.2g}"
+    )
+
+
+def differentiable(call: Caller) -> str | None:
+    """The gradient of x passes through."""
+    given = question(call, 9)
+    if own_dtype(call.with_tensors(given)) is None:
+        return None
+    leaf = given["x"].clone().requires_grad_()
+    result = call.with_tensors({**given, "x": leaf * 1})
+    if not result.requires_grad:
+        return "no gradient reaches x: the result is detached from it"
+    (gradient,) = torch.autograd.grad(result.double().square().sum(), leaf, allow_unused=True)
+    if gradient is None:
+        return "no gradient reaches x: the result is detached from it"
+    return None if bool(gradient.isfinite().all()) else "the gradient of x is not finite"
+
+
 INVARIANTS: dict[str, tuple[Callable[[Caller], str | None], ...]] = {
     **dict.fromkeys(
         ("rotary", "rotary_interleaved", "rotary_partial"),
-        (inputs_unchanged, keeps_dtype, tells_positions_apart, shift_invariant),
+        (inputs_unchanged, keeps_dtype, shift_invariant, strided, differentiable),
     ),
     **dict.fromkeys(
         ("sinusoidal", "sinusoidal_concat", "sinusoidal_endpoint", "xpos", "t5", "deberta"), (inputs_unchanged,)
@@ -83,11 +108,11 @@ INVARIANTS: dict[str, tuple[Callable[[Caller], str | None], ...]] = {
 }
 
 
-def _question(call: Caller, length: int) -> dict[str, Any]:
+def question(call: Caller, length: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """One question of the kind, with tensors of a length."""
     generator = torch.Generator().manual_seed(length)
     everything = {
-        "x": torch.randn(1, 2, length, HEAD_DIM, generator=generator),
+        "x": torch.randn(1, 2, length, HEAD_DIM, generator=generator).to(dtype),
         "positions": torch.arange(length),
         "relative_position": torch.arange(length) - length // 2,
         "base": 10000.0, "rotary_dim": ROTARY_DIM, "dim": HEAD_DIM, "head_dim": HEAD_DIM, "scale_base": 512,
@@ -96,22 +121,14 @@ def _question(call: Caller, length: int) -> dict[str, Any]:
     return {name: everything[name] for name in call.kind.arguments}
 
 
-def _turn(call: Caller, length: int, dtype: torch.dtype, ones: bool = False) -> Tensor:
-    given = _question(call, length)
-    given["x"] = (torch.ones_like(given["x"]) if ones else given["x"]).to(dtype)
-    return _tensor(call.with_tensors(given), given["x"].dtype)
-
-
 def _ask(call: Caller, x: Tensor, positions: Tensor) -> Tensor:
-    return _tensor(call.with_tensors({**_question(call, 1), "x": x, "positions": positions}), x.dtype)
+    return _result(call.with_tensors({**question(call, 1), "x": x, "positions": positions}))
 
 
-def _tensor(result: Any, dtype: torch.dtype) -> Tensor:
-    """A result as a tensor; lists of Python's numbers have the dtype that was asked for."""
-    if isinstance(result, (list, tuple)):
-        return torch.tensor(result, dtype=dtype)
-    return torch.as_tensor(result).detach().cpu()
+def _result(result: Any) -> Tensor:
+    return torch.as_tensor(result).detach().to("cpu", torch.float64)
 
 
-def _word(dtype: torch.dtype) -> str:
+def word(dtype: torch.dtype | None) -> str:
+    """A dtype as a reader says it."""
     return str(dtype).removeprefix("torch.")

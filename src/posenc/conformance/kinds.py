@@ -1,6 +1,5 @@
-"""What can be held against the golden vectors: how each kind of function is called, and how close it must come."""
+"""What can be held against the golden vectors: the arguments and results of each kind, and how close it must come."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.errors import InputError, unknown
+
 FLOAT32 = torch.finfo(torch.float32).eps
-TENSORS = {"x": torch.float32, "positions": torch.int64, "relative_position": torch.int64}
-"""Arguments that are given as tensors, and their dtype."""
-
-OPEN_ENDED = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-
 Tolerance = Callable[[Tensor, Mapping[str, Any], float], Tensor]
 
 
@@ -24,6 +20,8 @@ def of_angles(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Ten
         max((abs(v) for v in torch.tensor(arguments["x"]).flatten().tolist()), default=1.0) if "x" in arguments else 1.0
     )
     angles = torch.tensor(arguments["positions"], dtype=torch.float64).abs()[:, None] * 2.0**-22
+    if expected.shape[-2] != len(angles):  # (batch, seq, heads, head_dim), where that is suspected
+        angles = angles[:, None]
     return ((8 * eps + angles) * size).expand(expected.shape)
 
 
@@ -113,101 +111,31 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
+NICKNAMES = {
+    "rope": "rotary", "neox": "rotary", "half": "rotary", "gptj": "rotary_interleaved", "interleaved": "rotary_interleaved",
+    "sincos": "sinusoidal", "sin": "sinusoidal", "concat": "sinusoidal_concat", "pi": "linear", "slopes": "alibi",
+    "llama": "llama3", "llama31": "llama3", "prope": "proportional", "p-rope": "proportional", "inv_freq": "default",
+    "relative": "t5", "partial": "rotary_partial",
+}  # fmt: skip
+"""Other words for some kinds; they are only suggested, as several kinds could be meant."""
+
+
+def the_kind(name: str, argument: str = "kind") -> Kind:
+    """The kind of that name.
+
+    Raises:
+        InputError: there is none; it names the argument and the nearest kind.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if meant := NICKNAMES.get(name.lower()):
+        known = ", ".join(sorted(KINDS))
+        raise InputError(f"unknown {argument} {name!r}: did you mean {meant!r}? known are {known}")
+    raise unknown(argument, name, KINDS)
+
+
 def conventions() -> str:
     """The kinds as a table: name, call, result, meaning."""
     rows = [("KIND", "call", "result"), *((name, kind.call, kind.returns) for name, kind in KINDS.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
-
-
-class Unreadable(Exception):
-    """A result that is no array of numbers: the message says what it is."""
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Calls a function under a convention: by name where its parameters have the convention's names, else by position."""
-
-    function: Callable[..., Any]
-    kind: Kind
-
-    def __call__(self, arguments: Mapping[str, Any], **dtypes: torch.dtype) -> Any:
-        """What the function returns; dtypes replace those of TENSORS."""
-        given = {
-            name: torch.tensor(value, dtype={**TENSORS, **dtypes}[name]) if name in TENSORS else value
-            for name, value in arguments.items()
-        }
-        return self.with_tensors(given)
-
-    def with_tensors(self, given: Mapping[str, Any]) -> Any:
-        """The same for tensors already made."""
-        names = self.names
-        if names is None:
-            return self.function(*(given[name] for name in self.kind.arguments[: self.room]))
-        return self.function(**{name: value for name, value in given.items() if name in names})
-
-    def takes(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the function can be given all options of a case."""
-        return all(name in self.kind.arguments or name in (self.names or ()) for name in arguments)
-
-    @property
-    def names(self) -> frozenset[str] | None:
-        """The parameters to give by name; None if the function is called by position."""
-        known = {*self.kind.arguments, *self.kind.options}
-        parameters = self._parameters()
-        styles = {p.kind for p in parameters}
-        required = {p.name for p in parameters if p.default is p.empty and p.kind not in OPEN_ENDED}
-        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & known
-        if OPEN_ENDED & styles == {inspect.Parameter.VAR_KEYWORD}:
-            named |= {*self.kind.arguments}
-        return frozenset(named) if named and required <= named else None
-
-    @property
-    def room(self) -> int:
-        """How many positional arguments it takes, at most those of the convention."""
-        parameters = self._parameters()
-        if not parameters or any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return len(self.kind.arguments)
-        return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-
-    def _parameters(self) -> list[inspect.Parameter]:
-        try:
-            return list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError):  # some builtins have none
-            return []
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """A result as numbers: float64 values, the dtype they came in, and a schedule's attention factor if it was given."""
-
-    values: Tensor
-    dtype: torch.dtype
-    attention_factor: float | None = None
-
-
-def read(result: Any, kind: Kind) -> Answer:
-    """The numbers of a result.
-
-    Raises:
-        Unreadable: it is no array of numbers.
-    """
-    factor = None
-    if kind.returns == FREQUENCIES:
-        if hasattr(result, "inv_freq"):
-            result = result.inv_freq, getattr(result, "attention_factor", None)
-        if isinstance(result, tuple) and len(result) == 2:
-            result, factor = result
-    try:
-        tensor = result.detach() if isinstance(result, Tensor) else torch.as_tensor(result)
-        plain = isinstance(result, (list, tuple)) and tensor.is_floating_point()  # Python's floats have 64 bits
-        values = torch.tensor(result, dtype=torch.float64) if plain else tensor.to("cpu", torch.float64)
-        return Answer(values, values.dtype if plain else tensor.dtype, None if factor is None else float(factor))
-    except (TypeError, ValueError, RuntimeError):
-        raise Unreadable(f"returns {_described(result)}, expected {kind.returns}") from None
-
-
-def _described(result: Any) -> str:
-    if isinstance(result, (list, tuple)):
-        return f"a {type(result).__name__} of {', '.join(_described(item) for item in result[:3])}"
-    return "None" if result is None else f"a {type(result).__name__}"

@@ -5,68 +5,112 @@ can be tried together.
 """
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from posenc.conformance import formulas, variants
+from posenc.conformance.halves import ROUNDED
 
 Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """says completes the verdict; change gives the arguments of the suspected computation."""
+    """says completes the verdict; change gives the arguments of the suspected computation; one that is alone is not
+    tried together with others."""
 
     says: str
     change: Callable[[Arguments], dict[str, Any]]
+    alone: bool = False
 
 
-def under(says: str, **changes: Any) -> Suspect:
+def under(says: str, *, alone: bool = False, **changes: Any) -> Suspect:
     """A suspect with other values of some arguments; a callable is given the arguments."""
-    return Suspect(says, lambda given: {**given, **{k: v(given) if callable(v) else v for k, v in changes.items()}})
+
+    def change(given: Arguments) -> dict[str, Any]:
+        return {**given, **{k: v(given) if callable(v) else v for k, v in changes.items()}}
+
+    return Suspect(says, change, alone)
 
 
 # -------------------------------------------------------------------- what to look for, the likeliest first
 
 
-def rounded(form: str) -> Callable[[Arguments], list[float]]:
-    """The positions as half-precision numbers hold them; bfloat16 is the upper half of a float32."""
+def at(change: Callable[[float], float]) -> Callable[[Arguments], list[float]]:
+    """Every position changed."""
+    return lambda given: [change(position) for position in given["positions"]]
 
-    def round_all(given: Arguments) -> list[float]:
-        if form == "float16":
-            return [struct.unpack("e", struct.pack("e", min(max(p, -65504.0), 65504.0)))[0] for p in given["positions"]]
-        bits = [struct.unpack("I", struct.pack("f", p))[0] for p in given["positions"]]
-        nearest = [(b + 0x7FFF + (b >> 16 & 1)) & 0xFFFF0000 for b in bits]
-        return [struct.unpack("f", struct.pack("I", b))[0] for b in nearest]
 
-    return round_all
+def divided(by: int) -> Suspect:
+    return under(f"positions are divided by {by}", positions=at(lambda p: p / by), alone=True)
+
+
+def clamped(end: int) -> Suspect:
+    says = f"positions are clamped: {end - 1} is used from position {end} on"
+    return under(says, positions=at(lambda p: min(p, end - 1)), alone=True)
+
+
+def wrapped(end: int) -> Suspect:
+    return under(f"positions start again at 0 from position {end} on", positions=at(lambda p: p % end), alone=True)
 
 
 BASES = (
     under("base is ignored: 10000 is used", base=10000.0),
-    under("wrong exponent: base^(-c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 0.5),
+    under(
+        "wrong exponent: base^(-c/d), expected base^(-2c/d) (as of a head twice as wide)",
+        base=lambda a: a["base"] ** 0.5,
+    ),
     under("wrong exponent: base^(-4c/d), expected base^(-2c/d)", base=lambda a: a["base"] ** 2),
 )
+ENDS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 POSITIONS = (
     under(
         "positions are ignored: row n is taken to be at position n",
         positions=lambda a: list(range(len(a["positions"]))),
     ),
-    under("positions start at 1 (position + 1 is used)", positions=lambda a: [p + 1 for p in a["positions"]]),
-    under("positions are rounded to bfloat16, which counts to 256", positions=rounded("bfloat16")),
-    under("positions are rounded to float16, which counts to 2048", positions=rounded("float16")),
+    under(
+        "positions are taken relative to the first one",
+        positions=lambda a: [p - a["positions"][0] for p in a["positions"]],
+    ),
+    under("positions are sorted", positions=lambda a: sorted(a["positions"])),
+    under("positions start at 1 (position + 1 is used)", positions=at(lambda p: p + 1)),
+    under("positions are rounded to bfloat16, which counts to 256", positions=at(ROUNDED["bfloat16"])),
+    under("positions are rounded to float16, which counts to 2048", positions=at(ROUNDED["float16"])),
     *BASES,
+    *(divided(by) for by in (2, 4, 8, 16, 32, 64)),
+    *(clamped(end) for end in ENDS),
+    *(wrapped(end) for end in ENDS),
 )
-BACKWARDS = under("rotates backwards (the sign of the sine is wrong)", positions=lambda a: [-p for p in a["positions"]])
+BACKWARDS = under("rotates backwards (the sign of the sine is wrong)", positions=at(lambda p: -p))
 HALF = under("layout is half, expected interleaved", layout="half")
 INTERLEAVED = under("layout is interleaved, expected half", layout="interleaved")
-UNTURNED = under("x comes back as it was", positions=lambda a: [0] * len(a["positions"]))
+UNTURNED = under("x comes back as it was", positions=at(lambda p: 0))
 ENDPOINT = under("the last frequency is 1/base: exponents c/(dim/2 - 1), expected 2c/dim", endpoint=True)
 CONCAT = under("layout is concat (all sines first), expected interleaved", layout="concat")
 ALTERNATING = under("layout is interleaved, expected concat (all sines first)", layout="interleaved")
 COSINES = under("cosines come where sines belong", cosines_first=True)
+
+
+TURNING = (
+    BACKWARDS,
+    UNTURNED,
+    *(under(f"frequencies are held in {form}", frequency=lambda a, form=form: ROUNDED[form]) for form in ROUNDED),
+    *(under(f"angles are rounded to {form}", angle=lambda a, form=form: ROUNDED[form], alone=True) for form in ROUNDED),
+    under("cos and sin are exchanged", sines_first=True),
+    under("both halves of a pair have the sign +, expected -x2 sin in the first", signs=(1, 1), alone=True),
+    under("both halves of a pair have the sign -, expected +x1 sin in the second", signs=(-1, -1), alone=True),
+    under("axes 1 and 2 come back exchanged: (batch, seq, heads, head_dim)", transposed=True),
+    *POSITIONS,
+)
+"""What can be wrong in any layout."""
+MIXED_HALF = under(
+    "layouts are mixed: x is turned by halves with tables of interleaved pairs (repeat_interleave, expected cat)",
+    tables="interleaved",
+)
+MIXED_INTERLEAVED = under(
+    "layouts are mixed: pairs are interleaved with tables of halves (cat, expected repeat_interleave)", tables="half"
+)
 
 
 def ramp(*more: Suspect) -> tuple[Suspect, ...]:
@@ -169,26 +213,26 @@ BY_TURNS = (
         "no ramp: frequencies between the two limits are divided", shape=lambda a: lambda r, slow, fast: float(r < fast)
     ),
     under(
-        "no ramp: frequencies between the two limits are kept", shape=lambda a: lambda r, slow, fast: float(r < slow)
+        "frequencies between the two limits are kept: no ramp, or its limits exchanged",
+        shape=lambda a: lambda r, slow, fast: float(r < slow),
     ),
 )
 UNSCALED = under("nothing is scaled: these are the default frequencies", divide=1.0)
 
 SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
-    "rotary": (variants.rotary("half"), (INTERLEAVED, BACKWARDS, UNTURNED, *POSITIONS)),
-    "rotary_interleaved": (variants.rotary("interleaved"), (HALF, BACKWARDS, UNTURNED, *POSITIONS)),
+    "rotary": (variants.rotary("half"), (INTERLEAVED, MIXED_HALF, *TURNING)),
+    "rotary_interleaved": (variants.rotary("interleaved"), (HALF, MIXED_INTERLEAVED, *TURNING)),
     "rotary_partial": (
         variants.rotary("half"),
         (
             INTERLEAVED,
-            BACKWARDS,
-            UNTURNED,
+            MIXED_HALF,
             under(
                 "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)",
                 base=lambda a: a["base"] ** (a["rotary_dim"] / len(a["x"][0][0][0])),
             ),
             under("the whole head is turned: rotary_dim is ignored", rotary_dim=None),
-            *POSITIONS,
+            *TURNING,
         ),
     ),
     "sinusoidal": (variants.sinusoidal("interleaved", False), (CONCAT, COSINES, ENDPOINT, *POSITIONS)),

@@ -6,10 +6,41 @@ from typing import Any
 
 from posenc.conformance import formulas
 
+Rounding = Callable[[float], float]
+
+
+def _kept(value: float) -> float:
+    return value
+
 
 def rotary(layout: str) -> Callable[..., Any]:
-    def turn(x: Any, positions: Any, base: float, rotary_dim: int | None = None, layout: str = layout) -> Any:
-        return formulas.rotary(x, positions, base, layout, rotary_dim)
+    """frequency and angle: how they are rounded; tables: the layout of cos and sin, that of the pairs if not given; signs:
+    those of the sines of a pair; sines_first: cos and sin are exchanged; transposed: (batch, seq, heads, head_dim)."""
+
+    def turn(
+        x: Any, positions: Any, base: float, rotary_dim: int | None = None, layout: str = layout, *,
+        frequency: Rounding = _kept, angle: Rounding = _kept, tables: str | None = None, signs: tuple[int, int] = (-1, 1),
+        sines_first: bool = False, transposed: bool = False,
+    ) -> Any:  # fmt: skip
+        dim = rotary_dim or len(x[0][0][0])
+        frequencies = [frequency(f) for f in formulas.default(dim, base)]
+        of_channel = [
+            frequencies[c // 2 if (tables or layout) == "interleaved" else c % (dim // 2)] for c in range(dim)
+        ]
+        pairs = [(2 * c, 2 * c + 1) if layout == "interleaved" else (c, c + dim // 2) for c in range(dim // 2)]
+        functions = (math.sin, math.cos) if sines_first else (math.cos, math.sin)
+
+        def row(values: Any, cos: list[float], sin: list[float]) -> list[float]:
+            turned = list(values)
+            for a, b in pairs:
+                turned[a] = values[a] * cos[a] + signs[0] * values[b] * sin[a]
+                turned[b] = values[b] * cos[b] + signs[1] * values[a] * sin[b]
+            return turned
+
+        angles = [[angle(position * f) for f in of_channel] for position in positions]
+        waves = [tuple([wave(a) for a in line] for wave in functions) for line in angles]
+        found = [[[row(values, *w) for values, w in zip(head, waves, strict=True)] for head in seq] for seq in x]
+        return [[list(heads) for heads in zip(*seq, strict=True)] for seq in found] if transposed else found
 
     return turn
 

@@ -1,0 +1,324 @@
+"""Functions for `conform`: wrong ones, each with the words it must bring out, and right ones in many forms."""
+
+import functools
+import math
+
+import numpy
+import torch
+
+from posenc import frequencies
+from posenc import functional as F
+from posenc.conformance import formulas
+
+
+def turn(x, positions, base, rotary_dim=None, layout="half", sign=1, exponent=1.0):
+    dim = rotary_dim or x.shape[-1]
+    angles = sign * positions.double()[:, None] * F.frequency_curve(dim, base) ** exponent
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return F.rotary(x, angles.cos().to(dtype), angles.sin().to(dtype), layout=layout)
+
+
+def in_place(x, positions, base):
+    return x.copy_(turn(x, positions, base))
+
+
+CACHE = {}
+
+
+def cached_tables(x, positions, base):
+    key = x.shape[-2:]
+    if key not in CACHE:
+        CACHE[key] = positions.clone(), base
+    return turn(x, *CACHE[key])
+
+
+def cached_dtype(x, positions, base):
+    return turn(x, positions, base).to(CACHE.setdefault(("dtype", x.shape), x.dtype))
+
+
+def from_scratch(d, b):
+    return b ** (-torch.arange(0, d, 2).double() / d)
+
+
+def yarn(
+    d, b, s, L, fast=32, slow=1, *, low=math.floor, high=math.ceil, last=None, blend=None, factor=None, numerator=False
+):
+    """YaRN with its ramp's ends and its blend in reach."""
+
+    def end(turns, rounded):
+        above = d * math.log(L / (turns * 2 * math.pi))
+        return rounded(above) / (2 * math.log(b)) if numerator else rounded(above / (2 * math.log(b)))
+
+    start, stop = max(end(fast, low), 0), min(end(slow, high), last or d - 1)
+    stop += 0.001 if start == stop else 0
+    ramp = ((torch.arange(d // 2).double() - start) / (stop - start)).clamp(0, 1)
+    inv = from_scratch(d, b)
+    mixed = blend(inv, s, ramp) if blend else inv * (1 - ramp) + inv / s * ramp
+    return mixed if factor is None else (mixed, factor(0.1 * math.log(s) + 1))
+
+
+def plain(value):
+    return value
+
+
+def by_turns(d, b, s, L, slow=1, fast=4, shape=lambda r, slow, fast: (r - slow) / (fast - slow)):
+    inv = from_scratch(d, b)
+    keep = shape(L * inv / (2 * math.pi), slow, fast).clamp(0, 1)
+    return inv * keep + inv / s * (1 - keep)
+
+
+def slopes(heads):
+    return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+
+
+def right_slopes(heads):
+    return F.alibi_slopes(heads)
+
+
+def only_near(d, b, s, L):
+    if L > 100000:
+        raise ValueError("too long")
+    return yarn(d, b, s, L)
+
+
+def deberta(relative, buckets, far, step=math.ceil, end=1):
+    middle, found = buckets // 2, []
+    for r in relative.tolist():
+        grown = math.log(max(abs(r), middle) / middle) / math.log((far - end) / middle) * (middle - 1)
+        size = abs(r) if abs(r) <= middle else step(round(grown, 9)) + middle
+        found.append(size if r >= 0 else -size)
+    return found
+
+
+def t5_with(relative, two, buckets, far, half_steps=False):
+    side = buckets // 2 if two else buckets
+    exact = side // 2
+    found = []
+    for r in relative.tolist():
+        distance = abs(r) if two else max(-r, 0)
+        if distance >= exact:
+            grown = math.log(distance / exact) / math.log(far / exact) * (side - exact)
+            distance = min(exact + (round(grown) if half_steps else math.floor(grown + 1e-9)), side - 1)
+        found.append(distance + (side if two and r > 0 else 0))
+    return found
+
+
+ENDS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+def declines():
+    raise NotImplementedError
+
+
+def codes(positions, dim, base, layout="interleaved", **options):
+    return F.sinusoidal(positions, dim, base, layout, **options)
+
+
+def by_tables(x, positions, base, layout="half", tables=None, first=-1, sines_first=False, half=None, angle=None):
+    """RoPE with cos and sin tables of every channel; half and angle: what frequencies and angles are rounded to."""
+    frequencies = F.frequency_curve(x.shape[-1], base)
+    angles = positions.double()[:, None] * (frequencies.to(half).double() if half else frequencies)
+    angles = angles.clamp(max=torch.finfo(angle).max).to(angle).double() if angle else angles
+    spread = angles.repeat_interleave(2, -1) if (tables or layout) == "interleaved" else torch.cat((angles, angles), -1)
+    cos, sin = (spread.sin(), spread.cos()) if sines_first else (spread.cos(), spread.sin())
+    if layout == "interleaved":
+        turned = torch.stack((first * x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    else:
+        turned = torch.cat((first * x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1)
+    return (x.double() * cos + turned.double() * sin).to(x.dtype)
+
+
+MUTANTS = [
+    ("rotary", lambda x, p, b: by_tables(x, p, b, tables="interleaved"), "layouts are mixed: x is turned by halves with tables of interleaved pairs"),
+    ("rotary_interleaved", lambda x, p, b: by_tables(x, p, b, "interleaved", "half"), "layouts are mixed: pairs are interleaved with tables of halves"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, sines_first=True), "cos and sin are exchanged"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, first=1), "both halves of a pair have the sign +, expected -x2 sin in the first"),
+    ("rotary", lambda x, p, b: -by_tables(-x, -p, b, first=1), "both halves of a pair have the sign -, expected +x1 sin in the second"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, half=torch.bfloat16), "frequencies are held in bfloat16"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, half=torch.float16), "frequencies are held in float16"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, angle=torch.bfloat16), "angles are rounded to bfloat16"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, angle=torch.float16), "angles are rounded to float16"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, half=x.dtype if x.dtype == torch.bfloat16 else None), "with x in bfloat16, values are wrong from position 42 on; frequencies are held in bfloat16"),
+    ("rotary", lambda x, p, b: by_tables(x, p, b, angle=x.dtype if x.dtype == torch.bfloat16 else None), "with x in bfloat16, values are wrong from position 62 on; angles are rounded to bfloat16"),
+    ("rotary", lambda x, p, b: x if x.dtype == torch.bfloat16 else turn(x, p, b), "with x in bfloat16, values are wrong from position 1 on; x comes back as it was"),
+    ("rotary", lambda x, p, b: turn(x, p, b, sign=-1 if x.dtype == torch.float16 else 1), "with x in float16, values are wrong from position 1 on; rotates backwards"),
+    ("rotary", lambda x, p, b: turn(x, p, b).transpose(1, 2), "axes 1 and 2 come back exchanged: (batch, seq, heads, head_dim)"),
+    ("rotary", lambda x, p, b: turn(x.transpose(1, 2), p, b).transpose(1, 2), "takes x as (batch, seq, heads, head_dim), expected (batch, heads, seq, head_dim)"),
+    ("rotary", lambda x, p, b: turn(x, p - p[0], b), "positions are taken relative to the first one"),
+    ("rotary", lambda x, p, b: turn(x, p.sort().values, b), "positions are sorted"),
+    *(("rotary", lambda x, p, b, by=by: turn(x, p / by, b), f"positions are divided by {by}") for by in (2, 4, 8, 16, 32, 64)),
+    *(("rotary", lambda x, p, b, end=end: turn(x, p.clamp(max=end - 1), b), f"positions are clamped: {end - 1} is used from position {end} on") for end in ENDS),
+    *(("rotary", lambda x, p, b, end=end: turn(x, p % end, b), f"positions start again at 0 from position {end} on") for end in ENDS),
+    ("rotary", lambda x, positions: turn(x, positions, 10000.0), "base was not handed over, as the function has no parameter for it: 10000 is used"),
+    ("alibi", lambda n: slopes(n) if n == 8 else declines(), "too few cases to judge: 1 of 20 are offered"),
+    ("alibi", lambda n: [math.nan] * n, "slopes wrong for 1, 2, 3"),
+    ("yarn", lambda d, b, s, L: (yarn(d, b, s, L), math.nan), "temperature wrong (attention factor nan, expected 1.06931 for factor 2)"),
+    ("rotary", lambda x, p, b: (turn(x, p, b).numpy(), turn(x, p, b).numpy()) if x.dtype == torch.float32 else turn(x, p, b), "returns a tuple of a ndarray, a ndarray, expected x turned"),
+    ("rotary", lambda x, p, b: turn(x.detach(), p, b), "no gradient reaches x"),
+    ("rotary", lambda x, p, b: turn(x.view(-1).view(x.shape), p, b), "raises RuntimeError: view size is not compatible"),
+    ("rotary", lambda x, p, b: turn(x, p, b) if x.is_contiguous() else x, "a view with its axes exchanged (x not contiguous) is answered differently"),
+    ("rotary", lambda x, p, b: (torch.bincount(torch.ones(2, dtype=x.dtype)) if x.dtype == torch.bfloat16 else 0, turn(x, p, b))[1], "with x in bfloat16: raises NotImplementedError: "),
+    ("rotary", lambda x, p, b: turn(x, p, b, layout="interleaved"), "layout is interleaved, expected half"),
+    ("rotary_interleaved", turn, "layout is half, expected interleaved"),
+    ("rotary", lambda x, p, b: turn(x, p, b, sign=-1), "rotates backwards"),
+    ("rotary", lambda x, p, b: x.clone(), "x comes back as it was"),
+    ("rotary", lambda x, p, b: turn(x, torch.arange(len(p)), b), "positions are ignored: row n is taken to be at position n"),
+    ("rotary", lambda x, p, b: turn(x, p + 1, b), "positions start at 1"),
+    ("rotary", lambda x, p, b: turn(x, p.bfloat16(), b), "positions are rounded to bfloat16"),
+    ("rotary", lambda x, p, b: turn(x, p.clamp(max=65504).half(), b), "positions are rounded to float16"),
+    ("rotary", lambda x, p, b: turn(x, p, 10000.0), "base is ignored: 10000 is used"),
+    ("rotary", lambda x, p, b: turn(x, p, b, exponent=0.5), "wrong exponent: base^(-c/d), expected base^(-2c/d)"),
+    ("rotary", lambda x, p, b: turn(x, p, b, exponent=2.0), "wrong exponent: base^(-4c/d)"),
+    ("rotary", lambda x, p, b: turn(x, -p, 10000.0, layout="interleaved"), "layout is interleaved, expected half; rotates backwards"),
+    ("rotary", in_place, "changes its input x in place"),
+    ("rotary", lambda x, p, b: turn(x, p, b).float(), "result in the wrong dtype: float64 in, float32 out; bfloat16 in, float32 out"),
+    ("rotary", lambda x, p, b: turn(x, p.to(x.dtype), b), "with x in bfloat16, values are wrong from position 257 on; positions are rounded to bfloat16, which counts to 256; with x in float16, values are wrong from position 2049 on"),
+    ("rotary", cached_tables, "cached by shape only: answers with the positions and base of the first call of that shape"),
+    ("rotary", cached_dtype, "cached by shape only: float32 in, float64 out after a call of that shape in float64"),
+    ("rotary", lambda x, p, b: x + p[:, None], "not shift-invariant"),
+    ("rotary", lambda x, p, b: 2 * x, "14 of 14 cases differ, in a way that is not known here"),
+    ("rotary", lambda x, p, b: None, "returns None, expected x turned"),
+    ("rotary", lambda x, p, b: turn(x, p, b)[:, :1], "10 of 14 cases differ"),
+    ("rotary_partial", lambda x, p, b, r: turn(x, p, b), "the whole head is turned: rotary_dim is ignored"),
+    ("rotary_partial", lambda x, p, b, r: turn(x, p, b ** (r / x.shape[-1]), r), "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)"),
+    ("sinusoidal", lambda p, d, b: codes(p, d, b, "concat"), "layout is concat (all sines first), expected interleaved"),
+    ("sinusoidal_concat", codes, "layout is interleaved, expected concat"),
+    ("sinusoidal", lambda p, d, b: codes(p, d, b).unflatten(-1, (-1, 2)).flip(-1).flatten(-2), "cosines come where sines belong"),
+    ("sinusoidal_concat", lambda p, d, b: codes(p, d, b, "concat").roll(d // 2, -1), "cosines come where sines belong"),
+    ("sinusoidal", lambda p, d, b: codes(p, d, b, endpoint=True), "the last frequency is 1/base: exponents c/(dim/2 - 1)"),
+    ("sinusoidal_endpoint", lambda p, d, b: codes(p, d, b, "concat"), "exponents are 2c/dim, expected c/(dim/2 - 1)"),
+    ("sinusoidal", lambda p, d, b: codes(p + 1, d, b), "positions start at 1"),
+    ("sinusoidal", lambda p, d, b: codes(p, d, b).to(p.dtype), "integers in, integers out"),
+    ("sinusoidal", lambda p, d, b: codes(p.mul_(2) // 2, d, b), "changes its input positions in place"),
+    ("sinusoidal", lambda p, d, b: codes(p, d, b).bfloat16(), "result in the wrong dtype: bfloat16, expected float32 or more"),
+    ("default", lambda d, b: from_scratch(d, b * b), "wrong exponent: base^(-4c/d)"),
+    ("default", lambda d, b: from_scratch(d, b) + float("nan"), "12 of 12 cases differ"),
+    ("linear", lambda d, b, s: from_scratch(d, b), "nothing is scaled"),
+    ("linear", lambda d, b, s: from_scratch(d, b) * s, "frequencies are multiplied by factor, expected divided"),
+    ("linear", lambda d, b, s: formulas.ntk(d, b, s), "is NTK-aware scaling"),
+    ("ntk", lambda d, b, s: from_scratch(d, b) / s, "is plain linear interpolation"),
+    ("ntk", lambda d, b, s: from_scratch(d, b) / s ** (d / (d - 2)), "is plain linear interpolation by factor^(d/(d-2))"),
+    ("ntk", lambda d, b, s: from_scratch(d, b * s), "exponent d/(d-2) missing"),
+    ("ntk", lambda d, b, s: from_scratch(d, b), "nothing is scaled"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, blend=lambda f, s, t: f * t + f / s * (1 - t)), "ramp inverted: high frequencies are interpolated"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, low=plain, high=plain), "ramp not truncated"),
+    ("yarn", lambda head_dim, base, factor, original_max_positions, truncate=True: yarn(head_dim, base, factor, original_max_positions), "ramp always truncated: truncate=False is ignored"),
+    ("yarn", lambda d, b, s, L: by_turns(d, b, s, L, 1, 32), "ramp by turns, as in the paper (yarn_paper)"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, numerator=True), "floor and ceil cover only the numerator"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, low=math.ceil, high=math.floor), "ramp rounded inwards"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, last=d // 2 - 1), "ramp clamped at head_dim/2 - 1, expected head_dim - 1"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, last=d // 2), "ramp clamped at head_dim/2, expected"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, blend=lambda f, s, t: f / (1 - t + t * s)), "wavelengths are blended"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, 1, 32), "beta_fast and beta_slow are exchanged"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, last=d // 2 - 1, blend=lambda f, s, t: f * t + f / s * (1 - t)), "ramp inverted: high frequencies are interpolated, low ones kept; ramp clamped at head_dim/2 - 1"),
+    ("yarn", lambda d, b, s, L: from_scratch(d, b), "nothing is scaled"),
+    ("yarn", lambda d, b, s, L: from_scratch(d, b) / s, "is plain linear interpolation"),
+    ("yarn", lambda d, b, s, L: formulas.ntk(d, b, s), "is plain NTK-aware scaling"),
+    ("yarn", lambda d, b, s, L: yarn(d, 10000.0, s, L), "base is ignored: 10000 is used"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, 8192), "original_max_positions is ignored: 8192 is used"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, 2048), "original_max_positions is ignored: 2048 is used"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, int(L * s)), "original_max_positions is taken for the extended length"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: 1.0), "temperature missing"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: t * t), "temperature squared"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: t**0.5), "temperature is the square root"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: 1 / t), "temperature is inverted"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: t - 1), "temperature lacks the + 1"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: 2 * t), "temperature wrong (attention factor"),
+    ("llama3", lambda d, b, s, L: (by_turns(d, b, s, L), 1.1), "temperature wrong (attention factor 1.1, expected 1"),
+    ("yarn", only_near, "refuses 6 of 54 legal cases: raises ValueError: too long for head_dim=64"),
+    ("yarn", lambda d, b, s, L: yarn(d, b, s, L).repeat(2), "54 of 54 cases differ"),
+    ("yarn_paper", yarn, "ramp by pair number, as in the code (yarn)"),
+    ("yarn_paper", lambda d, b, s, L: by_turns(d, b, s, L, 1, 32, lambda r, slow, fast: (fast - r) / (fast - slow)), "ramp inverted: high frequencies are divided, low ones kept"),
+    ("llama3", lambda d, b, s, L: by_turns(d, b, s, L, shape=lambda r, slow, fast: 1 - (1 / r - 1 / fast) / (1 / slow - 1 / fast)), "ramp linear in the wavelength"),
+    ("llama3", lambda d, b, s, L: by_turns(d, b, s, L, shape=lambda r, slow, fast: (r >= fast).double()), "no ramp: frequencies between the two limits are divided"),
+    ("llama3", lambda d, b, s, L: by_turns(d, b, s, L, shape=lambda r, slow, fast: (r >= slow).double()), "frequencies between the two limits are kept: no ramp, or its limits exchanged"),
+    ("proportional", lambda d, b, p: torch.cat((from_scratch(2 * int(p * d // 2), b), torch.zeros(d // 2 - int(p * d // 2)))), "exponents are 2c/rotary_dim (partial rotary)"),
+    ("proportional", lambda d, b, p: from_scratch(d, b), "fraction is ignored"),
+    ("proportional", lambda d, b, p: from_scratch(d, b)[: int(p * d // 2)], "the zeros are left out"),
+    ("alibi", slopes, "slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads: they are 2^(-8(h+1)/heads), which holds for powers of two only"),
+    ("alibi", lambda n: [2 ** -(1 + 7 * h / max(n - 1, 1)) for h in range(n)], "their exponents are spread evenly from -1 to -8"),
+    ("alibi", lambda n: right_slopes(n).sort(descending=True).values, "slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads: another order: sorted from large to small"),
+    ("alibi", lambda n: right_slopes(n).sort().values, "another order: sorted from small to large"),
+    ("alibi", lambda n: right_slopes(n).flip(0), "another order: reversed"),
+    ("alibi", lambda n: [2 ** (-8 * h / n) for h in range(n)], "they start at 2^0: h is used, expected h + 1"),
+    ("alibi", lambda n: -right_slopes(n), "the sign is wrong: slopes are negative"),
+    ("alibi", lambda n: slopes(2 ** math.ceil(math.log2(n)))[:n], "those of the next power of two are used, cut off"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(-r, two, n, far), "direction reversed: it takes query minus key"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, True, n, far), "the bidirectional flag is ignored: always bidirectional"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, False, n, far), "the bidirectional flag is ignored: always causal"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, not two, n, far), "the bidirectional flag is taken the wrong way round"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, n, 128), "saturates at the wrong distance: max_distance is ignored"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, n, 2 * far), "saturates at the wrong distance: twice max_distance"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, n, far - 1), "saturates at the wrong distance: max_distance - 1"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, 32, far), "num_buckets is ignored: 32 is used"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r + r.sign(), two, n, far), "off by one: distances are one too large"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r - r.sign(), two, n, far), "off by one: distances are one too small"),
+    ("t5", lambda r, two, n, far: t5_with(r, two, n, far, half_steps=True), "the logarithm is rounded to the nearest bucket"),
+    ("deberta", lambda r, n, far: deberta(-r, n, far), "direction reversed: it takes key minus query"),
+    ("deberta", lambda r, n, far: deberta(r, n, far, math.floor), "the logarithm is cut off, expected rounded up"),
+    ("deberta", lambda r, n, far: deberta(r, n, far, round), "the logarithm is rounded to the nearest bucket, expected rounded up"),
+    ("deberta", lambda r, n, far: deberta(r, n, far, end=0), "saturates at the wrong distance: max_position"),
+    ("deberta", lambda r, n, far: deberta(r, 256, far), "buckets is ignored: 256 is used"),
+    ("deberta", lambda r, n, far: deberta(r, n, 512), "max_position is ignored: 512 is used"),
+    ("xpos", lambda p, d, b: formulas.xpos((-p).tolist(), d, b), "this is the scale of keys"),
+    ("xpos", lambda p, d, b: formulas.xpos(p.tolist(), d, 512), "scale_base is ignored: 512 is used"),
+    ("xpos", lambda p, d, b: formulas.xpos((p - len(p) // 2).tolist(), d, b), "positions are centred"),
+]  # fmt: skip
+
+
+class Module(torch.nn.Module):
+    def forward(self, x, positions, base):
+        return turn(x, positions, base)
+
+    def turn(self, x, positions, base):
+        return turn(x, positions, base)
+
+
+def numpy_rotary(x, positions, base):
+    rows, frequencies = numpy.asarray(x), base ** (-numpy.arange(0, x.shape[-1], 2) / x.shape[-1])
+    angles = numpy.asarray(positions)[:, None] * frequencies
+    first, second = numpy.split(rows, 2, -1)
+    cos, sin = numpy.cos(angles), numpy.sin(angles)
+    return numpy.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+RIGHT = [
+    ("rotary", by_tables),
+    ("rotary", numpy_rotary),
+    ("rotary", lambda x, positions, theta=10000.0: turn(x, positions, theta)),
+    ("rotary", lambda x, pos=None, theta=10000.0: turn(x, pos, theta)),
+    ("rotary", lambda x, positions, interleaved=False, theta=10000.0: turn(x, positions, theta)),
+    ("rotary", lambda x, *rest: turn(x, *rest)),
+    ("rotary", lambda x, *args, **kwargs: turn(x, *args, **kwargs)),
+    ("rotary", lambda q, pos, *, base: turn(q, pos, base)),
+    ("rotary", lambda q, pos, *, theta=10000.0: turn(q, pos, theta)),
+    ("rotary", functools.partial(turn, base=10000.0)),
+    ("rotary", Module()),
+    ("rotary", Module().turn),
+    ("default", lambda base=10000.0, dim=64: from_scratch(dim, base)),
+    ("default", lambda d, b: [1] if d == 2 else from_scratch(d, b)),
+    ("default", lambda d, b: {"inv_freq": from_scratch(d, b)}),
+    ("yarn", lambda head_dim, base=10000, scale=1.0, max_position_embeddings=2048: yarn(head_dim, base, scale, max_position_embeddings)),
+    ("sinusoidal", lambda positions, dim, max_wavelength=10000.0: codes(positions, dim, max_wavelength)),
+    ("t5", lambda relative_position, bidirectional=True, num_buckets=32, max_dist=128: F.t5_bucket(relative_position, bidirectional, num_buckets, max_dist)),
+    ("rotary", turn),
+    ("rotary_interleaved", lambda x, positions, base: turn(x, positions, base, layout="interleaved")),
+    ("rotary_partial", turn),
+    ("rotary", lambda x, positions, base: turn(x, positions, base).tolist()),
+    ("rotary", lambda *given: turn(*given).requires_grad_()),
+    ("sinusoidal", codes),
+    ("sinusoidal", lambda positions, dim, base: codes(positions, dim, base).numpy()),
+    ("sinusoidal", lambda positions, dim, base: codes(positions, dim, base)[None]),
+    ("sinusoidal_concat", lambda p, d, b: codes(p, d, b, "concat").tolist()),
+    ("sinusoidal_endpoint", lambda p, d, b: codes(p, d, b, "concat", endpoint=True)),
+    ("proportional", lambda d, b, p: (formulas.proportional(d, b, p), 1.0)),
+    ("alibi", lambda n: F.alibi_slopes(n).float().view(n, 1, 1)),
+    ("alibi", lambda n: numpy.array(formulas.alibi(n), dtype=numpy.float32)),
+    ("t5", F.t5_bucket),
+    ("t5", lambda relative, *rest: t5_with(relative, *rest)),
+    ("deberta", deberta),
+    ("xpos", lambda p, d, b: torch.tensor(formulas.xpos(p.tolist(), d, b))),
+    ("yarn", lambda head_dim, base, factor, original_max_positions: yarn(head_dim, base, factor, original_max_positions, factor=plain)),
+    ("yarn", lambda *numbers: yarn(*numbers).float()),
+    *frequencies.SCHEDULES.items(),
+]  # fmt: skip
