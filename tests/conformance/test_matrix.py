@@ -18,7 +18,7 @@ def test_what_is_declared_is_on_the_page():
 
 
 def test_every_encoding_has_a_row_of_marks_that_are_true():
-    start = PAGE.index("|  | order is seen")
+    start = PAGE.index("|  | order as declared")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE[start:].split("\n\n")[0].splitlines()]
     assert rows[0][1:] == list(COLUMNS.values()), AGAIN
     assert [row[0].strip("`") for row in rows[2:]] == list(posenc.ENCODINGS), AGAIN

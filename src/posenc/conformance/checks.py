@@ -120,7 +120,7 @@ def equal(a: Tensor, b: Tensor, what: str, atol: float = 1e-10) -> None:
 
 
 def position_matters(s: Subject) -> None:
-    """An encoder tells orders apart, unless the encoding has no site that could."""
+    """An encoder tells one order of the tokens from another if and only if `sees_order` says so; a decoder always does."""
     config = DECODER if s.traits.causal_only else ENCODER
     model, x = s.host(config), tokens(1, LENGTH)
     order = torch.randperm(LENGTH - 1, generator=torch.Generator().manual_seed(3))

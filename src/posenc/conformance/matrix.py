@@ -14,7 +14,7 @@ MAX_POSITIONS = 40
 CHECKED_AS = {"log_n": "log_n:train_length=4"}
 """What does nothing up to its training length is checked past it."""
 COLUMNS = {
-    "position_matters": "order is seen", "backends_agree": "backends agree", "cached_is_full": "cached = full",
+    "position_matters": "order as declared", "backends_agree": "backends agree", "cached_is_full": "cached = full",
     "ragged_cache": "ragged cache", "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded",
     "packed_is_separate": "packed = separate", "rows_do_not_meet": "batch rows", "shift_invariant_as_declared": "shift as declared",
     "gradients_arrive": "gradients arrive", "gradients_are_right": "gradcheck", "inference_then_training": "inference, then training",

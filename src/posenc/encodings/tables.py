@@ -66,6 +66,7 @@ class Multiplicative(Learned):
     name = "multiplicative"
     papers = ("su2021positions",)
     extrapolates = "no: undefined past the table"
+    equal_to = "the formula"
 
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
         super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
