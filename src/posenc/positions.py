@@ -413,7 +413,9 @@ def prefix_tokens(coordinates: Tensor) -> Tensor:
 def exact(ids: Tensor) -> Tensor:
     """Positions as float64, where the device has it; those made in inference mode may meet training later."""
     found = ids.float() if ids.device.type == "mps" else ids.double()
-    return found.clone() if found is ids and ids.is_inference() and not torch.is_inference_mode_enabled() else found
+    if torch.compiler.is_compiling() or found is not ids or torch.is_inference_mode_enabled():
+        return found
+    return found.clone() if found.is_inference() else found
 
 
 def _is_binary(mask: Tensor) -> bool:
