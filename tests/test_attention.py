@@ -156,7 +156,7 @@ def test_every_structure_entry_by_entry(layout):
         q, k, v, scale=D**-0.5, visible=sees(p), bias=encoding.entry(q, k, p), added_value=encoding.added(p)
     )
     assert torch.allclose(attention(q, k, v, encoding, p), want, atol=1e-12)
-    assert explain(q, k, v, encoding, p).backend == "reference"
+    assert explain(q, k, v, encoding, p).backend == "sdpa"
     with pytest.raises(InputError, match="backend='sdpa' cannot serve this: a term on the values"):
         attention(q, k, v, encoding, p, backend="sdpa")
     encoding.values = lambda positions, layer=0: None

@@ -306,9 +306,12 @@ class Positions:
 
         return visible
 
-    def mask(self) -> Tensor:
-        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key."""
-        return self.mask_mod()(*grid_indices(self.batch, 1, self.num_queries, self.num_keys, self.q.device))
+    def mask(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key.
+        first, end: for these queries only."""
+        rows = (self.num_queries if end is None else end) - first
+        b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
+        return self.mask_mod()(b, h, i + first, j)
 
     @property
     def all_visible(self) -> bool:

@@ -1,0 +1,334 @@
+"""Attention with terms of position as one operator, in memory that grows with the sequence and not with its square.
+
+Forward runs the CPU's flash kernel, block of queries by block of queries, with a mask made on the spot: for biases of
+the distance alone no mask at all but a strided (Hankel) view of their vector, for everything else a tile in cache.
+Backward recomputes the weights tile by tile from the saved log-sum-exp. What is invisible is never visited, and
+neither are keys whose bias alone makes their weight vanish. To compilers the operator is opaque: one graph serves
+every length.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from posenc.backends.tiles import Any, OfDistance, OfKey, OfQuery, OnValues, Product, Scratch, Slice, Term, Tile, skew
+
+KINDS: dict[str, type[Term]] = {
+    "distance": OfDistance, "query": OfQuery, "key": OfKey, "product": Product, "any": Any, "values": OnValues,
+}  # fmt: skip
+
+ROWS = 256
+"""Queries of a tile."""
+COLUMNS = 1024
+"""Keys of a tile, where the softmax is known already: with ROWS, what stays in a core's second-level cache."""
+NEGLIGIBLE = 40.0
+"""A weight below e^-40 of its row's largest is beyond what float32 can see, 2^-24, even 10^10 times."""
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass
+class Call:
+    """One call: tensors, and what is visible of their products."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: list[Term]
+    values: OnValues | None
+    table: list[int]
+    causal: bool
+    scale: float
+    longest: int
+    dropout_p: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.precise = torch.promote_types(self.q.dtype, torch.float32)
+        self.groups = self.q.shape[1] // self.k.shape[1]
+        self.scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
+        self.vector = self._vector()
+        bands = [(0, self.q.shape[1], 0, 2**62)] if self.vector is None else self._bands(self.vector)
+        self.bands = bands
+
+    def _vector(self) -> Tensor | None:
+        """The only term, if it is one of the distance: minus infinity for the future."""
+        if len(self.terms) != 1 or not isinstance(self.terms[0], OfDistance) or self.values or self.dropout_p:
+            return None
+        vector = self.terms[0].tensors[0].contiguous()
+        if self.causal:
+            vector = vector.clone()
+            vector[:, self.longest + 1 :] = -torch.inf
+        return vector
+
+    def _bands(self, vector: Tensor) -> list[tuple[int, int, int, int]]:
+        """Heads (first, end) and the entries of the vector (first, end) beyond which weights are negligible.
+
+        |scale q . k| is at most peak, so a key's score is at most its bias + peak, and the query's own is at least its
+        bias - peak: a bias lower than that of distance 0 by 2 peak + NEGLIGIBLE cannot matter.
+        """
+        heads, width = vector.shape
+        own = 0 <= self.longest < width and all(d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.segments)
+        if not own or self.q.dtype == torch.float64:
+            return [(0, heads, 0, width)]
+        norms = [x.float().square().sum(-1).amax((0, 2)).sqrt() for x in (self.q, self.k)]
+        peak = abs(self.scale) * norms[0] * norms[1].repeat_interleave(self.groups)
+        matters = vector >= (vector[:, self.longest] - 2 * peak - NEGLIGIBLE)[:, None]
+        matters[:, self.longest] = True  # whatever NaN there may be
+        matters = matters.unflatten(0, (-1, self.groups)).any(1)  # heads that share keys go together
+        first = matters.int().argmax(1).tolist()
+        end = (width - matters.flip(1).int().argmax(1)).tolist()
+        found: list[tuple[int, int, int, int]] = []
+        for group, band in enumerate(zip(first, end, strict=True)):
+            before = found.pop() if found and found[-1][2:] == band else None
+            start = group * self.groups if before is None else before[0]
+            found.append((start, (group + 1) * self.groups, *band))
+        return found
+
+    @property
+    def segments(self) -> Iterator[tuple[int, ...]]:
+        return (tuple(self.table[at : at + 6]) for at in range(0, len(self.table), 6))
+
+    def blocks(self, rows: int, one_row: bool) -> Iterator[tuple[Slice, Slice, Slice, Slice, int]]:
+        """(rows of the batch, heads, queries, keys they see, diagonal) of every block of at most `rows` queries."""
+        every = (0, self.q.shape[0])
+        for row, q0, q1, k0, k1, diagonal in self.segments:
+            batches = [(row, row + 1)] if row >= 0 else [(b, b + 1) for b in range(*every)] if one_row else [every]
+            for batch in batches:
+                for h0, h1, first, end in self.bands:
+                    for i0 in range(q0, q1, rows):
+                        i1 = min(q1, i0 + rows)
+                        # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
+                        away = self.longest - diagonal
+                        j0, j1 = max(k0, i0 - away + first), min(k1, i1 - 1 - away + end)
+                        if self.causal:
+                            j1 = min(j1, i1 + diagonal)
+                        if j0 < j1:
+                            yield batch, (h0, h1), (i0, i1), (j0, j1), diagonal
+
+    def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
+        return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0])
+
+    def hidden(self, tile: Tile, diagonal: int) -> int | None:
+        """The first column by distance that is in the future, if there is one."""
+        if not self.causal:
+            return None
+        _, rows, columns = tile.shape
+        column = tile.queries[1] - tile.keys[0] + diagonal
+        return column if column < rows + columns - 1 else None
+
+    def bias(self, tile: Tile, diagonal: int) -> Tensor:
+        """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the future is hidden."""
+        heads, rows, columns = tile.shape
+        hidden = self.hidden(tile, diagonal)
+        if hidden is None and not any(term.by_distance for term in self.terms):
+            view, _ = self.scratch.take("bias", *tile.shape)
+            fresh = True
+        else:
+            buffer, _ = self.scratch.take("bias", heads, rows, columns + rows - 1)
+            fresh = True
+            for term in self.terms:
+                if term.by_distance:
+                    term.add(buffer, tile, fresh)
+                    fresh = False
+            if fresh:
+                buffer.zero_()
+                fresh = False
+            if hidden is not None:
+                buffer[..., hidden:] = -torch.inf
+            view = skew(buffer, columns)
+        for term in self.terms:
+            if not term.by_distance:
+                term.add(view, tile, fresh)
+                fresh = False
+        return view.zero_() if fresh else view
+
+    def kv_heads(self, heads: Slice) -> Slice:
+        return heads[0] // self.groups, (heads[1] - 1) // self.groups + 1
+
+    def head_blocks(self, heads: Slice, cells: int) -> Iterator[Slice]:
+        """Heads in blocks of about 2 MiB of scores, none of which has several keys' heads under grouped queries."""
+        step, h = max(1, 2**19 // max(cells, 1)), heads[0]
+        while h < heads[1]:
+            most = heads[1] if self.groups == 1 else (h // self.groups + 1) * self.groups
+            yield h, min(h + step, most)
+            h = min(h + step, most)
+
+
+def _slices(x: Tensor, batch: Slice, heads: Slice, tokens: Slice) -> Tensor:
+    return x[slice(*batch), slice(*heads), slice(*tokens)]
+
+
+def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
+    """The vector as a mask for the tile's queries in reverse, (batch, heads, rows, columns): no copy."""
+    offset = vector.storage_offset() + tile.heads[0] * vector.stride(0) + tile.first
+    return vector.as_strided((batch, *tile.shape), (0, vector.stride(0), 1, 1), offset)
+
+
+def _run_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> list[Tensor]:
+    """The kernel wants values as wide as keys; zeros fill what is missing."""
+    width = v.shape[-1]
+    if q.shape[-1] != width:
+        most = max(q.shape[-1], width)
+        q, k, v = (pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
+    out, lse = _flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    return [out[..., :width], lse]
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries)."""
+    q, k, v = call.q, call.k, call.v
+    # laid out as models project: what follows merges the heads without a copy
+    out = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=call.precise)
+    if call.values is None and call.dropout_p == 0:
+        _flash_forward(call, out, lse)
+    else:
+        _plain_forward(call, out, lse)
+    return out, lse
+
+
+def _flash_forward(call: Call, out: Tensor, lse: Tensor) -> None:
+    q, k, v = call.q, call.k, call.v
+    simple = not call.terms and not call.causal
+    whole = simple or (call.vector is not None and not call.causal and len(call.bands) == 1)
+    rows = max(q.shape[2], 1) if whole or _square(call) else ROWS
+    for batch, heads, queries, keys, diagonal in call.blocks(rows, one_row=bool(call.terms) and call.vector is None):
+        kv = call.kv_heads(heads)
+        inputs = _slices(q, batch, heads, queries), _slices(k, batch, kv, keys), _slices(v, batch, kv, keys)
+        here = slice(*batch), slice(*heads), slice(*queries)
+        if simple or _square(call):
+            out[here], lse[here] = _run_flash(*inputs, call.causal, None, call.scale)
+        elif call.vector is not None:
+            tile = call.tile(batch[0], heads, queries, keys, diagonal)
+            mask = _hankel(call.vector, tile, batch[1] - batch[0])
+            found, sums = _run_flash(inputs[0].flip(2), *inputs[1:], False, mask, call.scale)
+            out[here], lse[here] = found.flip(2), sums.flip(2)
+        else:
+            cells = (queries[1] - queries[0]) * (keys[1] - keys[0])
+            for part in call.head_blocks(heads, cells):
+                kv = call.kv_heads(part)
+                mask = call.bias(call.tile(batch[0], part, queries, keys, diagonal), diagonal)[None]
+                inputs = _slices(q, batch, part, queries), _slices(k, batch, kv, keys), _slices(v, batch, kv, keys)
+                here = slice(*batch), slice(*part), slice(*queries)
+                out[here], lse[here] = _run_flash(*inputs, False, mask, call.scale)
+
+
+def _square(call: Call) -> bool:
+    """No terms, and every rectangle causal from its first query and key on, which the kernel knows by itself."""
+    return call.causal and not call.terms and all(q0 + d == k0 for _, q0, _, k0, _, d in call.segments)
+
+
+def _plain_forward(call: Call, out: Tensor, lse: Tensor) -> None:
+    """The equation as it stands, a block at a time: dropout and terms on the values need the weights."""
+    for number, (tile, diagonal) in enumerate(_tiles(call, whole_rows=True)):
+        scores = _scores(call, tile, diagonal)
+        here = tile.row, slice(*tile.heads), slice(*tile.queries)
+        lse[here] = sums = scores.logsumexp(-1)
+        weights, by_distance = _weights(call, tile, scores, sums)
+        kept = _dropout(call, weights, number)
+        v = _cut_kv(call, call.v, tile)
+        found = kept @ v
+        if call.values is not None:
+            if kept is not weights:
+                weights.copy_(kept)
+            assert by_distance is not None
+            found += call.values.output(by_distance, tile)
+        out[here] = found.to(out.dtype)
+
+
+def _tiles(call: Call, whole_rows: bool) -> Iterator[tuple[Tile, int]]:
+    """Tiles for the equation as it stands: one row of the batch and a few heads each."""
+    for (row, _), heads, queries, keys, diagonal in call.blocks(ROWS, one_row=True):
+        step = keys[1] - keys[0] if whole_rows else COLUMNS
+        for j0 in range(keys[0], keys[1], step):
+            columns = j0, min(j0 + step, keys[1])
+            for part in call.head_blocks(heads, (queries[1] - queries[0]) * (columns[1] - columns[0])):
+                yield call.tile(row, part, queries, columns, diagonal), diagonal
+
+
+def _cut_kv(call: Call, x: Tensor, tile: Tile) -> Tensor:
+    """A tile's keys or values, (heads, columns, width), in the precision of scores."""
+    heads = tile.heads[1] - tile.heads[0]
+    part = x[tile.row, slice(*call.kv_heads(tile.heads)), slice(*tile.keys)].to(call.precise)
+    return part if part.shape[0] == heads else part.expand(heads, -1, -1)
+
+
+def _scores(call: Call, tile: Tile, diagonal: int) -> Tensor:
+    scores = call.bias(tile, diagonal)
+    q = call.q[tile.row, slice(*tile.heads), slice(*tile.queries)].to(call.precise)
+    return scores.baddbmm_(q, _cut_kv(call, call.k, tile).mT, alpha=call.scale)
+
+
+def _weights(call: Call, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The softmax from its log-sum-exp: by key, and the same memory by distance where values need it."""
+    scores -= sums.masked_fill(sums == -torch.inf, torch.inf)[..., None]  # nothing visible: no weight
+    if call.values is None:
+        return scores.exp_(), None
+    by_distance = call.scratch.by_distance("weights", tile)
+    return torch.exp(scores, out=skew(by_distance, tile.shape[2])), by_distance
+
+
+def _dropout(call: Call, weights: Tensor, number: int) -> Tensor:
+    """Weights of which some are dropped, the same ones in forward and backward."""
+    if call.dropout_p == 0:
+        return weights
+    return weights * _kept(call, weights, number)
+
+
+def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
+    generator = torch.Generator(weights.device).manual_seed(call.seed + number)
+    kept = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
+    return kept.bernoulli_(1 - call.dropout_p, generator=generator).div_(1 - call.dropout_p)
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; those of the terms are left with them."""
+    q, k, v, precise = call.q, call.k, call.v, call.precise
+    # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
+    offset = (grad.to(precise) * out.to(precise)).sum(-1) - of_lse
+    of_q, of_k, of_v = (torch.zeros(x.shape, dtype=precise, device=x.device) for x in (q, k, v))
+    for number, (tile, diagonal) in enumerate(_tiles(call, whole_rows=call.dropout_p > 0)):
+        here = tile.row, slice(*tile.heads), slice(*tile.queries)
+        weights, by_distance = _weights(call, tile, _scores(call, tile, diagonal), lse[here])
+        queries, g = q[here].to(precise), grad[here].to(precise)
+        keys = _cut_kv(call, k, tile)
+        slope = call.scratch.by_distance("slope", tile)
+        inner = skew(slope, tile.shape[2])
+        if call.values is None:
+            torch.matmul(g, _cut_kv(call, v, tile).mT, out=call.scratch.take("dP", *tile.shape)[0])
+            change = call.scratch.take("dP", *tile.shape)[0]
+        else:
+            wide = call.values.lookup.product(g, tile)
+            change = skew(wide, tile.shape[2]).baddbmm_(g, _cut_kv(call, v, tile).mT)
+        kept = weights
+        if call.dropout_p > 0:
+            share = _kept(call, weights, number)
+            change, kept = change * share, weights * share
+        _add_kv(call, of_v, tile, kept, g)
+        change -= offset[here][..., None]
+        torch.mul(weights, change, out=inner)
+        if call.values is not None:
+            if kept is not weights:
+                weights.copy_(kept)
+            assert by_distance is not None
+            call.values.collect_output(g, by_distance, tile)
+        for term in call.terms:
+            term.collect(slope if term.by_distance else inner, tile)
+        of_q[here].baddbmm_(inner, keys, alpha=call.scale)
+        _add_kv(call, of_k, tile, inner, queries, call.scale)
+    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
+
+
+def _add_kv(call: Call, total: Tensor, tile: Tile, weights: Tensor, x: Tensor, scale: float = 1.0) -> None:
+    """Add weights^T x, (heads, columns, width), to the gradient of keys or values."""
+    target = total[tile.row, slice(*call.kv_heads(tile.heads)), slice(*tile.keys)]
+    if call.groups == 1:
+        target.baddbmm_(weights.mT, x, alpha=scale)
+    else:
+        for of_head, of_x in zip(weights, x, strict=True):
+            target[0].addmm_(of_head.T, of_x, alpha=scale)
