@@ -51,15 +51,24 @@ class Call:
         self.precise = torch.promote_types(self.q.dtype, torch.float32)
         self.groups = self.q.shape[1] // self.k.shape[1]
         self.scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
+        # no terms, and every rectangle causal from its first query and key on, which the kernel knows by itself
+        self.square = not self.terms and self.causal and all(q0 + d == k0 for _, q0, _, k0, _, d in self.segments)
         self.vector = self._vector()
-        bands = [(0, self.q.shape[1], 0, 2**62)] if self.vector is None else self._bands(self.vector)
-        self.bands = bands
+        self.bands = [(0, self.q.shape[1], 0, 2**62)]
+        if self.vector is not None and self.terms:
+            self.bands = self._bands(self.vector)
 
     def _vector(self) -> Tensor | None:
-        """The only term, if it is one of the distance: minus infinity for the future."""
-        if len(self.terms) != 1 or not isinstance(self.terms[0], OfDistance) or self.values or self.dropout_p:
+        """The terms, if a vector of distances is all there is: minus infinity for the future."""
+        if self.values is not None or self.dropout_p or any(not isinstance(t, OfDistance) for t in self.terms):
             return None
-        vector = self.terms[0].tensors[0].contiguous()
+        if self.terms:
+            vector = self.terms[0].tensors[0].contiguous()
+        elif self.causal and not self.square:
+            width = self.longest + self.q.shape[2] + self.k.shape[2] + 1
+            vector = self.scratch.like.new_zeros(1, width).expand(self.q.shape[1], -1)
+        else:
+            return None
         if self.causal:
             vector = vector.clone()
             vector[:, self.longest + 1 :] = -torch.inf
@@ -89,26 +98,48 @@ class Call:
             found.append((start, (group + 1) * self.groups, *band))
         return found
 
+    def pack(self, dtype: torch.dtype | None = None) -> None:
+        """Queries, keys and values in one piece per head, which blocks of one head read faster than a model's layout."""
+        self.q, self.k, self.v = (x.to(dtype or x.dtype).contiguous() for x in (self.q, self.k, self.v))
+
+    @property
+    def every_term(self) -> list[Term]:
+        return self.terms if self.values is None else [*self.terms, self.values]
+
     @property
     def segments(self) -> Iterator[tuple[int, ...]]:
         return (tuple(self.table[at : at + 6]) for at in range(0, len(self.table), 6))
 
-    def blocks(self, rows: int, one_row: bool) -> Iterator[tuple[Slice, Slice, Slice, Slice, int]]:
-        """(rows of the batch, heads, queries, keys they see, diagonal) of every block of at most `rows` queries."""
-        every = (0, self.q.shape[0])
-        for row, q0, q1, k0, k1, diagonal in self.segments:
-            batches = [(row, row + 1)] if row >= 0 else [(b, b + 1) for b in range(*every)] if one_row else [every]
-            for batch in batches:
-                for h0, h1, first, end in self.bands:
-                    for i0 in range(q0, q1, rows):
-                        i1 = min(q1, i0 + rows)
-                        # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
-                        away = self.longest - diagonal
-                        j0, j1 = max(k0, i0 - away + first), min(k1, i1 - 1 - away + end)
-                        if self.causal:
-                            j1 = min(j1, i1 + diagonal)
-                        if j0 < j1:
-                            yield batch, (h0, h1), (i0, i1), (j0, j1), diagonal
+    def blocks(self, row: int, first: int, end: int, rows: int) -> Iterator[tuple[Slice, Slice, int]]:
+        """(queries, keys they see, diagonal) of every block of at most `rows` queries in a row of the batch, or in
+        what all rows share (-1); keys within entries first .. end of a vector of distances."""
+        for own, q0, q1, k0, k1, diagonal in self.segments:
+            if own not in (-1, row):
+                continue
+            for i0 in range(q0, q1, rows):
+                i1 = min(q1, i0 + rows)
+                # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
+                away = self.longest - diagonal
+                j0, j1 = max(k0, i0 - away + first), min(k1, i1 - 1 - away + end)
+                if self.causal:
+                    j1 = min(j1, i1 + diagonal)
+                if j0 < j1:
+                    yield (i0, i1), (j0, j1), diagonal
+
+    def regions(self, columns: int | None) -> Iterator[tuple[int, Slice, list[tuple[Tile, int]]]]:
+        """Row of the batch, a few heads, and the tiles (with their diagonals) of all that is visible there: of ROWS
+        queries and so many keys, or every key that the queries see."""
+        queries, keys = self.q.shape[2], self.k.shape[2]
+        cells = min(queries, ROWS) * (keys if columns is None else min(keys, columns))
+        for row in range(self.q.shape[0]):
+            for h0, h1, first, end in self.bands:
+                blocks = list(self.blocks(row, first, end, ROWS))
+                for heads in self.head_blocks((h0, h1), cells):
+                    yield row, heads, [
+                        (self.tile(row, heads, rows, (j0, min(j0 + (columns or keys), seen[1])), diagonal), diagonal)
+                        for rows, seen, diagonal in blocks
+                        for j0 in range(*seen, columns or keys)
+                    ]
 
     def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
         return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0])
@@ -193,74 +224,78 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _flash_forward(call: Call, out: Tensor, lse: Tensor) -> None:
-    q, k, v = call.q, call.k, call.v
-    simple = not call.terms and not call.causal
-    whole = simple or (call.vector is not None and not call.causal and len(call.bands) == 1)
-    rows = max(q.shape[2], 1) if whole or _square(call) else ROWS
-    for batch, heads, queries, keys, diagonal in call.blocks(rows, one_row=bool(call.terms) and call.vector is None):
-        kv = call.kv_heads(heads)
-        inputs = _slices(q, batch, heads, queries), _slices(k, batch, kv, keys), _slices(v, batch, kv, keys)
-        here = slice(*batch), slice(*heads), slice(*queries)
-        if simple or _square(call):
-            out[here], lse[here] = _run_flash(*inputs, call.causal, None, call.scale)
-        elif call.vector is not None:
-            tile = call.tile(batch[0], heads, queries, keys, diagonal)
-            mask = _hankel(call.vector, tile, batch[1] - batch[0])
-            found, sums = _run_flash(inputs[0].flip(2), *inputs[1:], False, mask, call.scale)
-            out[here], lse[here] = found.flip(2), sums.flip(2)
-        else:
-            cells = (queries[1] - queries[0]) * (keys[1] - keys[0])
-            for part in call.head_blocks(heads, cells):
-                kv = call.kv_heads(part)
-                mask = call.bias(call.tile(batch[0], part, queries, keys, diagonal), diagonal)[None]
-                inputs = _slices(q, batch, part, queries), _slices(k, batch, kv, keys), _slices(v, batch, kv, keys)
-                here = slice(*batch), slice(*part), slice(*queries)
-                out[here], lse[here] = _run_flash(*inputs, False, mask, call.scale)
+    if call.terms and call.vector is None:
+        call.pack()
+        for row, heads, tiles in call.regions(None):
+            _enter(call.terms, row, heads)
+            for tile, diagonal in tiles:
+                mask = call.bias(tile, diagonal)[None]
+                _attend(call, (row, row + 1), heads, tile.queries, tile.keys, False, mask, out, lse)
+        return
+    shared = all(own == -1 for own, *_ in call.segments)
+    for row in [-1] if shared else range(call.q.shape[0]):
+        batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
+        for h0, h1, first, end in call.bands:
+            whole = call.square or (not call.causal and (call.vector is None or end - first >= call.vector.shape[1]))
+            for queries, keys, diagonal in call.blocks(row, first, end, call.q.shape[2] if whole else ROWS):
+                mask = None
+                if call.vector is not None:
+                    tile = call.tile(row, (h0, h1), queries, keys, diagonal)
+                    mask = _hankel(call.vector, tile, batch[1] - batch[0])
+                _attend(call, batch, (h0, h1), queries, keys, call.causal, mask, out, lse, reverse=True)
 
 
-def _square(call: Call) -> bool:
-    """No terms, and every rectangle causal from its first query and key on, which the kernel knows by itself."""
-    return call.causal and not call.terms and all(q0 + d == k0 for _, q0, _, k0, _, d in call.segments)
+def _attend(
+    call: Call, batch: Slice, heads: Slice, queries: Slice, keys: Slice, causal: bool, mask: Tensor | None,
+    out: Tensor, lse: Tensor, reverse: bool = False,
+) -> None:  # fmt: skip
+    """The flash kernel on a block, into its place in out and lse; reverse: a mask is for the queries in reverse."""
+    here, kv = (slice(*batch), slice(*heads), slice(*queries)), call.kv_heads(heads)
+    inputs = call.q[here], _slices(call.k, batch, kv, keys), _slices(call.v, batch, kv, keys)
+    if mask is None:
+        out[here], lse[here] = _run_flash(*inputs, causal, None, call.scale)
+    elif not reverse:
+        out[here], lse[here] = _run_flash(*inputs, False, mask, call.scale)
+    else:
+        found, sums = _run_flash(inputs[0].flip(2), *inputs[1:], False, mask, call.scale)
+        out[here], lse[here] = found.flip(2), sums.flip(2)
+
+
+def _enter(terms: list[Term], row: int, heads: Slice) -> None:
+    for term in terms:
+        term.enter(row, heads)
 
 
 def _plain_forward(call: Call, out: Tensor, lse: Tensor) -> None:
     """The equation as it stands, a block at a time: dropout and terms on the values need the weights."""
-    for number, (tile, diagonal) in enumerate(_tiles(call, whole_rows=True)):
-        scores = _scores(call, tile, diagonal)
-        here = tile.row, slice(*tile.heads), slice(*tile.queries)
-        lse[here] = sums = scores.logsumexp(-1)
-        weights, by_distance = _weights(call, tile, scores, sums)
-        kept = _dropout(call, weights, number)
-        v = _cut_kv(call, call.v, tile)
-        found = kept @ v
-        if call.values is not None:
-            if kept is not weights:
-                weights.copy_(kept)
-            assert by_distance is not None
-            found += call.values.output(by_distance, tile)
-        out[here] = found.to(out.dtype)
-
-
-def _tiles(call: Call, whole_rows: bool) -> Iterator[tuple[Tile, int]]:
-    """Tiles for the equation as it stands: one row of the batch and a few heads each."""
-    for (row, _), heads, queries, keys, diagonal in call.blocks(ROWS, one_row=True):
-        step = keys[1] - keys[0] if whole_rows else COLUMNS
-        for j0 in range(keys[0], keys[1], step):
-            columns = j0, min(j0 + step, keys[1])
-            for part in call.head_blocks(heads, (queries[1] - queries[0]) * (columns[1] - columns[0])):
-                yield call.tile(row, part, queries, columns, diagonal), diagonal
+    call.pack(call.precise)
+    number = 0
+    for row, heads, tiles in call.regions(None):
+        _enter(call.every_term, row, heads)
+        for tile, diagonal in tiles:
+            scores = _scores(call, tile, diagonal)
+            here = row, slice(*heads), slice(*tile.queries)
+            lse[here] = sums = scores.logsumexp(-1)
+            weights, by_distance = _weights(call, tile, scores, sums)
+            if call.dropout_p > 0:
+                weights *= _kept(call, weights, number)
+            found = weights @ _cut_kv(call, call.v, tile)
+            if by_distance is not None and call.values is not None:
+                found += call.values.output(by_distance, tile)
+            out[here] = found.to(out.dtype)
+            number += 1
 
 
 def _cut_kv(call: Call, x: Tensor, tile: Tile) -> Tensor:
-    """A tile's keys or values, (heads, columns, width), in the precision of scores."""
+    """A tile's keys or values, (heads, columns, width)."""
     heads = tile.heads[1] - tile.heads[0]
-    part = x[tile.row, slice(*call.kv_heads(tile.heads)), slice(*tile.keys)].to(call.precise)
+    part = x[tile.row, slice(*call.kv_heads(tile.heads)), slice(*tile.keys)]
     return part if part.shape[0] == heads else part.expand(heads, -1, -1)
 
 
 def _scores(call: Call, tile: Tile, diagonal: int) -> Tensor:
     scores = call.bias(tile, diagonal)
-    q = call.q[tile.row, slice(*tile.heads), slice(*tile.queries)].to(call.precise)
+    q = call.q[tile.row, slice(*tile.heads), slice(*tile.queries)]
     return scores.baddbmm_(q, _cut_kv(call, call.k, tile).mT, alpha=call.scale)
 
 
@@ -273,13 +308,6 @@ def _weights(call: Call, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tens
     return torch.exp(scores, out=skew(by_distance, tile.shape[2])), by_distance
 
 
-def _dropout(call: Call, weights: Tensor, number: int) -> Tensor:
-    """Weights of which some are dropped, the same ones in forward and backward."""
-    if call.dropout_p == 0:
-        return weights
-    return weights * _kept(call, weights, number)
-
-
 def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
     generator = torch.Generator(weights.device).manual_seed(call.seed + number)
     kept = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
@@ -289,39 +317,54 @@ def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
 def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; those of the terms are left with them."""
     q, k, v, precise = call.q, call.k, call.v, call.precise
+    call.pack(precise)
     # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
-    offset = (grad.to(precise) * out.to(precise)).sum(-1) - of_lse
-    of_q, of_k, of_v = (torch.zeros(x.shape, dtype=precise, device=x.device) for x in (q, k, v))
-    for number, (tile, diagonal) in enumerate(_tiles(call, whole_rows=call.dropout_p > 0)):
-        here = tile.row, slice(*tile.heads), slice(*tile.queries)
-        weights, by_distance = _weights(call, tile, _scores(call, tile, diagonal), lse[here])
-        queries, g = q[here].to(precise), grad[here].to(precise)
-        keys = _cut_kv(call, k, tile)
-        slope = call.scratch.by_distance("slope", tile)
-        inner = skew(slope, tile.shape[2])
-        if call.values is None:
-            torch.matmul(g, _cut_kv(call, v, tile).mT, out=call.scratch.take("dP", *tile.shape)[0])
-            change = call.scratch.take("dP", *tile.shape)[0]
-        else:
-            wide = call.values.lookup.product(g, tile)
-            change = skew(wide, tile.shape[2]).baddbmm_(g, _cut_kv(call, v, tile).mT)
-        kept = weights
-        if call.dropout_p > 0:
-            share = _kept(call, weights, number)
-            change, kept = change * share, weights * share
-        _add_kv(call, of_v, tile, kept, g)
-        change -= offset[here][..., None]
-        torch.mul(weights, change, out=inner)
-        if call.values is not None:
-            if kept is not weights:
-                weights.copy_(kept)
-            assert by_distance is not None
-            call.values.collect_output(g, by_distance, tile)
-        for term in call.terms:
-            term.collect(slope if term.by_distance else inner, tile)
-        of_q[here].baddbmm_(inner, keys, alpha=call.scale)
-        _add_kv(call, of_k, tile, inner, queries, call.scale)
-    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
+    grad = grad.to(precise).contiguous()
+    offset = (grad * out).sum(-1) - of_lse
+    totals = [torch.zeros(x.shape, dtype=precise, device=x.device) for x in (q, k, v)]
+    number = 0
+    for row, heads, tiles in call.regions(None if call.dropout_p > 0 else COLUMNS):
+        _enter(call.every_term, row, heads)
+        for tile, diagonal in tiles:
+            here = row, slice(*heads), slice(*tile.queries)
+            weights, by_distance = _weights(call, tile, _scores(call, tile, diagonal), lse[here])
+            share = _kept(call, weights, number) if call.dropout_p > 0 else None
+            _backward_tile(call, tile, weights, by_distance, share, grad[here], offset[here], totals)
+            number += 1
+        for term in call.every_term:
+            term.leave()
+    of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True))
+    return of_q, of_k, of_v
+
+
+def _backward_tile(
+    call: Call, tile: Tile, weights: Tensor, by_distance: Tensor | None, share: Tensor | None, g: Tensor, offset: Tensor,
+    totals: list[Tensor],
+) -> None:  # fmt: skip
+    """Add a tile's part of every gradient. share: what dropout multiplies the weights by; g: the output's gradient."""
+    of_q, of_k, of_v = totals
+    here = tile.row, slice(*tile.heads), slice(*tile.queries)
+    queries, keys, values = call.q[here], _cut_kv(call, call.k, tile), _cut_kv(call, call.v, tile)
+    if call.values is None:
+        change, _ = call.scratch.take("change", *tile.shape)
+        torch.matmul(g, values.mT, out=change)
+    else:
+        change = skew(call.values.of_weights(g, tile), tile.shape[2]).baddbmm_(g, values.mT)
+    kept = weights
+    if share is not None:
+        kept, change = weights * share, change * share
+    _add_kv(call, of_v, tile, kept, g)
+    change -= offset[..., None]
+    slope = call.scratch.by_distance("slope", tile)
+    inner = torch.mul(weights, change, out=skew(slope, tile.shape[2]))
+    if by_distance is not None and call.values is not None:
+        if share is not None:
+            weights.copy_(kept)
+        call.values.collect_output(g, by_distance, tile)
+    for term in call.terms:
+        term.collect(slope if term.by_distance else inner, tile)
+    of_q[here].baddbmm_(inner, keys, alpha=call.scale)
+    _add_kv(call, of_k, tile, inner, queries, call.scale)
 
 
 def _add_kv(call: Call, total: Tensor, tile: Tile, weights: Tensor, x: Tensor, scale: float = 1.0) -> None:

@@ -33,11 +33,10 @@ class Tile:
         return slice(self.first, self.first + rows + columns - 1)
 
 
-def cut(x: Tensor, tile: Tile, tokens: Slice | None = None) -> Tensor:
-    """A tile's part of a (batch or 1, heads or 1, n, ...) tensor, or all n."""
-    part = x[tile.row if x.shape[0] > 1 else 0]
-    part = part[slice(*tile.heads)] if part.shape[0] > 1 else part
-    return part if tokens is None else part[:, slice(*tokens)]
+def cut(x: Tensor, row: int, heads: Slice) -> Tensor:
+    """Some heads (or the 1 there is) of a row of the batch (or the 1) of a (batch or 1, heads or 1, ...) tensor."""
+    part = x[row if x.shape[0] > 1 else 0]
+    return part[slice(*heads)] if part.shape[0] > 1 else part
 
 
 def skew(buffer: Tensor, columns: int) -> Tensor:
@@ -74,14 +73,16 @@ class Scratch:
         return buffer.zero_() if changed else buffer
 
 
-def _accumulate(total: Tensor, tile: Tile, tokens: Slice | None, part: Tensor) -> None:
-    """Add a tile's (heads, n, ...) gradient to that of a (batch or 1, heads or 1, n, ...) tensor."""
-    target = cut(total, tile, tokens)
-    target += part if target.shape[0] == part.shape[0] else part.sum(0, keepdim=True)
+def _add(total: Tensor, part: Tensor) -> None:
+    """Add the gradient of some heads to that of as many, or of the one that they share."""
+    total += part if total.shape[0] == part.shape[0] else part.sum(0, keepdim=True)
 
 
 class Term:
-    """A term of the scores, made of tensors whose gradients it collects."""
+    """A term of the scores, made of tensors whose gradients it collects.
+
+    `enter` some heads of a row of the batch, `add` or `collect` on tiles of them, then `leave` them.
+    """
 
     by_distance = True
     size = 1
@@ -94,6 +95,12 @@ class Term:
     def wants(self, needs: list[bool]) -> None:
         """Prepare to collect the gradients of those tensors that need one."""
         self.grads = [torch.zeros_like(x) if need else None for x, need in zip(self.tensors, needs, strict=True)]
+
+    def enter(self, row: int, heads: Slice) -> None:
+        """Prepare for tiles of these heads."""
+
+    def leave(self) -> None:
+        """Bring in what was collected since `enter`."""
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         """Add the term to a buffer by distance, or by key if not by_distance; set it if the buffer is fresh."""
@@ -116,82 +123,104 @@ class OfDistance(Term):
             self.grads[0][slice(*tile.heads), tile.distances] += grad.sum(1)
 
 
-class Lookup:
-    """x . table[row of the distance]: table (heads or 1, rows, d), rows (distances,)."""
-
-    def __init__(self, table: Tensor, rows: Tensor) -> None:
-        self.table, self.rows = table, rows
-        # a row per distance, in order: no lookup is needed
-        self.direct = rows.numel() == table.shape[1] and bool((rows == torch.arange(len(rows))).all())
-
-    def product(self, x: Tensor, tile: Tile, out: Tensor | None = None) -> Tensor:
-        """x (heads, n, d) against the table: (heads, n, distances of the tile)."""
-        table = cut(self.table[None], tile)
-        if self.direct:
-            return torch.matmul(x, table[:, tile.distances].mT, out=out)
-        columns = self.rows[tile.distances].expand(*x.shape[:2], -1)
-        return torch.gather(x @ table.mT, -1, columns, out=out)
-
-    def collect(self, grad: Tensor, x: Tensor, tile: Tile, of_table: Tensor | None) -> Tensor:
-        """The gradient of x from that of `product`; that of the table is added to of_table."""
-        table, part = cut(self.table[None], tile), slice(None)
-        if self.direct:
-            table, part = table[:, tile.distances], tile.distances
-        else:
-            grad = binned(grad, self.rows[tile.distances], table.shape[1])
-        if of_table is not None:
-            _accumulate(of_table[None, :, part], tile, None, grad.mT @ x)
-        return grad @ table
-
-
-class OfQuery(Term):
-    """q_i . r[distance]: content (batch, heads, queries, d), table (heads or 1, rows, d), rows (distances,)."""
+class _Content(Term):
+    """x . table[row of the distance]: content (batch, heads, n, d), table (heads or 1, rows, d), rows (distances,)."""
 
     size = 3
 
     def __init__(self, content: Tensor, table: Tensor, rows: Tensor) -> None:
         super().__init__(content, table, rows)
-        self.lookup = Lookup(table, rows)
+        self.rows = rows
+
+    def wants(self, needs: list[bool]) -> None:
+        super().wants([*needs[:2], False])
+
+    @property
+    def learns(self) -> bool:
+        return self.grads[0] is not None or self.grads[1] is not None
+
+    def enter(self, row: int, heads: Slice) -> None:
+        self.content, self.table = cut(self.tensors[0], row, heads), cut(self.tensors[1][None], row, heads)
+        of_content, of_table = self.grads[:2]
+        self.of_content = None if of_content is None else cut(of_content, row, heads)
+        self.of_table = None if of_table is None else cut(of_table[None], row, heads)
+
+
+class OfQuery(_Content):
+    """q_i . r[distance]."""
+
+    def __init__(self, content: Tensor, table: Tensor, rows: Tensor) -> None:
+        super().__init__(content, table, rows)
+        # a row per distance, in order: no lookup is needed
+        self.direct = _in_order(rows, table)
+
+    def enter(self, row: int, heads: Slice) -> None:
+        super().enter(row, heads)
+        if not self.direct:
+            self.product = self.content @ self.table.mT
+            self.of_product = torch.zeros_like(self.product.mT, memory_format=torch.contiguous_format)
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
-        product = self.lookup.product(cut(self.tensors[0], tile, tile.queries), tile, out if fresh else None)
+        queries = slice(*tile.queries)
+        target = out if fresh else None
+        if self.direct:
+            found = torch.matmul(self.content[:, queries], self.table[:, tile.distances].mT, out=target)
+        else:
+            product = self.product[:, queries]
+            found = torch.gather(product, -1, self.rows[tile.distances].expand(*product.shape[:2], -1), out=target)
         if not fresh:
-            out.add_(product)
+            out.add_(found)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
-        content = cut(self.tensors[0], tile, tile.queries)
-        of_content = self.lookup.collect(grad, content, tile, self.grads[1])
-        if self.grads[0] is not None:
-            _accumulate(self.grads[0], tile, tile.queries, of_content)
+        queries = slice(*tile.queries)
+        if not self.direct:
+            bin_columns(grad, self.rows[tile.distances], self.of_product[..., queries])
+            return
+        if self.of_content is not None:
+            self.of_content[:, queries] += grad @ self.table[:, tile.distances]
+        if self.of_table is not None:
+            _add(self.of_table[:, tile.distances], grad.mT @ self.content[:, queries])
+
+    def leave(self) -> None:
+        if self.direct:
+            return
+        if self.of_content is not None:
+            self.of_content += self.of_product.mT @ self.table
+        if self.of_table is not None:
+            _add(self.of_table, self.of_product @ self.content)
 
 
-class OfKey(Term):
-    """k_j . r[distance]: content (batch, heads, keys, d), table (heads or 1, rows, d), rows (distances,)."""
+class OfKey(_Content):
+    """k_j . r[distance]."""
 
-    size = 3
     by_distance = False
+
+    def enter(self, row: int, heads: Slice) -> None:
+        super().enter(row, heads)
+        self.product = self.content @ self.table.mT
+        self.of_product = torch.zeros_like(self.product)
 
     def _rows(self, tile: Tile) -> Tensor:
         """The row of each key and query, queries from the last to the first: a view (columns, rows)."""
         _, rows, columns = tile.shape
-        index = self.tensors[2]
-        return index.as_strided((columns, rows), (1, 1), index.storage_offset() + tile.first)
+        return self.rows.as_strided((columns, rows), (1, 1), self.rows.storage_offset() + tile.first)
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
-        product = cut(self.tensors[0], tile, tile.keys) @ cut(self.tensors[1][None], tile).mT
-        for head, of_head in enumerate(product):
-            found = torch.gather(of_head, 1, self._rows(tile)).T.contiguous().flip(0)
+        rows = self._rows(tile)
+        for head, of_head in enumerate(self.product[:, slice(*tile.keys)]):
+            found = torch.gather(of_head, 1, rows).T.contiguous().flip(0)
             out[head].copy_(found) if fresh else out[head].add_(found)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
-        content, table = cut(self.tensors[0], tile, tile.keys), cut(self.tensors[1][None], tile)
-        found = grad.new_zeros(*content.shape[:2], table.shape[1])
+        rows = self._rows(tile)
         for head, of_head in enumerate(grad):
-            found[head].scatter_add_(1, self._rows(tile), of_head.flip(0).T.contiguous())
-        if self.grads[0] is not None:
-            _accumulate(self.grads[0], tile, tile.keys, found @ table)
-        if self.grads[1] is not None:
-            _accumulate(self.grads[1][None], tile, None, found.mT @ content)
+            self.of_product[head, slice(*tile.keys)].scatter_add_(1, rows, of_head.flip(0).T.contiguous())
+
+    def leave(self) -> None:
+        if self.of_content is not None:
+            self.of_content += self.of_product @ self.table
+        if self.of_table is not None:
+            _add(self.of_table, self.of_product.mT @ self.content)
 
 
 class Product(Term):
@@ -200,17 +229,21 @@ class Product(Term):
     by_distance = False
     size = 2
 
+    def enter(self, row: int, heads: Slice) -> None:
+        self.left, self.right = (cut(x, row, heads) for x in self.tensors)
+        self.of_left, self.of_right = (None if x is None else cut(x, row, heads) for x in self.grads)
+
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
-        left, right = cut(self.tensors[0], tile, tile.queries), cut(self.tensors[1], tile, tile.keys)
+        left, right = self.left[:, slice(*tile.queries)], self.right[:, slice(*tile.keys)]
         heads = out.shape[0]
         out.baddbmm_(left.expand(heads, -1, -1), right.expand(heads, -1, -1).mT, beta=0 if fresh else 1)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
-        left, right = cut(self.tensors[0], tile, tile.queries), cut(self.tensors[1], tile, tile.keys)
-        if self.grads[0] is not None:
-            _accumulate(self.grads[0], tile, tile.queries, grad @ right)
-        if self.grads[1] is not None:
-            _accumulate(self.grads[1], tile, tile.keys, grad.mT @ left)
+        queries, keys = slice(*tile.queries), slice(*tile.keys)
+        if self.of_left is not None:
+            _add(self.of_left[:, queries], grad @ self.right[:, keys])
+        if self.of_right is not None:
+            _add(self.of_right[:, keys], grad.mT @ self.left[:, queries])
 
 
 class Any(Term):
@@ -218,13 +251,17 @@ class Any(Term):
 
     by_distance = False
 
+    def enter(self, row: int, heads: Slice) -> None:
+        self.part = cut(self.tensors[0], row, heads)
+        self.of_part = None if self.grads[0] is None else cut(self.grads[0], row, heads)
+
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
-        part = cut(self.tensors[0], tile, tile.queries)[..., slice(*tile.keys)]
+        part = self.part[:, slice(*tile.queries), slice(*tile.keys)]
         out.copy_(part.expand_as(out)) if fresh else out.add_(part)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
-        if self.grads[0] is not None:
-            _accumulate(self.grads[0][..., slice(*tile.keys)], tile, tile.queries, grad)
+        if self.of_part is not None:
+            _add(self.of_part[:, slice(*tile.queries), slice(*tile.keys)], grad)
 
 
 class OnValues(Term):
@@ -234,25 +271,51 @@ class OnValues(Term):
 
     def __init__(self, table: Tensor, rows: Tensor) -> None:
         super().__init__(table, rows)
-        self.lookup = Lookup(table, rows)
+        self.rows = rows
+        self.direct = _in_order(rows, table)
+
+    def wants(self, needs: list[bool]) -> None:
+        super().wants([needs[0], False])
+
+    def enter(self, row: int, heads: Slice) -> None:
+        self.table = cut(self.tensors[0][None], row, heads)
+        self.of_table = None if self.grads[0] is None else cut(self.grads[0][None], row, heads)
 
     def output(self, weights: Tensor, tile: Tile) -> Tensor:
         """What weights by distance bring to the output, (heads, rows, value width)."""
-        table = cut(self.tensors[0][None], tile)
-        if self.lookup.direct:
-            return weights @ table[:, tile.distances]
-        return binned(weights, self.tensors[1][tile.distances], table.shape[1]) @ table
+        if self.direct:
+            return weights @ self.table[:, tile.distances]
+        return self.binned(weights, tile).mT @ self.table
+
+    def of_weights(self, grad: Tensor, tile: Tile) -> Tensor:
+        """The gradient of weights by distance from that of the output."""
+        if self.direct:
+            return grad @ self.table[:, tile.distances].mT
+        product = grad @ self.table.mT
+        return torch.gather(product, -1, self.rows[tile.distances].expand(*product.shape[:2], -1))
 
     def collect_output(self, grad: Tensor, weights: Tensor, tile: Tile) -> None:
         """Take the gradient (heads, rows, value width) of `output`."""
-        if self.grads[0] is not None:
-            self.lookup.collect(weights, grad, tile, self.grads[0])
+        if self.of_table is None:
+            return
+        if self.direct:
+            _add(self.of_table[:, tile.distances], weights.mT @ grad)
+        else:
+            _add(self.of_table, self.binned(weights, tile) @ grad)
+
+    def binned(self, weights: Tensor, tile: Tile) -> Tensor:
+        """Weights by row of the table, (heads, table's rows, rows)."""
+        found = weights.new_zeros(weights.shape[0], self.table.shape[1], weights.shape[1])
+        bin_columns(weights, self.rows[tile.distances], found)
+        return found
 
 
-def binned(x: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Sums of the columns that read the same row: (heads, n, distances) -> (heads, n, count)."""
-    found = x.new_zeros(x.shape[0], count, x.shape[1])
-    for head, of_head in enumerate(x):
+def _in_order(rows: Tensor, table: Tensor) -> bool:
+    return rows.numel() == table.shape[1] and bool((rows == torch.arange(len(rows))).all())
+
+
+def bin_columns(x: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Add column c of x (heads, n, distances) to row rows[c] of out (heads, count, n)."""
+    for of_head, total in zip(x, out, strict=True):
         # whole rows are added, which a scatter along the last dimension is far from
-        found[head].index_add_(0, rows, of_head.T.contiguous())
-    return found.mT
+        total.index_add_(0, rows, of_head.T.contiguous())
