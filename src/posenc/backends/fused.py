@@ -116,6 +116,7 @@ class Call:
         for own, q0, q1, k0, k1, diagonal in self.segments:
             if own not in (-1, row):
                 continue
+            q0 = max(q0, k0 - diagonal) if self.causal else q0  # earlier ones see nothing
             for i0 in range(q0, q1, rows):
                 i1 = min(q1, i0 + rows)
                 # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
@@ -190,47 +191,69 @@ class Call:
             h = min(h + step, most)
 
 
-def _slices(x: Tensor, batch: Slice, heads: Slice, tokens: Slice) -> Tensor:
-    return x[slice(*batch), slice(*heads), slice(*tokens)]
-
-
 def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
     """The vector as a mask for the tile's queries in reverse, (batch, heads, rows, columns): no copy."""
     offset = vector.storage_offset() + tile.heads[0] * vector.stride(0) + tile.first
     return vector.as_strided((batch, *tile.shape), (0, vector.stride(0), 1, 1), offset)
 
 
-def _run_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> list[Tensor]:
-    """The kernel wants values as wide as keys; zeros fill what is missing."""
-    width = v.shape[-1]
-    if q.shape[-1] != width:
-        most = max(q.shape[-1], width)
-        q, k, v = (pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
-    out, lse = _flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return [out[..., :width], lse]
-
-
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries)."""
-    q, k, v = call.q, call.k, call.v
+    q, v = call.q, call.v
     # laid out as models project: what follows merges the heads without a copy
     out = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=call.precise)
-    if call.values is None and call.dropout_p == 0:
-        _flash_forward(call, out, lse)
-    else:
+    if call.values is not None or call.dropout_p > 0:
         _plain_forward(call, out, lse)
+        return out, lse
+    for block in _flash_blocks(call):
+        inputs, here = block.inputs(call), block.queries_of(out)
+        found, sums = _flash(*inputs, 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
+        found = found[..., : v.shape[3]]
+        here.copy_(found.flip(2) if block.reverse else found)
+        block.queries_of(lse).copy_(sums.flip(2) if block.reverse else sums)
     return out, lse
 
 
-def _flash_forward(call: Call, out: Tensor, lse: Tensor) -> None:
+@dataclass
+class _Block:
+    """One call of the flash kernel."""
+
+    batch: Slice
+    heads: Slice
+    queries: Slice
+    keys: Slice
+    causal: bool
+    mask: Tensor | None
+    reverse: bool
+    """The mask is for the queries in reverse."""
+
+    def queries_of(self, x: Tensor) -> Tensor:
+        return x[slice(*self.batch), slice(*self.heads), slice(*self.queries)]
+
+    def keys_of(self, x: Tensor, call: Call) -> Tensor:
+        return x[slice(*self.batch), slice(*call.kv_heads(self.heads)), slice(*self.keys)]
+
+    def inputs(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values; the kernel wants one width, and zeros fill what is missing."""
+        width = max(call.q.shape[-1], call.v.shape[-1])
+        q = _widened(self.queries_of(call.q), width)
+        k, v = (_widened(self.keys_of(x, call), width) for x in (call.k, call.v))
+        return q.flip(2) if self.reverse else q, k, v
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
+
+
+def _flash_blocks(call: Call) -> Iterator[_Block]:
     if call.terms and call.vector is None:
         call.pack()
         for row, heads, tiles in call.regions(None):
             _enter(call.terms, row, heads)
             for tile, diagonal in tiles:
                 mask = call.bias(tile, diagonal)[None]
-                _attend(call, (row, row + 1), heads, tile.queries, tile.keys, False, mask, out, lse)
+                yield _Block((row, row + 1), heads, tile.queries, tile.keys, False, mask, False)
         return
     shared = all(own == -1 for own, *_ in call.segments)
     for row in [-1] if shared else range(call.q.shape[0]):
@@ -238,27 +261,12 @@ def _flash_forward(call: Call, out: Tensor, lse: Tensor) -> None:
         for h0, h1, first, end in call.bands:
             whole = call.square or (not call.causal and (call.vector is None or end - first >= call.vector.shape[1]))
             for queries, keys, diagonal in call.blocks(row, first, end, call.q.shape[2] if whole else ROWS):
-                mask = None
-                if call.vector is not None:
-                    tile = call.tile(row, (h0, h1), queries, keys, diagonal)
-                    mask = _hankel(call.vector, tile, batch[1] - batch[0])
-                _attend(call, batch, (h0, h1), queries, keys, call.causal, mask, out, lse, reverse=True)
-
-
-def _attend(
-    call: Call, batch: Slice, heads: Slice, queries: Slice, keys: Slice, causal: bool, mask: Tensor | None,
-    out: Tensor, lse: Tensor, reverse: bool = False,
-) -> None:  # fmt: skip
-    """The flash kernel on a block, into its place in out and lse; reverse: a mask is for the queries in reverse."""
-    here, kv = (slice(*batch), slice(*heads), slice(*queries)), call.kv_heads(heads)
-    inputs = call.q[here], _slices(call.k, batch, kv, keys), _slices(call.v, batch, kv, keys)
-    if mask is None:
-        out[here], lse[here] = _run_flash(*inputs, causal, None, call.scale)
-    elif not reverse:
-        out[here], lse[here] = _run_flash(*inputs, False, mask, call.scale)
-    else:
-        found, sums = _run_flash(inputs[0].flip(2), *inputs[1:], False, mask, call.scale)
-        out[here], lse[here] = found.flip(2), sums.flip(2)
+                if call.vector is None:
+                    yield _Block(batch, (h0, h1), queries, keys, call.causal, None, False)
+                    continue
+                tile = call.tile(row, (h0, h1), queries, keys, diagonal)
+                mask = _hankel(call.vector, tile, batch[1] - batch[0])
+                yield _Block(batch, (h0, h1), queries, keys, False, mask, True)
 
 
 def _enter(terms: list[Term], row: int, heads: Slice) -> None:
@@ -317,6 +325,9 @@ def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
 def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; those of the terms are left with them."""
     q, k, v, precise = call.q, call.k, call.v, call.precise
+    learns = any(x is not None for term in call.every_term for x in term.grads)
+    if not learns and call.values is None and call.dropout_p == 0 and not of_lse.any():
+        return _flash_gradients(call, out, lse, grad)
     call.pack(precise)
     # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
     grad = grad.to(precise).contiguous()
@@ -334,6 +345,24 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor)
         for term in call.every_term:
             term.leave()
     of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True))
+    return of_q, of_k, of_v
+
+
+def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel's own backward, where no term learns."""
+    of_q, of_k, of_v = totals = [torch.zeros(x.shape, dtype=call.precise) for x in (call.q, call.k, call.v)]
+    for block in _flash_blocks(call):
+        q, k, v = block.inputs(call)
+        rows = [_widened(block.queries_of(x), q.shape[-1]) for x in (grad, out)] + [block.queries_of(lse)]
+        g, o, sums = (x.flip(2) for x in rows) if block.reverse else rows
+        found = _flash_backward(
+            g, q, k, v, o, sums, 0.0, block.causal, attn_mask=block.mask, scale=call.scale
+        )  # fmt: skip
+        own = found[0][..., : call.q.shape[-1]]
+        block.queries_of(of_q).add_(own.flip(2) if block.reverse else own)
+        for total, part in ((of_k, found[1]), (of_v, found[2])):
+            block.keys_of(total, call).add_(part[..., : total.shape[-1]])
+    of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (call.q, call.k, call.v), strict=True))
     return of_q, of_k, of_v
 
 

@@ -48,7 +48,8 @@ class SDPA:
         faster = "contiguous positions" if problem.bias else "contiguous positions need no mask"
         if rows < queries:
             how = f"{found}: a dense mask for {rows} queries at a time"
-            return f"{how}, computed again for the gradient" if _grad(problem) else how, 3 * cells * size, faster
+            again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
+            return how + again, 3 * cells * size, faster
         if not problem.bias and problem.sink is None:
             return f"{found}: a dense bool mask", positions.batch * queries * keys, faster
         copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
@@ -73,7 +74,7 @@ class SDPA:
             return _dense(problem, first, end, bias(first, end))
 
         blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
-        if not _grad(problem):
+        if not torch.is_grad_enabled():
             return torch.cat([block(*at) for at in blocks], 2)
         return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)  # type: ignore[misc]
 
@@ -135,7 +136,7 @@ def _fused(problem: Problem, found: Lowered) -> Tensor:
     if problem.sink is None:
         return out
     # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
-    share = (lse - problem.sink[:, None]).sigmoid()
+    share = (lse.masked_fill(lse == -torch.inf, 0.0) - problem.sink[:, None]).sigmoid()
     return out * share[..., None].to(out.dtype)
 
 
@@ -152,7 +153,9 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
         tiles = 2 * batch * heads * min(queries, 256) * width * size
     else:
         how = "terms are computed a tile at a time"
-    gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if _grad(problem) else 0
+    inputs = problem.q, problem.k, problem.v, *found.tensors
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
     return how, own + tiles + gradient, ""
 
 
@@ -161,10 +164,6 @@ def _trains_sink(problem: Problem) -> bool:
 
 
 # -------------------------------------------------------------------- a dense mask
-
-
-def _grad(problem: Problem) -> bool:
-    return torch.is_grad_enabled()
 
 
 def _block_rows(problem: Problem) -> int:
