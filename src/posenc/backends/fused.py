@@ -259,8 +259,9 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
     for row in [-1] if shared else range(call.q.shape[0]):
         batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
         for h0, h1, first, end in call.bands:
-            whole = call.square or (not call.causal and (call.vector is None or end - first >= call.vector.shape[1]))
-            for queries, keys, diagonal in call.blocks(row, first, end, call.q.shape[2] if whole else ROWS):
+            narrow = call.causal or (call.vector is not None and end - first < call.vector.shape[1])
+            rows = call.q.shape[2] if call.square else ROWS if narrow else 4 * ROWS
+            for queries, keys, diagonal in call.blocks(row, first, end, rows):
                 if call.vector is None:
                     yield _Block(batch, (h0, h1), queries, keys, call.causal, None, False)
                     continue

@@ -158,7 +158,8 @@ class OfQuery(_Content):
         super().enter(row, heads)
         if not self.direct:
             self.product = self.content @ self.table.mT
-            self.of_product = torch.zeros_like(self.product.mT, memory_format=torch.contiguous_format)
+            if self.learns:
+                self.of_product = torch.zeros_like(self.product.mT, memory_format=torch.contiguous_format)
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         queries = slice(*tile.queries)
@@ -172,6 +173,8 @@ class OfQuery(_Content):
             out.add_(found)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
+        if not self.learns:
+            return
         queries = slice(*tile.queries)
         if not self.direct:
             bin_columns(grad, self.rows[tile.distances], self.of_product[..., queries])
@@ -182,7 +185,7 @@ class OfQuery(_Content):
             _add(self.of_table[:, tile.distances], grad.mT @ self.content[:, queries])
 
     def leave(self) -> None:
-        if self.direct:
+        if self.direct or not self.learns:
             return
         if self.of_content is not None:
             self.of_content += self.of_product.mT @ self.table
@@ -198,7 +201,8 @@ class OfKey(_Content):
     def enter(self, row: int, heads: Slice) -> None:
         super().enter(row, heads)
         self.product = self.content @ self.table.mT
-        self.of_product = torch.zeros_like(self.product)
+        if self.learns:
+            self.of_product = torch.zeros_like(self.product)
 
     def _rows(self, tile: Tile) -> Tensor:
         """The row of each key and query, queries from the last to the first: a view (columns, rows)."""
@@ -212,6 +216,8 @@ class OfKey(_Content):
             out[head].copy_(found) if fresh else out[head].add_(found)
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
+        if not self.learns:
+            return
         rows = self._rows(tile)
         for head, of_head in enumerate(grad):
             self.of_product[head, slice(*tile.keys)].scatter_add_(1, rows, of_head.flip(0).T.contiguous())
