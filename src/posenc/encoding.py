@@ -81,20 +81,12 @@ class Encoding(nn.Module):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """`rotate` of the queries alone, for keys that a cache keeps rotated. An encoding that turns every key by itself
-        overrides this and `rotate_keys`.
-
-        Raises:
-            InputError: an encoding whose keys depend on more than their own position.
-        """
+        overrides this and `rotate_keys`; others raise InputError."""
         self._refuse_halves()
         return q
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim): what a cache of rotated keys keeps.
-
-        Raises:
-            InputError: as `rotate_queries`.
-        """
+        """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim): what a cache of rotated keys keeps."""
         self._refuse_halves()
         return k
 

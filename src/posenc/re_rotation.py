@@ -81,7 +81,7 @@ def _keys_at(name: str, where: Where, keys: Tensor) -> Positions:
 def _kind(encoding: Turning) -> tuple[object, ...]:
     if isinstance(encoding, PoPE):
         return "pope", encoding.head_dim
-    return encoding.head_dim, encoding.layout, encoding.start
+    return encoding.head_dim, encoding.layout, encoding.first_channel
 
 
 def _width(encoding: Turning) -> int:

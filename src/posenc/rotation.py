@@ -96,9 +96,10 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
 
 
 def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
-    """Whether `turn_together` may and should serve: few tokens, every channel rotated, nothing to differentiate."""
+    """Whether `turn_together` may and should serve: one token, every channel rotated, nothing to differentiate."""
     return (
-        q.numel() + k.numel() <= 2 * TINY
+        q.shape[2] == 1
+        and q.numel() + k.numel() <= 2 * TINY
         and 2 * cos.shape[-1] == q.shape[-1]
         and cos.shape[1] == 1
         and not torch.compiler.is_compiling()
@@ -108,8 +109,8 @@ def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
 
 
 def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Queries and keys (batch, heads, n, head_dim) of the same few tokens in one go: tiny tensors cost what their calls
-    cost. cos and sin are those of `widened`."""
+    """Queries and keys (batch, heads, 1, head_dim) of one token in one go: tiny tensors cost what their calls cost.
+    cos and sin are those of `widened`."""
     x = torch.cat((q, k), 1)
     if layout == "half":
         partner = x.roll(x.shape[-1] // 2, -1)

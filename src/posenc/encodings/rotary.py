@@ -75,7 +75,7 @@ class Rotary(Encoding):
         return rescheduled(self, {"name": name, **options})
 
     @property
-    def start(self) -> int:
+    def first_channel(self) -> int:
         """The first channel that rotates."""
         return 0
 
@@ -113,13 +113,13 @@ class Rotary(Encoding):
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
-        return rotary(x, cos, sin, layout=self.layout, start=self.start, inplace=inplace)
+        return rotary(x, cos, sin, layout=self.layout, start=self.first_channel, inplace=inplace)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         dtype = self._check(q, positions)
         of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, dtype))
         if of_q is of_k and fits_kernel(q, k):
-            return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.start)
+            return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
         if of_q is of_k and turns_together(q, k, of_k[0]):
             wide = positions.shared((self, dtype, "wide"), lambda: widened(*of_k, self.layout))
             return turn_together(q, k, *wide, self.layout)
@@ -201,7 +201,7 @@ class DecoupledRotary(Rotary):
         super().__init__(head_dim, rope_theta, layout, third if rotary_dim is None else rotary_dim, schedule)
 
     @property
-    def start(self) -> int:
+    def first_channel(self) -> int:
         return self.head_dim - self.rotary_dim
 
 

@@ -20,7 +20,7 @@ class AxesRotary(Encoding):
 
     shift_invariant = True
     attention_factor = 1.0
-    start = 0
+    first_channel = 0
     learned: ClassVar[bool] = False
     """Whether the vectors are parameters, which no other step of training can share."""
     frequency: Tensor
