@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 from posenc.errors import InputError, unknown
 
@@ -63,7 +63,7 @@ def rotary(
         turn = _Traced.apply if alone else formula
         turned = turn(x, cos, sin, layout, start)
         return x.copy_(turned) if inplace else turned
-    if learned or _transformed(x, cos, sin):
+    if learned or _transformed():
         turned = formula(x, cos, sin, layout, start)
         return x.copy_(turned) if inplace else turned
     if training and x.requires_grad:
@@ -73,20 +73,23 @@ def rotary(
 
 def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
     """`rotary` as one expression, which autograd and torch.compile understand."""
-    order = x.dim() == 4 and x.stride(1) < x.stride(2)
+    order = x.dim() == 4 and x.shape[2] > 1 and x.stride(1) < x.stride(2)
     if order:  # heads lie next to one another, as a projection leaves them: keep it so
         x, cos, sin = x.transpose(1, 2), _heads_inside(cos), _heads_inside(sin)
     pairs = cos.shape[-1]
     dtype, precise = x.dtype, _precise(x, cos)
-    turned = x[..., start : start + 2 * pairs].to(precise)
-    cos, sin = cos.to(precise), sin.to(precise)
     if layout == "half":
-        a, b = turned[..., :pairs], turned[..., pairs:]
-        # each half is cast before the concatenation: under Inductor this is what reaches the speed of a copy
-        parts = [(a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)]
+        a, b = x[..., start : start + pairs], x[..., start + pairs : start + 2 * pairs]
     else:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        parts = [torch.stack(((a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)), -1).flatten(-2)]
+        a, b = x[..., start : start + 2 * pairs : 2], x[..., start + 1 : start + 2 * pairs : 2]
+    if precise != cos.dtype:  # what they multiply follows
+        cos, sin = cos.to(precise), sin.to(precise)
+    # each half is cast before the concatenation: under Inductor this is what reaches the speed of a copy
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    if precise != dtype:
+        parts = [part.to(dtype) for part in parts]
+    if layout == "interleaved":
+        parts = [torch.stack(parts, -1).flatten(-2)]
     if start:
         parts.insert(0, x[..., :start].expand(*parts[0].shape[:-1], -1))
     if start + 2 * pairs < x.shape[-1]:
@@ -104,7 +107,7 @@ def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
         and cos.shape[1] == 1
         and not torch.compiler.is_compiling()
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
-        and not _transformed(q, k)
+        and not _transformed()
     )
 
 
@@ -194,9 +197,9 @@ def _check_inplace(x: Tensor, learned: bool) -> None:
         raise InputError(f"inplace=True: x is expanded, several of its entries are one in memory; {remedy}")
 
 
-def _transformed(*tensors: Tensor) -> bool:
+def _transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work, which know formulas but not kernels."""
-    return torch._C._are_functorch_transforms_active() or any(unpack_dual(t).tangent is not None for t in tensors)
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 # -------------------------------------------------------------------- the kernels
@@ -271,6 +274,8 @@ def _blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
 
 
 def _precise(x: Tensor, cos: Tensor) -> torch.dtype:
+    if x.dtype == cos.dtype == torch.float32:
+        return x.dtype
     return torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
 
 
