@@ -28,6 +28,7 @@ from posenc import (
     re_rotate,
 )  # fmt: skip
 from posenc.bias import Relative
+from posenc.encodings import ENCODINGS
 from posenc.transformer import Cache, Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(17, dim=48, num_layers=3, num_heads=4, num_kv_heads=2)
@@ -136,6 +137,52 @@ def test_packed_documents_and_explain(name):
     assert str(posenc.explain(q, rotated, v, encoding, p, keys_rotated=True))
     assert (posenc.attention(q, rotated, v, encoding, p) - wanted).abs().max() > 1e-3 if name != "pope" else True
     assert_close(encoding.rotate_queries(q, p), encoding.rotate(q, k, p)[0])
+
+
+def test_every_encoding_serves_it_or_refuses_it():
+    shape = {
+        "dim": 48,
+        "num_heads": 4,
+        "head_dim": 12,
+        "num_kv_heads": 2,
+        "num_layers": 3,
+        "max_positions": 16,
+        "causal": True,
+    }
+    tokens, served = torch.randint(17, (1, 5)), set()
+    for name, cls in ENCODINGS.items():
+        if "rotate" not in cls.sites():
+            continue
+        host, cache = (
+            model(posenc.create(name, **shape | ({"height": 4, "width": 4} if name == "swin_v2" else {}))),
+            Cache(True),
+        )
+        try:
+            parts = [host(tokens[:, :3], cache=cache), host(tokens[:, 3:], cache=cache)]
+        except InputError:
+            continue
+        assert_close(torch.cat(parts, 1), host(tokens), rtol=0, atol=1e-10, msg=name)
+        served.add(name)
+    assert served == {
+        "rope", "p_rope", "decoupled_rope", "axial_rope", "m_rope", "mixed_rope", "pope", "log_n", "transformer_xl", "xlnet",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rope", "mixed_rope", "rope + alibi"])
+def test_compiled_over_rotated_keys(name):
+    torch._dynamo.reset()
+    encoding = (TURNING | SUMS)[name]()
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = Positions.arange(q.shape[2], k.shape[2] - q.shape[2], causal=True)
+        return posenc.attention(q, k, v, encoding, p, keys_rotated=True)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for n in (9, 14):
+        q, k, v = (torch.randn(2, h, m, 12, dtype=torch.float64) for h, m in ((4, 3), (2, n), (2, n)))
+        for x in (k, v):
+            torch._dynamo.mark_dynamic(x, 2)
+        assert_close(compiled(q, k, v), step(q, k, v))
 
 
 class Reader(Encoding):
