@@ -239,6 +239,8 @@ def test_in_place_refuses_what_autograd_forbids():
         rotary(x, cos.requires_grad_(), sin, inplace=True)
     with pytest.raises(InputError, match="expanded"):
         rotary(x[:1].expand(2, -1, -1), cos.detach(), sin, inplace=True)
+    with pytest.raises(InputError, match="larger than x"):
+        rotary(x, cos.detach().expand(3, 1, -1, -1), sin.expand(3, 1, -1, -1), inplace=True)
     with torch.no_grad():
         rotary(x.requires_grad_(), cos, sin, inplace=True)
 

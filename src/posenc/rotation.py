@@ -2,7 +2,7 @@
 
 Rotating is bound by memory, so what counts is how often the tensor is passed over. Interleaved pairs are complex numbers:
 one multiplication, one pass. Split pairs take three operations, run on blocks of tokens that stay in the cache between
-them. Compiled, either is one pass. The way back is the same rotation by the opposite angle and needs the tables alone.
+them, and one if compiled. The way back is the same rotation by the opposite angle and needs the tables alone.
 """
 
 import warnings
@@ -57,13 +57,13 @@ def rotary(
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
     if inplace:
-        _check_inplace(x, learned)
+        _check_inplace(x, cos, learned)
     if torch.compiler.is_compiling():
         alone = training and x.requires_grad and not learned
         turn = _Traced.apply if alone else formula
         turned = turn(x, cos, sin, layout, start)
         return x.copy_(turned) if inplace else turned
-    if learned or _transformed():
+    if learned or transformed():
         turned = formula(x, cos, sin, layout, start)
         return x.copy_(turned) if inplace else turned
     if training and x.requires_grad:
@@ -75,7 +75,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     """`rotary` as one expression, which autograd and torch.compile understand."""
     order = x.dim() == 4 and x.shape[2] > 1 and x.stride(1) < x.stride(2)
     if order:  # heads lie next to one another, as a projection leaves them: keep it so
-        x, cos, sin = x.transpose(1, 2), _heads_inside(cos), _heads_inside(sin)
+        x, cos, sin = x.transpose(-2, -3), _heads_inside(cos), _heads_inside(sin)
     pairs = cos.shape[-1]
     dtype, precise = x.dtype, _precise(x, cos)
     if layout == "half":
@@ -95,7 +95,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if start + 2 * pairs < x.shape[-1]:
         parts.append(x[..., start + 2 * pairs :].expand(*parts[0].shape[:-1], -1))
     found = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
-    return found.transpose(1, 2) if order else found
+    return found.transpose(-2, -3) if order else found
 
 
 def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
@@ -107,7 +107,7 @@ def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
         and cos.shape[1] == 1
         and not torch.compiler.is_compiling()
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
-        and not _transformed()
+        and not transformed()
     )
 
 
@@ -187,7 +187,7 @@ class _Traced(torch.autograd.Function):
         return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None
 
 
-def _check_inplace(x: Tensor, learned: bool) -> None:
+def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
     remedy = "pass inplace=False"
     if learned:
         raise InputError(f"inplace=True: the gradient of cos and sin needs the unrotated x; {remedy}")
@@ -195,9 +195,11 @@ def _check_inplace(x: Tensor, learned: bool) -> None:
         raise InputError(f"inplace=True: x is a leaf that requires grad, which autograd forbids to overwrite; {remedy}")
     if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
         raise InputError(f"inplace=True: x is expanded, several of its entries are one in memory; {remedy}")
+    if torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) != x.shape[:-1]:
+        raise InputError(f"inplace=True: the result for tables {tuple(cos.shape)} is larger than x; {remedy}")
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work, which know formulas but not kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
@@ -224,19 +226,19 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inpla
         turn = torch.complex(cos.to(precise), sin.to(precise))
         torch.mul(_as_complex(x), turn, out=_as_complex(found))
         return out
-    kernel = _turn_half if layout == "half" else _turn_copies
     for tokens in _blocks(x, precise):
         c, s = (table[..., tokens, :] if table.dim() > 1 and table.shape[-2] > 1 else table for table in (cos, sin))
-        kernel(x[..., tokens, :], c.to(precise), s.to(precise), found[..., tokens, :])
+        block, target, c, s = x[..., tokens, :], found[..., tokens, :], c.to(precise), s.to(precise)
+        if layout == "half":
+            _turn_half(block.to(precise, copy=inplace), c, s, target)
+        else:
+            _turn_copied(block, c, s, target)
     return out
 
 
 def _turn_half(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """out = x rotated, split pairs; they may be the same tensor."""
-    precise = cos.dtype
-    if x.dtype != precise or x.data_ptr() == out.data_ptr():
-        x = x.to(precise, copy=True)
-    found = out if out.dtype == precise else torch.empty_like(x)
+    """out = x rotated, split pairs."""
+    found = out if out.dtype == x.dtype else torch.empty_like(x)
     (a, b), (found_a, found_b) = x.chunk(2, -1), found.chunk(2, -1)
     torch.mul(x, torch.cat((cos, cos), -1), out=found)
     found_a.addcmul_(b, sin, value=-1)
@@ -245,8 +247,8 @@ def _turn_half(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
         out.copy_(found)
 
 
-def _turn_copies(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """out = x rotated, interleaved, by way of a copy that can be read as complex numbers."""
+def _turn_copied(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """out = x rotated, interleaved pairs, by way of a copy that can be read as complex numbers."""
     copied = x.to(cos.dtype, copy=True)
     if not _is_complex(copied):
         copied = copied.contiguous()

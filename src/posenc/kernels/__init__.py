@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.rotation import Layout
+from posenc.rotation import Layout, transformed
 
 HAS_TRITON = find_spec("triton") is not None
 
 
 def fits_kernel(q: Tensor, k: Tensor) -> bool:
-    """Whether `rotary_kernel` can serve: CUDA tensors, and Triton is installed."""
-    return HAS_TRITON and q.is_cuda and k.is_cuda and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    """Whether `rotary_kernel` can serve: CUDA tensors, Triton is installed, and torch.func is not at work."""
+    known = q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return HAS_TRITON and known and q.is_cuda and k.is_cuda and not transformed()
 
 
 def rotary_kernel(
