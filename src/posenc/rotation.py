@@ -100,12 +100,12 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
 
 def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
     """Whether `turn_together` may and should serve: one token, every channel rotated, nothing to differentiate."""
+    if torch.compiler.is_compiling():
+        return False
     return (
         q.shape[2] == 1
         and q.numel() + k.numel() <= 2 * TINY
         and 2 * cos.shape[-1] == q.shape[-1]
-        and cos.shape[1] == 1
-        and not torch.compiler.is_compiling()
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
         and not transformed()
     )

@@ -118,9 +118,10 @@ class Rotary(Encoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         dtype = self._check(q, positions)
         of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, dtype))
-        if of_q is of_k and fits_kernel(q, k):
+        same = of_q[0] is of_k[0]
+        if same and fits_kernel(q, k):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
-        if of_q is of_k and turns_together(q, k, of_k[0]):
+        if same and turns_together(q, k, of_k[0]):
             wide = positions.shared((self, dtype, "wide"), lambda: widened(*of_k, self.layout))
             return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)

@@ -14,7 +14,8 @@ HAS_TRITON = find_spec("triton") is not None
 def fits_kernel(q: Tensor, k: Tensor) -> bool:
     """Whether `rotary_kernel` can serve: CUDA tensors, Triton is installed, and torch.func is not at work."""
     known = q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return HAS_TRITON and known and q.is_cuda and k.is_cuda and not transformed()
+    served = HAS_TRITON and known and q.is_cuda and k.is_cuda
+    return served and (torch.compiler.is_compiling() or not transformed())
 
 
 def rotary_kernel(
