@@ -9,11 +9,12 @@ from posenc.errors import InputError
 from posenc.layout import convert_layout
 from posenc.linear_attention import linear_attention
 from posenc.positions import Positions
+from posenc.re_rotation import re_rotate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "attention", "cite", "convert_layout",
-    "explain", "frequencies", "functional", "linear_attention",
+    "explain", "frequencies", "functional", "linear_attention", "re_rotate",
 ]  # fmt: skip
 __all__ += encodings.__all__

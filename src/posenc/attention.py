@@ -24,13 +24,14 @@ def attention(
     sink: float | Tensor | None = None,
     dropout_p: float = 0.0,
     layer: int = 0,
+    keys_rotated: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Attention under a positional encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
 
     Args:
         q: (batch, num_heads, num_queries, head_dim), not yet rotated.
-        k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated; num_heads is a multiple of num_kv_heads
+        k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of num_kv_heads
             (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
         encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`place` and
@@ -44,6 +45,8 @@ def attention(
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
+        keys_rotated: the keys come from a cache that keeps them as `encoding.rotate_keys` left them; only the queries
+            are rotated.
         backend: "auto" (the fastest exact one), "sdpa", or "reference".
 
     A query that sees no key gets zeros. The dtype is q's also under autocast, which would round biases and angles.
@@ -51,7 +54,7 @@ def attention(
     message says why).
     """
     with torch.autocast(q.device.type, enabled=False):
-        problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer)
+        problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
         return _choose(problem, backend).attend(problem)
 
 
@@ -82,10 +85,11 @@ def explain(
     sink: float | Tensor | None = None,
     dropout_p: float = 0.0,
     layer: int = 0,
+    keys_rotated: bool = False,
     backend: str = "auto",
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
-    problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer)
+    problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
     chosen = _choose(problem, backend)
     name = next(name for name, known in BACKENDS.items() if known is chosen)
     return Explanation(name, *chosen.plan(problem))
@@ -104,15 +108,17 @@ def _choose(problem: Problem, name: str) -> Backend:
 
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
-    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int,
+    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool,
 ) -> Problem:  # fmt: skip
-    positions = placed(q, k, v, encoding, positions, causal)
+    positions = placed(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")
     head_dim = q.shape[-1]
     terms, factor = [], float(head_dim**-0.5)
     values: Values | None = None
     if encoding is not None:
+        if keys_rotated:
+            _check_keys_unread(encoding, layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
         added = encoding.values(positions, layer)
         if isinstance(added, KeyValues):
@@ -121,7 +127,12 @@ def _problem(
             values = added
         sink = encoding.sink(layer) if sink is None else sink
         factor = encoding.scale_of(layer, head_dim) if scale is None else scale
-        q, k = encoding.rotate(q, k, positions, layer)
+        if keys_rotated:
+            q = encoding.rotate_queries(q, positions, layer)
+            if q.shape[3] != k.shape[3]:
+                raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
+        else:
+            q, k = encoding.rotate(q, k, positions, layer)
     elif scale is not None:
         factor = scale
     logit = None
@@ -135,13 +146,23 @@ def _problem(
     return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p)
 
 
+def _check_keys_unread(encoding: Encoding, layer: int) -> None:
+    part, _ = encoding.at(layer)
+    if part.bias_reads_keys and "rotate" in part.sites():
+        raise InputError(
+            f"keys_rotated=True: the bias of {part} reads the keys as they were before their rotation, which a cache of "
+            "rotated keys has lost; keep them unrotated (a bias that does not read them says bias_reads_keys = False)"
+        )
+
+
 def placed(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None
-) -> Positions:
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
+    keys_rotated: bool = False,
+) -> Positions:  # fmt: skip
     """The positions of a call, by default 0 .. n-1, once everything given has been found to fit together."""
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={encoding!r}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
-    _check_shapes(q, k, v)
+    _check_shapes(q, k, v, keys_rotated)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             raise InputError(
@@ -159,7 +180,7 @@ def placed(
     return positions
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim)")
@@ -167,7 +188,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise InputError(
                 f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them one float dtype"
             )
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+    same_width = keys_rotated or q.shape[3] == k.shape[3]  # a rotation may widen
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or not same_width:
         raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
     if q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")

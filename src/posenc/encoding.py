@@ -57,6 +57,11 @@ class Encoding(nn.Module):
         return not set(self.sites()) <= {"place", "scale", "sink"}
 
     @property
+    def bias_reads_keys(self) -> bool:
+        """Whether `bias` may look at the keys, which it then needs unrotated. One that does not sets this to False."""
+        return "bias" in self.sites()
+
+    @property
     def isometric(self) -> bool:
         """Whether `rotate` turns queries and keys without changing their norms, if it does anything."""
         return "rotate" not in self.sites()
@@ -73,6 +78,32 @@ class Encoding(nn.Module):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         """Queries and keys before their product; may change their width, equally for both."""
         return q, k
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        """`rotate` of the queries alone, for keys that a cache keeps rotated. An encoding that turns every key by itself
+        overrides this and `rotate_keys`; others raise InputError."""
+        self._refuse_halves()
+        return q
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim): what a cache of rotated keys keeps."""
+        self._refuse_halves()
+        return k
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        """By how much each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).
+
+        Raises:
+            InputError: keys that are not turned, or by more than their position.
+        """
+        raise InputError(f"{type(self).__name__} does not turn keys by an angle: there is nothing to move")
+
+    def _refuse_halves(self) -> None:
+        if "rotate" in self.sites():
+            raise InputError(
+                f"{type(self).__name__} does not say how to rotate queries and keys apart (rotate_queries, rotate_keys): "
+                "keep its keys unrotated, and rotate them in each call"
+            )
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         """b_ij, added to the scaled scores: a structure, or several to be summed."""
@@ -185,6 +216,13 @@ class _Composite(Encoding):
     def sees_order(self) -> bool:
         return any(part.sees_order for part in self)
 
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
+
+    @property
+    def bias_reads_keys(self) -> bool:
+        return any(part.bias_reads_keys for part in self)
+
     @property
     def isometric(self) -> bool:
         return all(part.isometric for part in self)
@@ -234,11 +272,23 @@ class Sum(_Composite):
         return x
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        for last in (False, True):
-            for part in self:
-                if part.rotates_last == last:
-                    q, k = part.rotate(q, k, positions, layer)
+        for part in self._in_turn():
+            q, k = part.rotate(q, k, positions, layer)
         return q, k
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self._in_turn():
+            q = part.rotate_queries(q, positions, layer)
+        return q
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self._in_turn():
+            k = part.rotate_keys(k, positions, layer)
+        return k
+
+    def _in_turn(self) -> list[Encoding]:
+        """The parts as they rotate."""
+        return sorted(self, key=lambda part: part.rotates_last)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
         return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
@@ -304,6 +354,14 @@ class PerLayer(_Composite):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         part, own = self.at(layer)
         return part.rotate(q, k, positions, own)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, own = self.at(layer)
+        return part.rotate_queries(q, positions, own)
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, own = self.at(layer)
+        return part.rotate_keys(k, positions, own)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         part, own = self.at(layer)

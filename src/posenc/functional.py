@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError, unknown
+from posenc.rotation import Layout as Layout
+from posenc.rotation import compile_rotary as compile_rotary
+from posenc.rotation import rotary as rotary
 
-Layout = Literal["half", "interleaved"]
 SinusoidalLayout = Literal["interleaved", "concat"]
 
 CURVES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
@@ -107,35 +109,6 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
     if not 1 <= bits <= 62:
         raise InputError(f"bits={bits}: must lie between 1 and 62")
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
-
-
-def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half") -> Tensor:
-    """Rotate pairs of channels: (..., seq, head_dim) -> the same shape and dtype (Su et al. 2021, RoFormer, eq. 34).
-
-    cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair. The first 2 * pairs channels
-    are rotated and the rest passes through (partial rotary). layout: "half" pairs channel c with c + pairs
-    (GPT-NeoX, Llama in transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J).
-
-    Raises:
-        InputError: tables wider than half of head_dim, or an unknown layout.
-    """
-    pairs, width = cos.shape[-1], x.shape[-1]
-    if 2 * pairs > width:
-        raise InputError(
-            f"cos has {pairs} columns for head_dim={width}: pass one per rotated pair, at most head_dim/2 (tables that "
-            "repeat each angle, as in transformers, are cos[..., :head_dim//2] here)"
-        )
-    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
-    if layout == "half":
-        a, b = turned[..., :pairs], turned[..., pairs:]
-        # each half is cast before the concatenation: under Inductor this is what reaches the speed of a copy
-        turned = torch.cat(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1)
-    elif layout == "interleaved":
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1).flatten(-2)
-    else:
-        raise unknown("layout", layout, ("half", "interleaved"))
-    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), -1)
 
 
 def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:

@@ -1,6 +1,6 @@
 """The host model: a small modern Transformer, decoder or encoder, that takes any encoding and names none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +56,15 @@ class TransformerConfig:
 
 
 class Cache:
-    """Keys and values of the tokens read so far, per layer. Keys are kept as projected, before any rotation, so one
-    cache serves every encoding and every frequency schedule."""
+    """Keys and values of the tokens read so far, per layer.
 
-    def __init__(self) -> None:
+    rotated: False keeps keys as projected, so that one cache serves every encoding and every frequency schedule, and
+    each call rotates all of them. True keeps them rotated, each rotated once; `posenc.re_rotate` moves them. An
+    encoding that cannot rotate keys by themselves refuses it.
+    """
+
+    def __init__(self, rotated: bool = False) -> None:
+        self.rotated = rotated
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -83,6 +88,15 @@ def _placed(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
     return grown.scatter(2, slots, new)
 
 
+def _new_keys(positions: Positions) -> Positions:
+    """The tokens of this call alone, as keys."""
+    start = None if positions.start is None else (positions.start[0], positions.start[0])
+    return replace(
+        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document, start=start,
+        _shared={},
+    )  # fmt: skip
+
+
 class Attention(nn.Module):
     """Projections around `posenc.attention`."""
 
@@ -97,10 +111,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
         heads = (-1, self.config.width)
         q, k, v = (p(x).unflatten(-1, heads).transpose(1, 2) for p in (self.query, self.key, self.value))
+        rotated = cache is not None and cache.rotated
         if cache is not None:
+            if rotated:
+                k = encoding.rotate_keys(k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
             k, v = cache.append(layer, k, v, positions)
         dropout_p = self.config.dropout if self.training else 0.0
-        y = attention(q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p)
+        y = attention(q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p, keys_rotated=rotated)
         return self.out(y.transpose(1, 2).flatten(-2))
 
 

@@ -14,6 +14,7 @@ class ContentBias(Encoding):
 
     num_heads: int
     head_dim: int
+    bias_reads_keys = False
 
     def check_heads(self, q: Tensor) -> None:
         """Refuse queries of another number of heads, or of another width."""

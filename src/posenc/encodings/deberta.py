@@ -59,6 +59,10 @@ class _Disentangled(ContentBias):
         """The row among the table's queries: delta(i, j) in the authors' code, delta(j, i) in the paper."""
         return self.row(-distance if self.paper_index else distance)
 
+    @property
+    def bias_reads_keys(self) -> bool:  # type: ignore[override]
+        return "p2c" in self.acting
+
     def keys(self, layer: int, dtype: torch.dtype) -> Tensor | None:
         """The table as keys, (num_heads, 2 span, head_dim); None where no term needs them."""
         return None if self.key is None else self.key(self.table.to(dtype), self.own_layer(layer))

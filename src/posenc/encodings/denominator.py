@@ -89,6 +89,12 @@ class LogN(Encoding):
         precise = torch.promote_types(q.dtype, torch.float32)
         return (q.to(precise) * factor.to(precise)).to(q.dtype), k
 
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.rotate(q, q, positions, layer)[0]
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return k
+
     def _factor(self, counts: Tensor) -> Tensor:
         factor = exact(counts).clamp(min=1).log() / math.log(self.train_length)
         return factor.clamp(min=1) if self.clip else factor

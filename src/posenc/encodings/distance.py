@@ -16,6 +16,7 @@ from posenc.positions import Positions, exact
 
 class _DistanceBias(Encoding):
     shift_invariant = True
+    bias_reads_keys = False
     num_heads: int
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:

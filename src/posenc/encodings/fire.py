@@ -27,6 +27,7 @@ class FIRE(Encoding):
     """
 
     name = "fire"
+    bias_reads_keys = False
     papers = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
 

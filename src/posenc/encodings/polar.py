@@ -8,7 +8,7 @@ from torch.nn.functional import softplus
 
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_heads, check_sizes, check_word
-from posenc.functional import frequency_curve
+from posenc.functional import frequency_curve, rotary
 from posenc.positions import Positions
 
 
@@ -54,13 +54,26 @@ class PoPE(Encoding):
         return ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return self.rotate_queries(q, positions, layer), self.rotate_keys(k, positions, layer)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         check_head_dim(self, q, self.head_dim)
         check_heads(self, q, self.num_heads)
         positions.require_one_axis("PoPE")
         delta = self.delta[self.own_layer(layer)].clamp(-2 * math.pi, 0.0).to(self.inv_freq)
-        of_q = positions.shared((self, "q"), lambda: self.angles(positions.q)) - delta[:, None, :]
-        of_k = positions.shared((self, "k"), lambda: self.angles(positions.k))
-        return polar(q, of_q), polar(k, of_k)
+        return polar(q, positions.shared((self, "q"), lambda: self.angles(positions.q)) - delta[:, None, :])
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        positions.require_one_axis("PoPE")
+        return polar(k, positions.shared((self, "k"), lambda: self.angles(positions.k)))
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        positions.require_one_axis("PoPE")
+        return self.angles(positions.k)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+        """Keys (batch, heads, n, 2 * head_dim) that are complex numbers already, turned further by an angle."""
+        return rotary(x, cos, sin, inplace=inplace)
 
 
 def polar(x: Tensor, angles: Tensor) -> Tensor:

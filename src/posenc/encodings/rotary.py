@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_word
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
+from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
+from posenc.rotation import FINE, contiguous_tables, turn_together, turns_together, widened
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 
@@ -72,28 +74,72 @@ class Rotary(Encoding):
         """The same rotation under another frequency schedule: `rope.with_schedule("ntk", factor=4)`."""
         return rescheduled(self, {"name": name, **options})
 
+    @property
+    def first_channel(self) -> int:
+        """The first channel that rotates."""
+        return 0
+
+    def angles(self, ids: Tensor) -> Tensor:
+        """Angles in float64: (batch or 1, n) positions -> (batch or 1, 1, n, pairs)."""
+        return ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        positions.require_one_axis(type(self).__name__)
+        return self.angles(positions.k)
+
     def cos_sin(self, ids: Tensor, dtype: torch.dtype, amplitude: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, times amplitude: (batch, n) positions -> two (batch, 1, n, pairs) tables."""
-        angles = ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
+        angles = self.angles(ids)
         amplitude = amplitude * self.attention_factor
         cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
         return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
 
-    def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The tables of `cos_sin` for the queries and for the keys."""
-        of_q = self.cos_sin(positions.q, dtype)
-        return of_q, of_q if positions.q is positions.k else self.cos_sin(positions.k, dtype)
+    def table(self, ids: Tensor, first: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`cos_sin`, by addition of angles where positions are known to be first, first + 1, .. and many."""
+        if first is None or ids.shape[1] < 2 * FINE or dtype != torch.float32 or torch.compiler.is_compiling():
+            return self.cos_sin(ids, dtype)
+        cos, sin = contiguous_tables(first, ids.shape[1], self.inv_freq, self.attention_factor)
+        return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def of_queries(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The queries' tables."""
+        return self.table(positions.q, positions.start and positions.start[0], dtype)
+
+    def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The tables for the queries and for the keys."""
+        of_q = self.of_queries(positions, dtype)
+        same = positions.q is positions.k
+        return of_q, of_q if same else self.table(positions.k, positions.start and positions.start[1], dtype)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
-        return rotary(x, cos, sin, layout=self.layout)
+        return rotary(x, cos, sin, layout=self.layout, start=self.first_channel, inplace=inplace)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        check_head_dim(self, q, self.head_dim)
-        positions.require_one_axis(type(self).__name__)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = self._check(q, positions)
         of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, dtype))
+        same = of_q[0] is of_k[0]
+        if same and fits_kernel(q, k):
+            return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
+        if same and turns_together(q, k, of_k[0]):
+            wide = positions.shared((self, dtype, "wide"), lambda: widened(*of_k, self.layout))
+            return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        dtype = self._check(q, positions)
+        return self.turn(q, *positions.shared((self, dtype, "q"), lambda: self.of_queries(positions, dtype)))
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        dtype = self._check(k, positions)
+        first = positions.start and positions.start[1]
+        return self.turn(k, *positions.shared((self, dtype, "k"), lambda: self.table(positions.k, first, dtype)))
+
+    def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
+        """Refuse what does not fit; the dtype of the tables."""
+        check_head_dim(self, x, self.head_dim)
+        positions.require_one_axis(type(self).__name__)
+        return torch.promote_types(x.dtype, torch.float32)
 
 
 class PRotary(Rotary):
@@ -155,9 +201,9 @@ class DecoupledRotary(Rotary):
         third = max(2, head_dim // 6 * 2)
         super().__init__(head_dim, rope_theta, layout, third if rotary_dim is None else rotary_dim, schedule)
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        content, turned = x.split((x.shape[-1] - self.rotary_dim, self.rotary_dim), -1)
-        return torch.cat((content, super().turn(turned, cos, sin)), -1)
+    @property
+    def first_channel(self) -> int:
+        return self.head_dim - self.rotary_dim
 
 
 class XPos(Rotary):
@@ -213,6 +259,21 @@ class XPos(Rotary):
             return self.cos_sin(ids, dtype, (power[:, None, :, None] * self.log_zeta).exp())
 
         return scaled(positions.q, 1), scaled(positions.k, -1)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._refuse_halves()
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._refuse_halves()
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        return self._refuse_halves()
+
+    def _refuse_halves(self) -> NoReturn:
+        raise InputError(
+            "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
+            "keep its keys unrotated, and rotate them in each call"
+        )
 
 
 def rescheduled(encoding: EncodingT, schedule: Mapping[str, Any]) -> EncodingT:

@@ -15,11 +15,12 @@ from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions, exact, prefix_tokens
 
 
-class _AxesRotary(Encoding):
+class AxesRotary(Encoding):
     """Base: a subclass gives the frequency vectors, as a table or as a parameter."""
 
     shift_invariant = True
     attention_factor = 1.0
+    first_channel = 0
     learned: ClassVar[bool] = False
     """Whether the vectors are parameters, which no other step of training can share."""
     frequency: Tensor
@@ -44,42 +45,62 @@ class _AxesRotary(Encoding):
         """Coordinates of queries and keys, (batch or 1, n, axes)."""
         return positions.coordinates(self.axes, type(self).__name__)
 
-    def cos_sin(self, coordinates: Tensor, ids: Tensor, vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles at (batch or 1, n, axes) coordinates: (batch or 1, heads or 1, n, pairs) tables.
-        ids: the positions themselves, which tell prefix tokens."""
+    def angles(self, coordinates: Tensor, ids: Tensor, layer: int) -> Tensor:
+        """The angles at (batch or 1, n, axes) coordinates, (batch or 1, heads or 1, n, pairs) in float64. ids: the
+        positions themselves, which tell prefix tokens."""
+        vectors = self.vectors(layer)
         where = exact(coordinates.to(vectors.device))[:, None, :, None, :]
         angles = (where * vectors.to(where.dtype)[..., None, :, :]).sum(-1)  # no matmul: autocast would round it
         if ids.dim() == 3:
             angles = angles.masked_fill(prefix_tokens(ids).to(angles.device)[:, None, :, None], 0.0)
+        return angles
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        return self.angles(self.coordinates(positions)[1], positions.k, layer)
+
+    def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of `angles`, times the attention factor."""
+        angles = self.angles(coordinates, ids, layer)
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
         return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
 
-    def turns(
-        self, positions: Positions, layer: int, dtype: torch.dtype
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The tables of `cos_sin` for the queries and for the keys."""
-        q, k = self.coordinates(positions)
-        vectors = self.vectors(layer)
-        of_q = self.cos_sin(q, positions.q, vectors, dtype)
-        return of_q, of_q if q is k else self.cos_sin(k, positions.k, vectors, dtype)
+    def table(self, side: str, positions: Positions, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The tables of `cos_sin` for one side, "q" or "k"; made once for all layers unless they are learned."""
+        side = "q" if positions.q is positions.k else side
+
+        def make() -> tuple[Tensor, Tensor]:
+            ids = positions.q if side == "q" else positions.k
+            return self.cos_sin(self.coordinates(positions)[side == "k"], ids, layer, dtype)
+
+        return make() if self.learned else positions.shared((self, side, dtype), make)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        check_head_dim(self, q, self.head_dim)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        if self.learned:
-            of_q, of_k = self.turns(positions, layer, dtype)
-        else:
-            of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, layer, dtype))
+        dtype = self._check(q)
+        of_q = self.table("q", positions, layer, dtype)
+        of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)
         return self.turn(q, *of_q), self.turn(k, *of_k)
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.turn(q, *self.table("q", positions, layer, self._check(q)))
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.turn(k, *self.table("k", positions, layer, self._check(k)))
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
-        if cos.shape[1] > 1:  # heads of a group turn alike
-            cos, sin = (table.repeat_interleave(x.shape[1] // table.shape[1], 1) for table in (cos, sin))
-        return rotary(x, cos, sin, layout=self.layout)
+        if cos.shape[1] == 1:
+            return rotary(x, cos, sin, layout=self.layout, inplace=inplace)
+        grouped = x.unflatten(1, (cos.shape[1], -1))  # heads of a group turn alike
+        turned = rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout, inplace=inplace)
+        return x if inplace else turned.flatten(1, 2)
+
+    def _check(self, x: Tensor) -> torch.dtype:
+        """Refuse another width; the dtype of the tables."""
+        check_head_dim(self, x, self.head_dim)
+        return torch.promote_types(x.dtype, torch.float32)
 
 
-class AxialRotary(_AxesRotary):
+class AxialRotary(AxesRotary):
     """Axial RoPE: the pairs are split among the axes, and each pair turns with the coordinate of its axis.
 
     head_dim: width of a head, a multiple of 2 * axes. axes: coordinates per token, 2 for images, 3 for video.
@@ -126,6 +147,18 @@ class AxialRotary(_AxesRotary):
     def needs_length(self) -> bool:  # type: ignore[override]
         return self.centred
 
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        self._refuse_centred()
+        return super().key_angles(positions, layer)
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        self._refuse_centred()
+        return super().rotate_keys(k, positions, layer)
+
+    def _refuse_centred(self) -> None:
+        if self.centred:
+            raise InputError("AxialRotary(centred=True) turns keys by the size of the whole image: keep them unrotated")
+
     def tables(self) -> dict[str, Tensor]:
         pairs = self.head_dim // 2
         each = frequency_curve(self.head_dim, self.rope_theta).unflatten(0, (-1, self.axes))
@@ -147,7 +180,7 @@ class AxialRotary(_AxesRotary):
         return centred, centred
 
 
-class MRotary(_AxesRotary):
+class MRotary(AxesRotary):
     """M-RoPE of vision-language models: each pair of RoPE reads the time, the height or the width of its token.
 
     A text token has the same number on all three axes, where this is 1-D RoPE exactly. head_dim, rope_theta, layout,
@@ -202,7 +235,7 @@ class MRotary(_AxesRotary):
         return rescheduled(self, {"name": name, **options})
 
 
-class MixedRotary(_AxesRotary):
+class MixedRotary(AxesRotary):
     """RoPE-Mixed: every pair turns along a direction of its own, learned per layer and head.
 
     head_dim: width of a head, a multiple of 2 * axes. num_heads, num_layers: of the model. num_kv_heads: fewer key

@@ -79,6 +79,12 @@ class TransformerXL(ContentBias):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         return q + self.of_layer(self.u, layer).to(q.dtype), k
 
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.rotate(q, q, positions, layer)[0]
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return k
+
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Factored | QueryRelative:
         self.check_heads(q)
         dtype = torch.promote_types(q.dtype, torch.float32)

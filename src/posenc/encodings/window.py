@@ -19,6 +19,7 @@ OfOffset = Callable[[Tensor, Tensor], Tensor]
 
 
 class _Window(Encoding):
+    bias_reads_keys = False
     num_heads: int
     width: int
 

@@ -1,0 +1,36 @@
+"""GPU kernels in Triton, which is imported only when one is called."""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError
+from posenc.rotation import Layout, transformed
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def fits_kernel(q: Tensor, k: Tensor) -> bool:
+    """Whether `rotary_kernel` can serve: CUDA tensors, Triton is installed, and torch.func is not at work."""
+    known = q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    served = HAS_TRITON and known and q.is_cuda and k.is_cuda
+    return served and (torch.compiler.is_compiling() or not transformed())
+
+
+def rotary_kernel(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Queries (batch, heads, n, head_dim) and keys (batch, kv_heads, n, head_dim) of the same tokens, rotated by one
+    kernel: `posenc.functional.rotary` of both.
+
+    cos, sin: (batch or 1, 1, n, pairs), constants. Any strides; float32, bfloat16, float16, computed in float32.
+
+    Raises:
+        InputError: Triton is missing, or shapes that do not fit.
+    """
+    if not HAS_TRITON:
+        raise InputError("rotary_kernel needs Triton: pip install triton, or use posenc.functional.rotary")
+    from posenc.kernels.rotary import rotate
+
+    return rotate(q, k, cos, sin, layout, start, inplace)

@@ -1,0 +1,172 @@
+"""The Triton kernel under Triton's interpreter, on the CPU: its indices, masks, strides and gradients. Where there is a
+GPU it is compiled instead."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from posenc import InputError, Positions, Rotary
+from posenc.functional import rotary
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _interpreter():
+    """Triton decides when a kernel is defined whether to interpret it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setenv("TRITON_INTERPRET", "1")
+        import posenc.kernels.rotary  # noqa: F401
+        from posenc.kernels.rotary import _kernel
+
+        assert ("Interpreted" in type(_kernel).__name__) == (DEVICE == "cpu")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def turn(*arguments, **options) -> tuple[Tensor, Tensor]:
+    from posenc.kernels import rotary_kernel
+
+    return rotary_kernel(*arguments, **options)
+
+
+def random(heads: int, n: int, width: int, order: str = "heads inside", dtype=torch.float32) -> Tensor:
+    if order == "heads inside":
+        x = torch.randn(2, n, heads, width).transpose(1, 2)
+    elif order == "slice":
+        x = torch.randn(2, n, heads + 2, 2 * width).transpose(1, 2)[:, 1:-1, :, ::2]
+    else:
+        x = torch.randn(2, heads, n, width)
+    return x.to(DEVICE, dtype)
+
+
+def tables(rows: int, n: int, pairs: int) -> tuple[Tensor, Tensor]:
+    angles = torch.randn(rows, 1, n, pairs, device=DEVICE) * 100
+    return angles.cos() * 1.3, angles.sin() * 1.3
+
+
+@LAYOUTS
+@pytest.mark.parametrize("order", ["plain", "heads inside", "slice"])
+@pytest.mark.parametrize(("width", "pairs", "start"), [(16, 8, 0), (12, 6, 0), (14, 4, 0), (14, 3, 5), (2, 1, 0)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_it_is_the_rotation(layout, order, width, pairs, start, rows):
+    q, k, (cos, sin) = random(5, 3, width, order), random(2, 3, width, order), tables(rows, 3, pairs)
+    wanted = [rotary(x, cos, sin, layout=layout, start=start) for x in (q, k)]
+    assert_close(turn(q, k, cos, sin, layout=layout, start=start), tuple(wanted))
+    copies = q.clone(), k.clone()
+    found = turn(*copies, cos, sin, layout=layout, start=start, inplace=True)
+    assert found[0] is copies[0]
+    assert found[1] is copies[1]
+    assert_close(found, tuple(wanted))
+
+
+@LAYOUTS
+def test_tables_in_any_strides_and_many_heads(layout):
+    q, k, (cos, sin) = random(70, 2, 256), random(1, 2, 256), tables(2, 128, 2)
+    cos, sin = cos.mT, sin.mT.contiguous()
+    wanted = rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
+    assert_close(turn(q, k, cos, sin, layout=layout), wanted)
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("dtype", "ulp"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+def test_half_precision_is_computed_in_float32(layout, dtype, ulp):
+    q, k, (cos, sin) = random(4, 9, 16, dtype=dtype), random(2, 9, 16, dtype=dtype), tables(1, 9, 8)
+    for found, x in zip(turn(q, k, cos, sin, layout=layout), (q, k), strict=True):
+        exact = rotary(x.double(), cos.double(), sin.double(), layout=layout)
+        # the interpreter cuts digits off instead of rounding: one unit in the last place, not half
+        assert bool(((found.double() - exact).abs() <= ulp * exact.abs() + 1e-6).all())
+        assert found.dtype == dtype
+        assert found.stride() == x.stride()
+
+
+@LAYOUTS
+@pytest.mark.parametrize("start", [0, 3])
+def test_gradients(layout, start):
+    q, k, (cos, sin) = random(3, 4, 11), random(1, 4, 11), tables(2, 4, 4)
+    weights = random(3, 4, 11, "plain"), random(1, 4, 11, "plain")
+    q.requires_grad_()
+    k.requires_grad_()
+    found = torch.autograd.grad(turn(q, k, cos, sin, layout=layout, start=start), (q, k), weights, create_graph=True)
+    each = [rotary(x, cos, sin, layout=layout, start=start) for x in (q, k)]
+    assert_close(found, torch.autograd.grad(each, (q, k), weights))
+    weights[0].requires_grad_()
+    of_q = turn(q, k, cos, sin, layout=layout, start=start)[0]
+    (again,) = torch.autograd.grad(of_q, q, weights[0], create_graph=True)
+    (twice,) = torch.autograd.grad(again, weights[0], q.detach())
+    assert_close(twice, rotary(q.detach(), cos, sin, layout=layout, start=start))
+
+
+def test_it_is_one_operator_for_the_compiler():
+    q, k, (cos, sin) = random(3, 4, 8), random(1, 4, 8), tables(1, 4, 4)
+    from posenc.kernels.rotary import _rotary
+
+    torch.library.opcheck(_rotary, (q.requires_grad_(), k, cos, sin, "half", 0, 1.0))
+    compiled = torch.compile(turn, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (4, 6):
+        q, k, (cos, sin) = random(3, n, 8).requires_grad_(), random(1, n, 8), tables(1, n, 4)
+        found, wanted = compiled(q, k, cos, sin), turn(q, k, cos, sin)
+        assert_close(found, wanted)
+        assert_close(*(torch.autograd.grad(x[0].square().sum(), q) for x in (found, wanted)))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("options", [{}, {"rotary_dim": 6}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_takes_it(monkeypatch, layout, options, dtype):
+    from posenc.encodings import rotary as module
+
+    rope, p = (
+        Rotary(12, layout=layout, **options).to(DEVICE),
+        Positions.from_ids(torch.tensor([[5, 900, 0.5], [1, 2, 3]])),
+    )
+    p, q, k = p.to(DEVICE), random(4, 3, 12, dtype=dtype), random(2, 3, 12, dtype=dtype)
+    plain = [rotary(x, *rope.cos_sin(p.q, torch.float32), layout=layout) for x in (q, k)]
+    calls = []
+    monkeypatch.setattr(module, "fits_kernel", lambda q, k: calls.append(1) or True)
+    assert_close(rope.rotate(q, k, p), tuple(plain), atol=1e-6 if dtype == torch.float32 else 2**-5, rtol=2**-7)
+    assert calls
+
+
+def test_without_triton_the_remedy_is_named():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, posenc, posenc.kernels\n"
+        "assert not posenc.kernels.HAS_TRITON and 'posenc.kernels.rotary' not in sys.modules\n"
+        "x = torch.ones(1, 1, 1, 2)\n"
+        "posenc.Rotary(2).rotate(x, x, posenc.Positions.arange(1))\n"
+        "try: posenc.kernels.rotary_kernel(x, x, x, x)\n"
+        "except posenc.InputError as error: assert 'pip install triton' in str(error)\n"
+        "else: raise SystemExit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (2, 1, 4, 8)}, "the same tokens"),
+        ({"k": (2, 1, 3, 6)}, "the same tokens"),
+        ({"cos": (3, 1, 3, 4)}, r"pass \(1 or 2, 1, 3, pairs\)"),
+        ({"cos": (1, 2, 3, 4)}, r"pass \(1 or 2, 1, 3, pairs\)"),
+        ({"start": 1}, "start=1"),
+        ({"learned": True}, "no gradient for cos"),
+        ({"inplace": True}, "would overwrite"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    q, k = torch.ones(2, 3, 3, 8, requires_grad=True), torch.ones(change.get("k", (2, 1, 3, 8)))
+    cos = torch.ones(change.get("cos", (1, 1, 3, 4)), requires_grad="learned" in change)
+    options = {name: change[name] for name in ("start", "inplace") if name in change}
+    with pytest.raises(InputError, match=message):
+        turn(q, k, cos, cos.detach(), **options)

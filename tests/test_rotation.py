@@ -1,0 +1,381 @@
+"""`posenc.functional.rotary`: every path against loops in float64, its gradients, memory, tables, the compiled form."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from posenc import InputError, Positions, Rotary, rotation
+from posenc.functional import compile_rotary, frequency_curve, rotary
+from posenc.rotation import TINY, contiguous_tables, formula, turn_together, widened
+from references import loops
+
+LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Kernels even for small inputs, in many blocks."""
+    monkeypatch.setattr(rotation, "TINY", 0)
+    monkeypatch.setattr(rotation, "BLOCK_BYTES", 512)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    monkeypatch.setattr(rotation, "COMPILED_FROM", 0)
+    monkeypatch.setattr(rotation, "TINY", 0)
+    assert compile_rotary()
+    yield
+    assert not compile_rotary(False)
+
+
+def tables(n: int, pairs: int, dtype: torch.dtype = torch.float64, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    angles = torch.arange(n).double()[:, None] * frequency_curve(2 * pairs, 10000.0 if pairs > 1 else 7.0)
+    return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
+
+
+def stored(order: str, batch: int, heads: int, n: int, width: int) -> Tensor:
+    """(batch, heads, n, width) in one of the ways that models leave it in memory."""
+    if order == "heads inside":
+        return torch.randn(batch, n, heads, width, dtype=torch.float64).transpose(1, 2)
+    if order == "slice of a fused projection":
+        return torch.randn(batch, n, heads + 3, width + 1, dtype=torch.float64).transpose(1, 2)[:, 2:-1, :, 1:]
+    if order == "channels strided":
+        return torch.randn(batch, heads, width, n, dtype=torch.float64).mT
+    if order == "expanded":
+        return torch.randn(batch, 1, n, width, dtype=torch.float64).expand(-1, heads, -1, -1)
+    return torch.randn(batch, heads, n, width, dtype=torch.float64)
+
+
+ORDERS = ["plain", "heads inside", "slice of a fused projection", "channels strided", "expanded"]
+
+# ---------------------------------------------------------------- the values
+
+
+@LAYOUTS
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("width", "pairs", "start"), [(8, 4, 0), (8, 2, 0), (8, 2, 4), (9, 3, 1), (2, 1, 0)])
+@pytest.mark.usefixtures("small_blocks")
+def test_kernels_are_the_rotation_matrix(layout, order, width, pairs, start):
+    x, (cos, sin) = stored(order, 2, 3, 11, width), tables(11, pairs)
+    part = x[..., start : start + 2 * pairs]
+    base = 10000.0 if pairs > 1 else 7.0
+    turned = loops.rotate_all(part, torch.arange(11).expand(2, 11), base, layout)
+    wanted = torch.cat((x[..., :start], turned, x[..., start + 2 * pairs :]), -1)
+    for dtype, bound in ((torch.float64, 1e-13), (torch.float32, 1e-6)):
+        mine, c, s = x.to(dtype), cos.to(dtype), sin.to(dtype)
+        before = mine.clone()
+        assert_close(rotary(mine, c, s, layout=layout, start=start).double(), wanted, rtol=0, atol=bound)
+        assert torch.equal(mine, before), "the input is left alone"
+        assert_close(formula(mine, c, s, layout, start).double(), wanted, rtol=0, atol=bound)
+        if order != "expanded":
+            again = mine.clone()
+            assert rotary(again, c, s, layout=layout, start=start, inplace=True) is again
+            assert_close(again.double(), wanted, rtol=0, atol=bound)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("shape", [(5, 3), (1, 5, 3), (2, 1, 5, 3), (1, 3, 5, 3), (2, 3, 5, 3), (1, 1, 1, 3), (3,)])
+@pytest.mark.usefixtures("small_blocks")
+def test_tables_broadcast_and_need_not_be_of_unit_length(layout, shape):
+    x, cos, sin = stored("heads inside", 2, 3, 5, 8), *torch.randn(2, *shape, dtype=torch.float64)
+    c, s = (t.expand(2, 3, 5, 3) for t in (cos, sin))
+    first, second = (range(3), range(3, 6)) if layout == "half" else (range(0, 6, 2), range(1, 6, 2))
+    wanted = x.clone()
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        wanted[..., a] = x[..., a] * c[..., i] - x[..., b] * s[..., i]
+        wanted[..., b] = x[..., b] * c[..., i] + x[..., a] * s[..., i]
+    assert_close(rotary(x, cos, sin, layout=layout), wanted)
+    assert_close(rotary(x.float(), cos.float(), sin.float(), layout=layout).double(), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_tables_may_have_more_rows_than_x():
+    x, (cos, sin) = torch.randn(5, 8, dtype=torch.float64), tables(5, 4)
+    cos, sin = (torch.stack((t, 2 * t)) for t in (cos, sin))
+    both = rotary(x, cos, sin)
+    assert_close(both, torch.stack((rotary(x, cos[0], sin[0]), rotary(x, cos[1], sin[1]))))
+
+
+@given(
+    batch=st.integers(1, 2), heads=st.integers(1, 3), n=st.integers(1, 9), pairs=st.integers(1, 4), rest=st.integers(0, 2),
+    layout=st.sampled_from(["half", "interleaved"]), order=st.sampled_from(ORDERS), block=st.integers(1, 2000),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_any_call_is_the_formula(batch, heads, n, pairs, rest, layout, order, block, dtype):
+    x, (cos, sin) = stored(order, batch, heads, n, 2 * pairs + rest).to(dtype), tables(n, pairs, torch.float32, 1.3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotation, "TINY", 0)
+        patch.setattr(rotation, "BLOCK_BYTES", block)
+        found = rotary(x, cos, sin, layout=layout)
+    bound = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
+    assert_close(found, formula(x, cos, sin, layout, 0), rtol=bound, atol=bound)
+    assert found.dtype == dtype
+
+
+@pytest.mark.parametrize(("dtype", "half_ulp"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+@LAYOUTS
+@pytest.mark.usefixtures("small_blocks")
+def test_half_precision_is_rounded_once(layout, dtype, half_ulp):
+    x, (cos, sin) = torch.randn(2, 3, 40, 16).to(dtype), tables(40, 8, torch.float32)
+    exact = rotary(x.double(), cos.double(), sin.double(), layout=layout)
+    for found in (rotary(x, cos, sin, layout=layout), formula(x, cos, sin, layout, 0)):
+        assert bool(((found.double() - exact).abs() <= half_ulp * exact.abs() + 1e-6).all())
+    narrow = cos.to(dtype), sin.to(dtype)  # tables as transformers has them: still float32 arithmetic
+    exact = rotary(x.double(), *(t.double() for t in narrow), layout=layout)
+    assert bool(((rotary(x, *narrow, layout=layout).double() - exact).abs() <= half_ulp * exact.abs() + 1e-6).all())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_it_is_transformers_apply_rotary_pos_emb():
+    q, k, (cos, sin) = torch.randn(2, 4, 30, 16), torch.randn(2, 2, 30, 16), tables(30, 8, torch.float32)
+    wide = [torch.cat((t, t), -1)[None] for t in (cos, sin)]
+    assert_close((rotary(q, cos, sin), rotary(k, cos, sin)), apply_rotary_pos_emb(q, k, *wide))
+
+
+@pytest.mark.parametrize("order", ["plain", "heads inside", "channels strided"])
+@LAYOUTS
+def test_the_result_lies_in_memory_as_its_input(layout, order):
+    x, (cos, sin) = stored(order, 2, 3, 50, 8), tables(50, 4)
+    for elements in (0, TINY):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rotation, "TINY", elements)
+            found = rotary(x, cos, sin, layout=layout)
+        assert found.stride() == x.stride() or (elements and order == "channels strided")
+
+
+@LAYOUTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_token_of_queries_and_keys_at_once(layout, dtype):
+    q, k, (cos, sin) = (
+        torch.randn(2, 4, 1, 8).to(dtype),
+        torch.randn(2, 2, 1, 8).to(dtype),
+        tables(50, 4, torch.float32),
+    )
+    cos, sin = cos[None, None, 40:41], sin[None, None, 40:41]
+    found = turn_together(q, k, *widened(cos, sin, layout), layout)
+    wanted = rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
+    assert_close(found, wanted)
+    assert [x.dtype for x in found] == [dtype, dtype]
+    rope = Rotary(8, layout=layout)
+    assert_close(rope.rotate(q, k, Positions.from_ids([[40]])), wanted)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@LAYOUTS
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.usefixtures("small_blocks")
+def test_gradients_of_both_orders(layout, learned):
+    x = stored("heads inside", 1, 2, 3, 6).requires_grad_()
+    cos, sin = (t.requires_grad_(learned) for t in tables(3, 2, amplitude=1.5))
+
+    def turn(*inputs: Tensor) -> Tensor:
+        return rotary(inputs[0], *(inputs[1:] or (cos, sin)), layout=layout, start=1)
+
+    inputs = (x, cos, sin) if learned else (x,)
+    assert torch.autograd.gradcheck(turn, inputs, check_forward_ad=True, check_batched_grad=False)
+    assert torch.autograd.gradgradcheck(turn, inputs)
+
+
+@LAYOUTS
+@pytest.mark.usefixtures("small_blocks")
+def test_transforms_of_torch_func(layout):
+    x, (cos, sin) = torch.randn(4, 3, 5, 8, dtype=torch.float64), tables(5, 4)
+    wanted = rotary(x, cos, sin, layout=layout)
+    each = torch.func.vmap(lambda row: rotary(row, cos, sin, layout=layout))
+    assert_close(each(x), wanted)
+    turned = torch.func.vmap(lambda angle: rotary(x[0], angle.cos(), angle.sin(), layout=layout))(torch.randn(3, 5, 4))
+    assert turned.shape == (3, 3, 5, 8)
+    _, tangent = torch.func.jvp(lambda y: rotary(y, cos, sin, layout=layout), (x,), (x,))
+    assert_close(tangent, wanted)
+    gradient = torch.func.grad(lambda y: (rotary(y, cos, sin, layout=layout) * wanted).sum())(x)
+    assert_close(gradient, x)
+
+
+@LAYOUTS
+def test_only_the_tables_are_kept_for_the_backward(layout):
+    x, (cos, sin) = torch.randn(2, 3, 900, 8, requires_grad=True), tables(900, 4, torch.float32)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        rotary(x, cos, sin, layout=layout)
+    assert sum(t.numel() for t in kept) == cos.numel() + sin.numel()
+
+
+@LAYOUTS
+def test_in_place_within_a_graph(layout):
+    x, (cos, sin) = torch.randn(2, 50, 3, 8, dtype=torch.float64, requires_grad=True), tables(50, 4)
+
+    def through(inplace: bool, y: Tensor) -> Tensor:
+        return rotary((y * 1.0).transpose(1, 2), cos, sin, layout=layout, inplace=inplace)
+
+    weight = torch.randn(2, 3, 50, 8, dtype=torch.float64)
+    gradients = [torch.autograd.grad((through(way, x) * weight).sum(), x)[0] for way in (False, True)]
+    assert_close(*gradients)
+    small = torch.randn(1, 3, 1, 4, dtype=torch.float64, requires_grad=True)
+    c, s = tables(3, 2)
+    turn = lambda y: rotary((y * 1.0).transpose(1, 2), c, s, layout=layout, inplace=True)  # noqa: E731
+    assert torch.autograd.gradcheck(turn, (small,))
+    assert torch.autograd.gradgradcheck(turn, (small,))
+
+
+def test_in_place_refuses_what_autograd_forbids():
+    x, (cos, sin) = torch.randn(2, 5, 8), tables(5, 4, torch.float32)
+    with pytest.raises(InputError, match="a leaf that requires grad"):
+        rotary(x.clone().requires_grad_(), cos, sin, inplace=True)
+    with pytest.raises(InputError, match="gradient of cos and sin"):
+        rotary(x, cos.requires_grad_(), sin, inplace=True)
+    with pytest.raises(InputError, match="expanded"):
+        rotary(x[:1].expand(2, -1, -1), cos.detach(), sin, inplace=True)
+    with pytest.raises(InputError, match="larger than x"):
+        rotary(x, cos.detach().expand(3, 1, -1, -1), sin.expand(3, 1, -1, -1), inplace=True)
+    with torch.no_grad():
+        rotary(x.requires_grad_(), cos, sin, inplace=True)
+
+
+@pytest.mark.parametrize("start", [-1, 1, 5])
+def test_a_start_that_does_not_fit(start):
+    with pytest.raises(InputError, match="4 columns"):
+        rotary(torch.ones(3, 8), torch.ones(3, 4), torch.ones(3, 4), start=start)
+
+
+# ---------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("first", [0, 7, 131072 - 600, 2**24])
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 1024, 4099])
+def test_tables_by_addition_of_angles(first, count):
+    inv_freq = frequency_curve(32, 500000.0)
+    angles = (first + torch.arange(count).double())[:, None] * inv_freq
+    cos, sin = contiguous_tables(first, count, inv_freq, 1.5)
+    assert cos.dtype == sin.dtype == torch.float32
+    assert cos.shape == sin.shape == (count, 16)
+    assert_close(cos.double() / 1.5, angles.cos(), rtol=0, atol=2e-7)
+    assert_close(sin.double() / 1.5, angles.sin(), rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        None,
+        {"name": "linear", "factor": 4.0},
+        {"name": "ntk", "factor": 4.0},
+        {"name": "yarn", "factor": 8.0, "original_max_positions": 8192},
+    ],
+)
+@pytest.mark.parametrize(("offset", "n"), [(0, 131072), (130000, 1072), (131071, 1)])
+def test_error_at_position_131072(schedule, offset, n):
+    options = {} if schedule is None else {"schedule": schedule}
+    rope = Rotary(128, 500000.0, **options)
+    (cos, sin), _ = rope.turns(Positions.arange(n, offset), torch.float32)
+    exact = rope.angles(torch.arange(131072)[None, -1:]) if n == 1 else rope.angles(torch.arange(131000, 131072)[None])
+    last = slice(-1, None) if n == 1 else slice(-72, None)
+    for found, wanted in ((cos, exact.cos()), (sin, exact.sin())):
+        error = found[:, :, last].double() / rope.attention_factor - wanted
+        assert error.abs().max() <= 2e-7
+        assert found.shape == (1, 1, n, 64)
+
+
+def test_float64_inputs_get_exact_tables():
+    rope, p = Rotary(16), Positions.arange(2000)
+    (cos, _), _ = rope.turns(p, torch.float64)
+    assert torch.equal(cos, rope.angles(p.q).cos())
+    q = torch.randn(1, 1, 2000, 16, dtype=torch.float64)
+    moved = Positions.from_ids(torch.arange(2000))
+    assert_close(rope.rotate(q, q, p), rope.rotate(q, q, moved), rtol=0, atol=1e-14)
+    assert_close(rope.rotate(q.float(), q.float(), p), rope.rotate(q.float(), q.float(), moved), rtol=0, atol=2e-6)
+
+
+# ---------------------------------------------------------------- compiled
+
+
+@LAYOUTS
+@pytest.mark.parametrize("start", [0, 2])
+def test_compiled_and_exported(layout, start):
+    torch._dynamo.reset()
+    graphs = 0
+
+    def count(graph, inputs):
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    compiled = torch.compile(rotary, backend=count, dynamic=True, fullgraph=True)
+    for n in (1, 7, 9, 30):
+        x, (cos, sin) = stored("heads inside", 2, 3, n, 10), tables(n, 4)
+        assert_close(compiled(x, cos, sin, layout=layout, start=start), rotary(x, cos, sin, layout=layout, start=start))
+        if n == 7:
+            before = graphs
+    assert graphs == before == 2, "one for a single token and one for all other lengths"
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            return rotary(x, cos, sin, layout=layout, start=start)
+
+    length = torch.export.Dim("n", min=2, max=4096)
+    shapes = {"x": {2: length}, "cos": {0: length}, "sin": {0: length}}
+    inputs = stored("heads inside", 2, 3, 7, 10), *tables(7, 4)
+    exported = torch.export.export(Module(), inputs, dynamic_shapes=shapes).module()
+    inputs = stored("heads inside", 2, 3, 3000, 10), *tables(3000, 4)
+    assert_close(exported(*inputs), rotary(*inputs, layout=layout, start=start))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("learned", [False, True])
+def test_compiled_gradients(layout, learned):
+    torch._dynamo.reset()
+    compiled = torch.compile(rotary, backend="aot_eager", dynamic=True, fullgraph=True)
+    x = stored("heads inside", 2, 3, 7, 10).requires_grad_()
+    cos, sin = (t.requires_grad_(learned) for t in tables(7, 4))
+    inputs = (x, cos, sin) if learned else (x,)
+    weight = torch.randn(2, 3, 7, 10, dtype=torch.float64)
+    found, wanted = (
+        torch.autograd.grad((turn(x, cos, sin, layout=layout) * weight).sum(), inputs) for turn in (compiled, rotary)
+    )
+    assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@LAYOUTS
+@pytest.mark.usefixtures("compiled")
+def test_the_opt_in_is_the_eager_form_whatever_the_length(layout):
+    graphs = {}
+    for n in (2, 7, 64, 300):
+        for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
+            x = stored("heads inside", 1, 3, n, 10).to(dtype).requires_grad_()
+            tables_ = tables(n, 4, torch.float32)
+            weight = torch.randn(1, 3, n, 10).to(dtype)
+            found = rotary(x, *tables_, layout=layout, start=1)
+            assert_close(found, formula(x, *tables_, layout, 1), rtol=bound, atol=bound)
+            assert found.stride() == x.stride()
+            gradient = torch.autograd.grad(found, x, weight)[0]
+            assert_close(gradient, formula(weight, tables_[0], -tables_[1], layout, 1), rtol=bound, atol=bound)
+        graphs[n] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs[7] == graphs[300], "no length makes another graph"
+    assert layout == "interleaved" or graphs[7] > 0
+
+
+def test_without_a_compiler_it_says_so_and_stays_eager(monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("no C++ compiler found\nlong trace")
+
+    monkeypatch.setattr(rotation, "_COMPILED", rotation._Compiled())
+    monkeypatch.setitem(rotation._COMPILED.__dict__, "_run", fails)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert not compile_rotary()
+    assert "no C++ compiler found" in str(caught[0].message)
+    x, (cos, sin) = torch.randn(2, 3, 9000, 8), tables(9000, 4, torch.float32)
+    assert_close(rotary(x, cos, sin), formula(x, cos, sin, "half", 0))
