@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.backends import BACKENDS, Backend, Problem
+from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.bias import KeyValues, Values
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -44,7 +44,7 @@ def attention(
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
-        backend: "auto" (the fastest exact one), "sdpa", or "reference".
+        backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), or "reference".
 
     A query that sees no key gets zeros. The dtype is q's also under autocast, which would round biases and angles.
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
@@ -93,7 +93,7 @@ def explain(
 
 def _choose(problem: Problem, name: str) -> Backend:
     if name == "auto":
-        return next(b for b in BACKENDS.values() if b.refusal(problem) is None)
+        return next(b for b in by_speed(problem) if b.refusal(problem) is None)
     if name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])
     refusal = BACKENDS[name].refusal(problem)

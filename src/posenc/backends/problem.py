@@ -27,6 +27,14 @@ class Problem:
     """(num_heads,) logits, float32 or better"""
     dropout_p: float
 
+    @property
+    def is_plain(self) -> bool:
+        """No bias, no sink, and a visibility that needs no mask: all, or causal among as many queries as keys."""
+        if self.bias or self.sink is not None:
+            return False
+        start, square = self.positions.start, self.q.shape[2] == self.k.shape[2]
+        return self.positions.all_visible or (start is not None and start[0] == start[1] and square)
+
 
 class Backend(Protocol):
     """One way to compute a `Problem`."""
