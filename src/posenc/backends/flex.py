@@ -15,9 +15,9 @@ from posenc.positions import Positions, rowwise
 
 WIDEST, NARROWEST = 256, 16
 """Widths of queries, keys and values that flex's GPU kernels take; narrower ones are padded."""
-KERNELS = 64
-"""Compiled variants (structures x dtypes x widths) a process may hold before flex gives up with an error; Dynamo's own
-limit of 8 is for one function with one purpose."""
+VARIANTS = 1024
+"""Combinations of structures, positions, dtypes and widths that a process may compile before Dynamo gives up with an
+error; its own limit of 8 is for a function with one purpose."""
 
 
 class Flex:
@@ -41,19 +41,21 @@ class Flex:
             return f"FlexAttention is used on CUDA and on the CPU, not on {q.device.type}"
         if q.dtype == torch.float64:
             return "FlexAttention's CUDA kernels take float32 and less"
-        width = max(q.shape[-1] + sum(_is_factored(t) and t.left.shape[-1] for t in problem.bias), v.shape[-1])
+        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in _factored(problem)), v.shape[-1])
         if width > WIDEST:
             return f"queries, keys or values {width} wide; FlexAttention's kernels end at {WIDEST}"
         return None
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         size = sum(_extra_bytes(term, problem) for term in problem.bias)
-        dense = any(_is_dense(term) for term in problem.bias)
+        dense = any(not isinstance(term, Factored) and _numbered(term) is None for term in problem.bias)
         if not _fuses(problem, ()):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
             return "FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'"
-        how = "a bias without a linear form is read from a dense tensor" if dense else "every bias is looked up in-kernel"
+        how = (
+            "a bias without a linear form is read from a dense tensor" if dense else "every bias is looked up in-kernel"
+        )
         return f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else ""
 
     def attend(self, problem: Problem) -> Tensor:
@@ -61,7 +63,7 @@ class Flex:
         if q.device.type == "cuda":
             q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
         lookups = tuple(_lookups(problem))
-        run = _compiled(q.device.type) if _fuses(problem, lookups) and not torch.compiler.is_compiling() else _run
+        run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, _fuses(problem, lookups))
         out, lse = run(q, k, v, lookups, _block_mask(problem.positions), scale, problem.sink is not None)
         out = out[..., : problem.v.shape[-1]]
         if problem.sink is None:
@@ -126,10 +128,9 @@ class _Entries(NamedTuple):
 
 def _lookups(problem: Problem) -> list[_Lookup]:
     device = problem.q.device
-    vectors: dict[Positions, Tensor] = {}
     found: list[_Lookup] = []
     for term in problem.bias:
-        if _is_factored(term):
+        if isinstance(term, Factored):
             continue
         numbered = _numbered(term)
         if numbered is None:
@@ -139,13 +140,10 @@ def _lookups(problem: Problem) -> list[_Lookup]:
         if isinstance(term, Relative):
             heads = torch.arange(term.num_heads, device=device)
             vector = term.function(heads[:, None], distances).expand(term.num_heads, -1)
-            vectors[term.positions] = vectors.get(term.positions, 0.0) + vector
+            found.append(_Vector(vector.contiguous(), cells))
         elif isinstance(term, QueryRelative | KeyRelative):
             row = term.index(distances).to(torch.int32)
             found.append(_Products(term.content @ term.table.mT, row, cells, isinstance(term, QueryRelative)))
-    for positions, vector in vectors.items():
-        cells, _ = _cells(positions)  # type: ignore[misc]
-        found.append(_Vector(vector.contiguous(), cells))
     return found
 
 
@@ -180,12 +178,8 @@ def _range(positions: Positions) -> tuple[int, int] | None:
     return (longest, shortest) if small and longest - shortest < positions.num_queries * positions.num_keys else None
 
 
-def _is_factored(term: Score) -> bool:
-    return isinstance(term, Factored)
-
-
-def _is_dense(term: Score) -> bool:
-    return not _is_factored(term) and _numbered(term) is None
+def _factored(problem: Problem) -> list[Factored]:
+    return [term for term in problem.bias if isinstance(term, Factored)]
 
 
 def _extra_bytes(term: Score, problem: Problem) -> int:
@@ -204,7 +198,7 @@ def _extra_bytes(term: Score, problem: Problem) -> int:
 def _widened(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:
     """Queries, keys and values with the factored terms as further channels, and the scale of their product."""
     q, k, v, scale = problem.q, problem.k, problem.v, problem.scale
-    factored = [term for term in problem.bias if isinstance(term, Factored)]
+    factored = _factored(problem)
     if not factored:
         return q, k, v, scale
     if scale == 0.0:
@@ -244,13 +238,15 @@ def _run(
 
 
 @cache
-def _compiled(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled(device: str, fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     # torch 2.13's CPU template renames symbolic sizes by their text, and takes ks1 for the beginning of ks16
-    fused = torch.compile(_run, dynamic=device != "cpu", fullgraph=True)
+    # (and the dense form traces faster with plain sizes)
+    dynamic, backend = device != "cpu", "inductor" if fused else "eager"
+    compiled = torch.compile(_run, dynamic=dynamic, fullgraph=True, backend=backend)
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
-        with torch._dynamo.config.patch(recompile_limit=KERNELS, accumulated_recompile_limit=4 * KERNELS):
-            return fused(*args)
+        with torch._dynamo.config.patch(recompile_limit=VARIANTS, accumulated_recompile_limit=VARIANTS):
+            return compiled(*args)
 
     return run
 
@@ -276,7 +272,9 @@ def _block_mask(positions: Positions) -> Any:
 
 
 def _trains(problem: Problem) -> bool:
-    inputs = (problem.q, problem.k, problem.v) if problem.sink is None else (problem.q, problem.k, problem.v, problem.sink)
+    """Whether a gradient would flow through the queries, keys and values that flex is given."""
+    inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
+    inputs += [side for term in _factored(problem) for side in (term.left, term.right)]
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
