@@ -44,7 +44,8 @@ def attention(
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
-        backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), or "reference".
+        backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
+            kernels, for GPUs), or "reference".
 
     A query that sees no key gets zeros. The dtype is q's also under autocast, which would round biases and angles.
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the

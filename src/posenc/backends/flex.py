@@ -41,14 +41,15 @@ class Flex:
             return f"FlexAttention is used on CUDA and on the CPU, not on {q.device.type}"
         if q.dtype == torch.float64:
             return "FlexAttention's CUDA kernels take float32 and less"
-        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in _factored(problem)), v.shape[-1])
+        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in problem.factored), v.shape[-1])
         if width > WIDEST:
             return f"queries, keys or values {width} wide; FlexAttention's kernels end at {WIDEST}"
         return None
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
-        size = sum(_extra_bytes(term, problem) for term in problem.bias)
-        dense = any(not isinstance(term, Factored) and _numbered(term) is None for term in problem.bias)
+        others = [term for term in problem.bias if not isinstance(term, Factored)]
+        size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in others)
+        dense = any(_numbered(term) is None for term in others)
         if not _fuses(problem, ()):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
@@ -59,19 +60,14 @@ class Flex:
         return f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else ""
 
     def attend(self, problem: Problem) -> Tensor:
-        q, k, v, scale = _widened(problem)
+        q, k, v, scale = problem.widened()
         if q.device.type == "cuda":
             q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
         lookups = tuple(_lookups(problem))
         run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, _fuses(problem, lookups))
         out, lse = run(q, k, v, lookups, _block_mask(problem.positions), scale, problem.sink is not None)
         out = out[..., : problem.v.shape[-1]]
-        if problem.sink is None:
-            return out
-        # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator; an empty row stays zero
-        empty = lse == -torch.inf
-        share = (lse.masked_fill(empty, 0.0) - problem.sink.to(lse.dtype)[:, None]).sigmoid()
-        return out * share.masked_fill(empty, 0.0)[..., None].to(out.dtype)
+        return out if problem.sink is None else problem.with_sink(out, lse)
 
 
 # -------------------------------------------------------------------- what a term looks like inside the kernel
@@ -178,37 +174,14 @@ def _range(positions: Positions) -> tuple[int, int] | None:
     return (longest, shortest) if small and longest - shortest < positions.num_queries * positions.num_keys else None
 
 
-def _factored(problem: Problem) -> list[Factored]:
-    return [term for term in problem.bias if isinstance(term, Factored)]
-
-
 def _extra_bytes(term: Score, problem: Problem) -> int:
     size = max(problem.q.element_size(), 4)
-    if isinstance(term, Factored):
-        rows = problem.q.shape[0] * problem.q.shape[1] * (term.num_queries + 2 * term.num_keys)
-        return rows * (term.left.shape[-1] + problem.q.shape[-1]) * problem.q.element_size()
     numbered = _numbered(term)
     if numbered is None:
         return term.batch * term.num_heads * term.num_queries * term.num_keys * size
     if isinstance(term, QueryRelative | KeyRelative):
         return math.prod(term.content.shape[:3]) * term.table.shape[-2] * size
     return term.num_heads * len(numbered[1]) * size
-
-
-def _widened(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Queries, keys and values with the factored terms as further channels, and the scale of their product."""
-    q, k, v, scale = problem.q, problem.k, problem.v, problem.scale
-    factored = _factored(problem)
-    if not factored:
-        return q, k, v, scale
-    if scale == 0.0:
-        q, scale = torch.zeros_like(q), 1.0
-    if k.shape[1] != q.shape[1] and any(term.right.shape[1] > 1 for term in factored):
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    lefts = [(term.left / scale).to(q.dtype).expand(*q.shape[:3], -1) for term in factored]
-    rights = [term.right.to(k.dtype).expand(*k.shape[:3], -1) for term in factored]
-    return torch.cat((q, *lefts), -1), torch.cat((k, *rights), -1), v, scale
 
 
 # -------------------------------------------------------------------- calling it
@@ -274,7 +247,7 @@ def _block_mask(positions: Positions) -> Any:
 def _trains(problem: Problem) -> bool:
     """Whether a gradient would flow through the queries, keys and values that flex is given."""
     inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
-    inputs += [side for term in _factored(problem) for side in (term.left, term.right)]
+    inputs += [side for term in problem.factored for side in (term.left, term.right)]
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
