@@ -171,6 +171,8 @@ def test_inside_a_compiled_model():
 
 def test_what_cannot_be_served_is_refused():
     q, k, v = tensors(5, 5)
+    with torch.no_grad():
+        attention(q.clone().requires_grad_(), k, v, backend="flex")
     encoding = Everything()
     encoding.bias = lambda q, k, positions, layer=0: None
     assert isinstance(encoding.values(None), Values)

@@ -1,5 +1,5 @@
-"""Compile the attention kernels for a GPU that need not be there: python compile_for_gpu.py [sm]. The interpreter accepts
-more than the compiler does. Prints what each takes of shared memory, and fails if it is more than the GPU has."""
+"""Compile the attention kernels for a GPU that need not be there: python compile_for_gpu.py [sm [width ...]]. The interpreter
+accepts more than the compiler does. Prints what each takes of shared memory, and fails if it is more than the GPU has."""
 
 import sys
 
@@ -32,8 +32,8 @@ def compiled(kernel, sm, constants, warps, stages):
     return triton.compile(source, GPUTarget("cuda", sm, 32), {"num_warps": warps, "num_stages": stages})
 
 
-def main(sm: int) -> None:
-    for width in (64, 80, 128, 256):
+def main(sm: int, widths: list[int]) -> None:
+    for width in widths:
         padded = triton.next_power_of_2(width)
         t = TILES[padded]
         sizes = {"D": width, "DV": width, "BLOCK_D": padded, "BLOCK_DV": padded, "HEADS": 8, "GROUPS": 2}
@@ -50,4 +50,5 @@ def main(sm: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 90)
+    sm, *widths = [int(number) for number in sys.argv[1:]] or [90]
+    main(sm, widths or [64, 80, 128, 256])

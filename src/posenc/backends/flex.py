@@ -61,6 +61,12 @@ class Flex:
 
     def attend(self, problem: Problem) -> Tensor:
         q, k, v, scale = problem.widened()
+        if not torch.is_grad_enabled():
+            q, k, v = (
+                q.detach(),
+                k.detach(),
+                v.detach(),
+            )  # flex's check on the CPU does not ask whether gradients are on
         if q.device.type == "cuda":
             q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
         lookups = tuple(_lookups(problem))
