@@ -23,7 +23,8 @@ error; its own limit of 8 is for a function with one purpose."""
 class Flex:
     """Serves everything but terms on the values and dropout. A term is handed to the kernel as lookups that are linear
     in the sequence: a bias of the distance as one vector, a projection on a table as its (queries, rows) products, a
-    factored one as wider queries and keys. Only what has no such form is read from a dense tensor."""
+    factored one as wider queries and keys. Only what has no such form is read from a dense tensor: biases on a grid, of
+    fractional or far-off positions, and, inside torch.compile, of all that are not contiguous, whose range is unknown."""
 
     def refusal(self, problem: Problem) -> str | None:
         q, v = problem.q, problem.v

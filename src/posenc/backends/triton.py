@@ -11,6 +11,8 @@ from posenc.kernels import HAS_TRITON
 
 WIDEST = 256
 """Of queries, keys and values: a tile of them has to fit into a GPU's shared memory."""
+MOST_HEADS = 65535
+"""Of all sequences of a batch: the second axis of a CUDA grid."""
 
 
 class Triton:
@@ -38,6 +40,8 @@ class Triton:
         width = max(q.shape[-1] + sum(term.left.shape[-1] for term in problem.factored), problem.v.shape[-1])
         if width > WIDEST:
             return f"queries, keys or values {width} wide; the kernel ends at {WIDEST}"
+        if q.shape[0] * q.shape[1] > MOST_HEADS:
+            return f"batch times heads is {q.shape[0] * q.shape[1]}; the kernel's grid ends at {MOST_HEADS}"
         if not HAS_TRITON:
             return "Triton is not installed (pip install triton)"
         if q.device.type != "cuda" and not (q.device.type == "cpu" and _interpreted()):
