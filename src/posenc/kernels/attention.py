@@ -26,14 +26,15 @@ TILES = {
     128: Tiles(128, 64, 64, 8, 8, 2),
     256: Tiles(64, 32, 32, 4, 4, 2),
 }
-"""Up to a width of queries and values. Chosen by what ptxas says of registers and shared memory for sm_90, not by time;
-benchmarks/attention_gpu.py --tune tries others."""
+"""Up to a width of queries and values in half precision. Chosen by what ptxas says of registers and shared memory for
+sm_90, not by time; benchmarks/attention_gpu.py --tune tries others."""
 
 
-def _tiles(width: int) -> Tiles:
+def _tiles(q: Tensor, v: Tensor) -> Tiles:
     if INTERPRETED:
         return Tiles(32, 16, 16, 4, 4, 1)
-    return TILES[min(limit for limit in TILES if width <= limit)]
+    width = max(q.shape[-1], v.shape[-1]) * q.element_size() // 2  # float32 takes the room of twice the width
+    return TILES[min((limit for limit in TILES if width <= limit), default=256)]
 
 
 def _blocks(width: int, value_width: int) -> tuple[int, int]:
@@ -84,10 +85,10 @@ def relative_attention(
     (batch, num_heads, num_queries) float32, -inf there.
     """
     q, k, v = _dense_channels(q), _dense_channels(k), _dense_channels(v)
-    batch, heads, queries, width = q.shape
+    batch, heads, queries = q.shape[:3]
     options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
     out, lse = q.new_empty(batch, heads, queries, v.shape[-1]), q.new_empty(batch, heads, queries, dtype=torch.float32)
-    tiles = _tiles(max(width, v.shape[-1]))
+    tiles = _tiles(q, v)
     forward[(triton.cdiv(queries, tiles.block_m), batch * heads)](
         q, k, v, out, lse, *tables, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, num_warps=tiles.warps, num_stages=tiles.stages, **options,
@@ -111,9 +112,9 @@ def _backward(
     per block of keys, num_queries x num_keys / BLOCK numbers a head, instead of by atomic additions; that of the products is
     always atomic where keys of a query share a row."""
     q, k, v, dout = (_dense_channels(x) for x in (q, k, v, dout))
-    (batch, heads, queries, width), (kv_heads, keys) = q.shape, k.shape[1:3]
+    (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
     options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
-    tiles = _tiles(max(width, v.shape[-1]))
+    tiles = _tiles(q, v)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     # an empty row has no probabilities: exp(s - inf) is zero
