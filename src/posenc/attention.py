@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.backends import BACKENDS, Backend, Problem
+from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.bias import KeyValues, Values
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -47,7 +47,8 @@ def attention(
         layer: index of the layer, for encodings that differ per layer.
         keys_rotated: the keys come from a cache that keeps them as `encoding.rotate_keys` left them; only the queries
             are rotated.
-        backend: "auto" (the fastest exact one), "sdpa", or "reference".
+        backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
+            kernels, for GPUs), or "reference".
 
     A query that sees no key gets zeros. The dtype is q's also under autocast, which would round biases and angles.
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
@@ -97,7 +98,7 @@ def explain(
 
 def _choose(problem: Problem, name: str) -> Backend:
     if name == "auto":
-        return next(b for b in BACKENDS.values() if b.refusal(problem) is None)
+        return next(b for b in by_speed(problem) if b.refusal(problem) is None)
     if name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])
     refusal = BACKENDS[name].refusal(problem)

@@ -1,9 +1,18 @@
-"""Ways to compute attention, fastest first. All agree; each says what it cannot serve."""
+"""Ways to compute attention. All agree; each says what it cannot serve."""
 
+from posenc.backends.flex import Flex
 from posenc.backends.problem import Backend, Problem
 from posenc.backends.reference import Reference
 from posenc.backends.sdpa import SDPA
+from posenc.backends.triton import Triton
 
-__all__ = ["BACKENDS", "Backend", "Problem"]
+__all__ = ["BACKENDS", "Backend", "Problem", "by_speed"]
 
-BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "reference": Reference()}
+BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
+
+
+def by_speed(problem: Problem) -> list[Backend]:
+    """The backends that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a dense mask.
+    "triton" is taken by name only: it has not been measured."""
+    flex_first = problem.q.device.type == "cuda" and not problem.is_plain
+    return [BACKENDS[name] for name in (("flex", "sdpa") if flex_first else ("sdpa",))] + [BACKENDS["reference"]]

@@ -1,11 +1,12 @@
-"""What a backend is given, and what it has to offer."""
+"""What a backend is given, what it has to offer, and what several share."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from posenc.bias import Score, Values
+from posenc.bias import Factored, Score, Values
 from posenc.positions import Positions
 
 
@@ -26,6 +27,53 @@ class Problem:
     sink: Tensor | None
     """(num_heads,) logits, float32 or better"""
     dropout_p: float
+
+    @property
+    def is_plain(self) -> bool:
+        """No bias, no sink, and a visibility that needs no mask: all, or causal among as many queries as keys."""
+        if self.bias or self.sink is not None:
+            return False
+        start, square = self.positions.start, self.q.shape[2] == self.k.shape[2]
+        return self.positions.all_visible or (start is not None and start[0] == start[1] and square)
+
+    @property
+    def factored(self) -> list[Factored]:
+        """The terms that are products of queries and keys of their own."""
+        return [term for term in self.bias if isinstance(term, Factored)]
+
+    def widened(self) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Queries, keys and values with the factored terms as further channels, and the scale of their product."""
+        q, k, v, scale = self.q, self.k, self.v, self.scale
+        if not self.factored:
+            return q, k, v, scale
+        if scale == 0.0:
+            q, scale = torch.zeros_like(q), 1.0
+        if k.shape[1] != q.shape[1] and any(term.right.shape[1] > 1 for term in self.factored):
+            groups = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        lefts = [(term.left / scale).to(q.dtype).expand(*q.shape[:3], -1) for term in self.factored]
+        rights = [term.right.to(k.dtype).expand(*k.shape[:3], -1) for term in self.factored]
+        return torch.cat((q, *lefts), -1), torch.cat((k, *rights), -1), v, scale
+
+    def widened_bytes(self) -> int:
+        """What `widened` allocates."""
+        if not self.factored:
+            return 0
+        width = self.q.shape[-1] + sum(term.left.shape[-1] for term in self.factored)
+        expanded = self.k.shape[1] != self.q.shape[1] and any(term.right.shape[1] > 1 for term in self.factored)
+        batch, kv_heads, keys = self.k.shape[:3]
+        kv_heads = self.q.shape[1] if expanded else kv_heads
+        values = batch * kv_heads * keys * self.v.shape[-1] if expanded else 0
+        wide = self.q.shape[:3].numel() * width + batch * kv_heads * keys * width
+        return (wide + values) * self.q.element_size()
+
+    def with_sink(self, out: Tensor, lse: Tensor) -> Tensor:
+        """An output without the sink, given the (batch, num_heads, num_queries) log-sum-exp of its scores, with it:
+        exp(s) / (exp(sink) + sum exp(s)) is the softmax times its share of the denominator. An empty row stays zero."""
+        assert self.sink is not None
+        empty = lse == -torch.inf
+        share = (lse.masked_fill(empty, 0.0) - self.sink.to(lse.dtype)[:, None]).sigmoid()
+        return out * share.masked_fill(empty, 0.0)[..., None].to(out.dtype)
 
 
 class Backend(Protocol):

@@ -1,0 +1,267 @@
+"""FlexAttention: every score structure inside one fused kernel, in linear memory wherever the structure is linear."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from posenc.backends.problem import Problem
+from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, _cell
+from posenc.positions import Positions, rowwise
+
+WIDEST, NARROWEST = 256, 16
+"""Widths of queries, keys and values that flex's GPU kernels take; narrower ones are padded."""
+VARIANTS = 1024
+"""Combinations of structures, positions, dtypes and widths that a process may compile before Dynamo gives up with an
+error; its own limit of 8 is for a function with one purpose."""
+
+
+class Flex:
+    """Serves everything but terms on the values and dropout. A term is handed to the kernel as lookups that are linear
+    in the sequence: a bias of the distance as one vector, a projection on a table as its (queries, rows) products, a
+    factored one as wider queries and keys. Only what has no such form is read from a dense tensor: biases on a grid, of
+    fractional or far-off positions, and, inside torch.compile, of all that are not contiguous, whose range is unknown."""
+
+    def refusal(self, problem: Problem) -> str | None:
+        q, v = problem.q, problem.v
+        if problem.values is not None:
+            return "a term on the values (w_ij) needs the attention probabilities"
+        if problem.dropout_p > 0:
+            return "FlexAttention has no dropout"
+        if q.device.type == "cpu":
+            if _trains(problem):
+                return "FlexAttention has no backward on the CPU"
+            if torch.compiler.is_compiling() and (q.dtype == torch.float64 or problem.sink is not None):
+                return "FlexAttention compiles for the CPU in float32 or less and without a sink only"
+            return None
+        if q.device.type != "cuda":
+            return f"FlexAttention is used on CUDA and on the CPU, not on {q.device.type}"
+        if q.dtype == torch.float64:
+            return "FlexAttention's CUDA kernels take float32 and less"
+        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in problem.factored), v.shape[-1])
+        if width > WIDEST:
+            return f"queries, keys or values {width} wide; FlexAttention's kernels end at {WIDEST}"
+        return None
+
+    def plan(self, problem: Problem) -> tuple[str, int, str]:
+        others = [term for term in problem.bias if not isinstance(term, Factored)]
+        size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in others)
+        dense = any(_numbered(term) is None for term in others)
+        if not _fuses(problem, ()):
+            cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
+            size += 3 * cells * problem.q.element_size()
+            return "FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'"
+        how = (
+            "a bias without a linear form is read from a dense tensor" if dense else "every bias is looked up in-kernel"
+        )
+        return f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else ""
+
+    def attend(self, problem: Problem) -> Tensor:
+        q, k, v, scale = problem.widened()
+        if not torch.is_grad_enabled():
+            q, k, v = (
+                q.detach(),
+                k.detach(),
+                v.detach(),
+            )  # flex's check on the CPU does not ask whether gradients are on
+        if q.device.type == "cuda":
+            q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
+        lookups = tuple(_lookups(problem))
+        run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, _fuses(problem, lookups))
+        out, lse = run(q, k, v, lookups, _block_mask(problem.positions), scale, problem.sink is not None)
+        out = out[..., : problem.v.shape[-1]]
+        return out if problem.sink is None else problem.with_sink(out, lse)
+
+
+# -------------------------------------------------------------------- what a term looks like inside the kernel
+
+
+class _Lookup(Protocol):
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The term at one entry, read by indices from captured tensors."""
+        ...
+
+
+class _Cells(NamedTuple):
+    """Pairs of tokens numbered by their distance, from the longest one at 0: cell of_query[b, i] + of_key[b, j]."""
+
+    of_query: Tensor
+    """(batch or 1, num_queries) int32"""
+    of_key: Tensor | None
+    """(batch or 1, num_keys) int32; None: the key's index"""
+
+    def at(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return rowwise(self.of_query)(b, i) + (j if self.of_key is None else rowwise(self.of_key)(b, j))
+
+
+class _Vector(NamedTuple):
+    """A bias of the distance: (num_heads, cells)."""
+
+    table: Tensor
+    cells: _Cells
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.table[h, self.cells.at(b, i, j)]
+
+
+class _Products(NamedTuple):
+    """Products of queries or keys with a table, (batch, num_heads, n, rows), and the row of each cell."""
+
+    products: Tensor
+    row: Tensor
+    cells: _Cells
+    of_query: bool
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.products[b, h, i if self.of_query else j, self.row[self.cells.at(b, i, j)]]
+
+
+class _Entries(NamedTuple):
+    """A dense bias."""
+
+    tensor: Tensor
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return _cell(self.tensor, b, h, i, j)
+
+
+def _lookups(problem: Problem) -> list[_Lookup]:
+    device = problem.q.device
+    found: list[_Lookup] = []
+    for term in problem.bias:
+        if isinstance(term, Factored):
+            continue
+        numbered = _numbered(term)
+        if numbered is None:
+            found.append(_Entries(term.dense(device)))
+            continue
+        cells, distances = numbered
+        if isinstance(term, Relative):
+            heads = torch.arange(term.num_heads, device=device)
+            vector = term.function(heads[:, None], distances).expand(term.num_heads, -1)
+            found.append(_Vector(vector.contiguous(), cells))
+        elif isinstance(term, QueryRelative | KeyRelative):
+            row = term.index(distances).to(torch.int32)
+            found.append(_Products(term.content @ term.table.mT, row, cells, isinstance(term, QueryRelative)))
+    return found
+
+
+def _numbered(term: Score) -> tuple[_Cells, Tensor] | None:
+    """The cells of a term of the distance and the distance of each cell; None if it has to be dense."""
+    return _cells(term.positions) if isinstance(term, Relative | QueryRelative | KeyRelative) else None
+
+
+def _cells(positions: Positions) -> tuple[_Cells, Tensor] | None:
+    """Pairs of tokens numbered by distance, where distances are whole, known, and fewer than the pairs."""
+    queries, keys, device = positions.num_queries, positions.num_keys, positions.q.device
+    if positions.start is not None:
+        longest = positions.start[0] + queries - 1 - positions.start[1]
+        of_query = (queries - 1 - torch.arange(queries, device=device, dtype=torch.int32))[None]
+        return _Cells(of_query, None), longest - torch.arange(queries + keys - 1, device=device)
+    if positions.q.dim() == 3 or positions.q.is_floating_point() or positions.k.is_floating_point():
+        return None
+    if torch.compiler.is_compiling():
+        return None  # the range of the distances is not known while tracing
+    ends = positions.shared("flex range", lambda: _range(positions))
+    if ends is None:
+        return None
+    longest, shortest = ends
+    cells = _Cells((longest - positions.q).to(torch.int32), positions.k.to(torch.int32))
+    return cells, longest - torch.arange(longest - shortest + 1, device=device)
+
+
+def _range(positions: Positions) -> tuple[int, int] | None:
+    q, k = positions.q, positions.k
+    longest, shortest = int(q.max() - k.min()), int(q.min() - k.max())
+    small = max(abs(longest), abs(shortest), int(k.abs().max())) < 2**30
+    return (longest, shortest) if small and longest - shortest < positions.num_queries * positions.num_keys else None
+
+
+def _extra_bytes(term: Score, problem: Problem) -> int:
+    size = max(problem.q.element_size(), 4)
+    numbered = _numbered(term)
+    if numbered is None:
+        return term.batch * term.num_heads * term.num_queries * term.num_keys * size
+    if isinstance(term, QueryRelative | KeyRelative):
+        return math.prod(term.content.shape[:3]) * term.table.shape[-2] * size
+    return term.num_heads * len(numbered[1]) * size
+
+
+# -------------------------------------------------------------------- calling it
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, lookups: Sequence[_Lookup], block_mask: Any, scale: float, with_lse: bool
+) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        for lookup in lookups:
+            score = score + lookup(b, h, i, j)
+        return score
+
+    options: dict[str, Any] = {
+        "score_mod": score_mod if lookups else None,
+        "block_mask": block_mask,
+        "scale": scale,
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
+    if not with_lse:
+        return flex_attention(q, k, v, **options), q
+    out, stats = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **options)
+    assert stats.lse is not None
+    return out, stats.lse
+
+
+@cache
+def _compiled(device: str, fused: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    # torch 2.13's CPU template renames symbolic sizes by their text, and takes ks1 for the beginning of ks16
+    # (and the dense form traces faster with plain sizes)
+    dynamic, backend = device != "cpu", "inductor" if fused else "eager"
+    compiled = torch.compile(_run, dynamic=dynamic, fullgraph=True, backend=backend)
+
+    def run(*args: Any) -> tuple[Tensor, Tensor]:
+        with torch._dynamo.config.patch(recompile_limit=VARIANTS, accumulated_recompile_limit=VARIANTS):
+            return compiled(*args)
+
+    return run
+
+
+@cache
+def _compiled_block_mask() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask, dynamic=True)
+
+
+def _block_mask(positions: Positions) -> Any:
+    """Visibility by blocks, once per forward pass; None if every query sees every key."""
+    if positions.all_visible:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    # uncompiled, it holds every pair for a moment
+    fuses = positions.q.device.type == "cuda" and not torch.compiler.is_compiling()
+    make = _compiled_block_mask() if fuses else create_block_mask
+    sizes = (positions.batch, 1, positions.num_queries, positions.num_keys)
+    return positions.shared("flex mask", lambda: make(positions.mask_mod(), *sizes, device=positions.q.device))
+
+
+def _trains(problem: Problem) -> bool:
+    """Whether a gradient would flow through the queries, keys and values that flex is given."""
+    inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
+    inputs += [side for term in problem.factored for side in (term.left, term.right)]
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
+def _fuses(problem: Problem, lookups: Sequence[Any]) -> bool:
+    """Whether the call is compiled. On the CPU the kernel is for inference, of float32 and less, without a sink; the
+    rest is computed by flex's own dense form."""
+    if problem.q.device.type == "cuda":
+        return True
+    learned = torch.is_grad_enabled() and any(lookup[0].requires_grad for lookup in lookups)
+    return not (problem.q.dtype == torch.float64 or problem.sink is not None or learned or _trains(problem))

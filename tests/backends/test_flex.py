@@ -1,0 +1,249 @@
+"""FlexAttention as a backend: its dense form in float64 against the reference, its CPU kernel in float32; what a GPU adds
+is at the end, for machines that have one."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import posenc
+import test_attention as entries
+from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, explain
+from posenc.attention import _choose, _problem
+from posenc.backends import BACKENDS, Problem, flex
+from posenc.bias import Values
+from posenc.conformance.checks import DECODER, ENCODER, Subject, tokens
+from posenc.conformance.matrix import named
+from test_attention import LAYOUTS, Everything, tensors
+
+H, D = entries.H, entries.D
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()  # what one test compiled would be looked through by all that follow
+
+
+@pytest.fixture
+def trainable(monkeypatch):
+    """Flex's dense form has a backward on the CPU as well; only a check of the device forbids it."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_every_encoding_is_the_reference(name):
+    subject = Subject(named(name))
+    config = DECODER if subject.traits.causal_only else ENCODER
+    model = subject.host(config)
+    model(tokens(1, 5))  # which shares its projections
+    served = 0
+    for layout in ("cached", "ragged cache", "own ids per row", "cross, keys padded"):
+        queries, keys, make = LAYOUTS[layout]
+        g = torch.Generator().manual_seed(0)
+        heads = zip((config.num_heads, config.kv_heads, config.kv_heads), (queries, keys, keys), strict=True)
+        q, k, v = (torch.randn(2, h, n, config.width, dtype=torch.float64, generator=g) for h, n in heads)
+        with torch.no_grad():
+            try:
+                want = attention(q, k, v, model.encoding, make(), backend="reference")
+            except InputError:
+                continue  # positions that the encoding is not for
+            if explain(q, k, v, model.encoding, make()).backend == "reference":
+                with pytest.raises(InputError, match="a term on the values"):
+                    attention(q, k, v, model.encoding, make(), backend="flex")
+            else:
+                assert torch.allclose(attention(q, k, v, model.encoding, make(), backend="flex"), want, atol=1e-12)
+        served += 1
+    assert served > 1
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_plain_and_grouped_queries(layout, kv_heads):
+    entries.test_plain_and_grouped_queries(layout, kv_heads, "flex")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_alibi(layout):
+    entries.test_alibi_entry_by_entry(layout, "flex")
+
+
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded"])
+def test_sinks(layout):
+    entries.test_sinks(layout, [0.5, -1.0, 2.0, 0.0], Rotary(D) + ALiBi(H), "flex")
+    entries.test_sinks(layout, 0.0, None, "flex")
+
+
+def test_rows_that_see_nothing_are_zero(trainable, monkeypatch):
+    monkeypatch.setattr(flex, "_trains", lambda problem: False)
+    for encoding in (None, ALiBi(H)):
+        entries.test_rows_that_see_nothing_are_zero_with_finite_gradients(encoding, "flex")
+    q, k, v = (x.requires_grad_() for x in tensors(4, 4))
+    sink = torch.zeros(H, dtype=torch.float64, requires_grad=True)
+    blind = Positions.from_mask(torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]), causal=True)
+    attention(q, k, v, positions=blind, sink=sink, backend="flex").sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v, sink))
+
+
+def gradients(backend, make, encoding, given, learned, scale=None, sink=None):
+    problem = _problem(*given, encoding, make(), None, scale, sink, 0.0, 0)
+    out = BACKENDS[backend].attend(problem)
+    weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5)).to(out.device)
+    return [out, *torch.autograd.grad((out * weights).sum(), [*given, *learned])]
+
+
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded", "packed"])
+@pytest.mark.parametrize("scale", [None, 0.0])
+def test_gradients_of_every_structure(layout, scale, trainable):
+    queries, keys, make = LAYOUTS[layout]
+    encoding, given = Everything(), [x.requires_grad_() for x in tensors(queries, keys)]
+    encoding.values = lambda positions, layer=0: None
+    sink = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    learned = [p for name, p in encoding.named_parameters() if name != "of_value"] + [sink]
+    options = {"scale": scale, "sink": sink}
+    found, want = (gradients(name, make, encoding, given, learned, **options) for name in ("flex", "reference"))
+    for x, y in zip(found, want, strict=True):
+        assert torch.allclose(x, y, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["t5", "tupe_r", "kerple"])
+def test_gradients_of_learned_tables_of_grouped_queries(name, trainable):
+    queries, keys, make = LAYOUTS["packed"]
+    encoding = create(name, dim=H * D, num_heads=H, head_dim=D, num_layers=1, max_positions=10, causal=True)
+    for parameter in encoding.double().parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    given = [x.requires_grad_() for x in tensors(queries, keys, kv_heads=2)]
+    learned = list(encoding.parameters())
+    found, want = (gradients(backend, make, encoding, given, learned) for backend in ("flex", "reference"))
+    assert all(x.any() for x in want)
+    for x, y in zip(found, want, strict=True):
+        assert torch.allclose(x, y, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("queries", "offset", "encoding", "value_width"),
+    [
+        (130, 0, ALiBi(H), D),
+        (1, 200, T5(H, False), 5),
+        (33, 100, create("shaw:clip=16:terms=keys", head_dim=24, num_heads=H), 16),
+    ],
+    ids=["alibi", "one query, t5", "shaw"],
+)
+def test_compiled_for_the_cpu(queries, offset, encoding, value_width):
+    width = getattr(encoding, "head_dim", D)
+    g = torch.Generator().manual_seed(0)
+    sizes = ((2, H, queries, width), (2, 2, queries + offset, width), (2, 2, queries + offset, value_width))
+    q, k, v = (torch.randn(size, generator=g) for size in sizes)
+    p = Positions.arange(queries, offset, causal=True)
+    with torch.no_grad():
+        want = attention(q.double(), k.double(), v.double(), encoding, p, backend="reference")
+        assert "looked up in-kernel" in explain(q, k, v, encoding, p, backend="flex").reason
+        assert (attention(q, k, v, encoding, p, backend="flex") - want).abs().max() < 1e-5
+
+
+def test_a_longer_sequence_needs_no_other_graph():
+    counter, encodings = CompileCounter(), (ALiBi(H), create("shaw:clip=3:terms=keys", head_dim=D, num_heads=H))
+    run = torch.compile(flex._run, dynamic=True, fullgraph=True, backend=counter)
+    for n in (520, 700, 1030):
+        for encoding in encodings:
+            problem = _problem(
+                *(x.detach() for x in tensors(n, n)),
+                encoding,
+                Positions.arange(n, causal=True),
+                None,
+                None,
+                None,
+                0.0,
+                0,
+            )
+            mask = flex._block_mask(problem.positions)
+            run(problem.q, problem.k, problem.v, tuple(flex._lookups(problem)), mask, problem.scale, False)
+    assert counter.frame_count == len(encodings)
+
+
+def test_inside_a_compiled_model():
+    q, k, v = (x.float() for x in tensors(5, 5))
+    p, alibi = Positions.arange(5, causal=True), ALiBi(H)
+    run = torch.compile(lambda *x: attention(*x, alibi, p, backend="flex"), fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.allclose(run(q, k, v), attention(q, k, v, alibi, p, backend="reference"), atol=1e-6)
+
+
+def test_what_cannot_be_served_is_refused():
+    q, k, v = tensors(5, 5)
+    with torch.no_grad():
+        attention(q.clone().requires_grad_(), k, v, backend="flex")
+    encoding = Everything()
+    encoding.bias = lambda q, k, positions, layer=0: None
+    assert isinstance(encoding.values(None), Values)
+    for reason, call in {
+        "a term on the values": lambda: attention(q, k, v, encoding, backend="flex"),
+        "no dropout": lambda: attention(q, k, v, dropout_p=0.1, backend="flex"),
+        "no backward on the CPU": lambda: attention(q.clone().requires_grad_(), k, v, backend="flex"),
+    }.items():
+        with pytest.raises(InputError, match=reason):
+            call()
+
+
+def test_what_auto_takes():
+    """FlexAttention on a GPU where SDPA would need a dense mask; never on the CPU."""
+    assert explain(*tensors(5, 5), T5(H)).backend == "sdpa"
+    p, packed = Positions.arange(64, causal=True), Positions.packed([32, 32])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, v = (torch.empty(2, H, 64, D, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+
+        def taken(*terms, q=q, k=k, positions=p, sink=None, dropout_p=0.0):
+            problem = Problem(q, k, v, list(terms), None, positions, 1.0, sink, dropout_p)
+            return next(name for name in BACKENDS if BACKENDS[name] is _choose(problem, "auto"))
+
+        alibi = ALiBi(H).bias(q, k, p)
+        assert [taken(), taken(positions=p.with_causal(False))] == ["sdpa", "sdpa"]
+        assert [taken(alibi), taken(positions=packed), taken(sink=torch.zeros(H))] == ["flex", "flex", "flex"]
+        assert taken(alibi, dropout_p=0.1) == "sdpa"
+        assert taken(alibi, q=torch.empty(2, H, 64, 320, device="cuda")) == "sdpa", "wider than flex's kernels"
+        assert taken(alibi, q=q.double()) == "sdpa"
+
+
+def test_what_explain_says():
+    q, k, v = (x.float() for x in tensors(64, 64))
+    with torch.no_grad():
+        linear, p = 4 * H * 127, Positions.arange(64, causal=True)
+        assert explain(q, k, v, ALiBi(H), p, backend="flex").extra_bytes == linear
+        assert explain(q, k, v, ALiBi(H), Positions.packed([32, 32]), backend="flex").extra_bytes <= linear
+        shaw = create("shaw:clip=2:terms=keys", head_dim=D, num_heads=H)
+        assert explain(q, k, v, shaw, p, backend="flex").extra_bytes == 4 * q[..., 0].numel() * 5
+        said = explain(q, k, v, create("cope:num_counts=5", head_dim=D, causal=True), p, backend="flex")
+        assert "dense tensor" in said.reason
+        assert said.extra_bytes == 4 * 2 * H * 64 * 64
+    assert "materialised" in explain(q.double(), k.double(), v.double(), ALiBi(H), p, backend="flex").reason
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@on_gpu
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded", "packed", "one new token"])
+def test_gpu_every_structure_and_its_gradients(layout):
+    _, _, make = LAYOUTS["causal" if layout == "one new token" else layout]
+    encoding = Everything().float().cuda()
+    encoding.values = lambda positions, layer=0: None
+    learned = [p for name, p in encoding.named_parameters() if name != "of_value"]
+    given = [x.float().cuda().requires_grad_() for x in tensors(5, 5)]
+    found, want = (gradients(b, lambda: make().to("cuda"), encoding, given, learned) for b in ("flex", "reference"))
+    for x, y in zip(found, want, strict=True):
+        assert (x - y).abs().max() < 2e-2 * y.abs().max(), "TF32 at most"
+
+
+@on_gpu
+@pytest.mark.parametrize("n", [16, 127, 128, 300, 1024])
+@pytest.mark.parametrize(
+    "name", ["t5", "alibi", "shaw:clip=16:terms=keys", "transformer_xl:clamp_len=64", "deberta_v2"]
+)
+def test_gpu_lengths_in_half_precision(name, n):
+    encoding = create(name, dim=256, num_heads=4, head_dim=64, num_layers=1, causal=False).cuda()
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 64, generator=g).cuda().bfloat16() for _ in range(3))
+    p = Positions.arange(n, device="cuda")
+    with torch.no_grad():
+        want = attention(q.float(), k.float(), v.float(), encoding, p, backend="reference")
+        assert (attention(q, k, v, encoding, p, backend="flex").float() - want).abs().max() < 0.05

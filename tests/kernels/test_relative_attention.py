@@ -1,0 +1,271 @@
+"""The relative attention kernels against the reference: on a GPU where there is one, under Triton's interpreter elsewhere
+(conftest.py asks for it)."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, explain
+from posenc.attention import _problem
+from posenc.backends import BACKENDS
+from posenc.kernels.attention import INTERPRETED, relative_attention
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def draw(*shape, dtype=torch.float32, seed=0, grad=True):
+    g = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=g).to(DEVICE, dtype).requires_grad_(grad)
+
+
+def formula(q, k, v, vector, products, row, scale, diagonal):
+    """The same in float64, with every score at once, and which rows see nothing."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    i, j = torch.arange(q.shape[2], device=DEVICE)[:, None], torch.arange(k.shape[2], device=DEVICE)[None]
+    cell = q.shape[2] - 1 - i + j
+    scores = scale * q @ k.mT
+    if vector is not None:
+        scores = scores + vector.double()[:, cell]
+    if products is not None:
+        scores = scores + products.double().gather(-1, row[cell].long().expand(scores.shape))
+    empty = ~(j <= i + diagonal).any(-1)
+    scores = scores.masked_fill(j > i + diagonal, -torch.inf).masked_fill(empty[:, None], 0.0)
+    return (
+        (scores.softmax(-1) @ v).masked_fill(empty[:, None], 0.0),
+        scores.logsumexp(-1).masked_fill(empty, 0.0),
+        empty,
+    )
+
+
+CASES = {
+    "square": (1, 2, 1, 40, 40, 16, 16, 99, "vector"),
+    "causal, grouped": (2, 4, 2, 37, 37, 8, 8, 0, "vector"),
+    "cached, values narrower": (1, 2, 1, 21, 50, 24, 12, 29, "vector"),
+    "more queries than keys": (1, 2, 1, 50, 21, 16, 16, 99, "vector"),
+    "rows that see nothing": (1, 2, 1, 50, 21, 16, 16, -29, "vector"),
+    "no bias": (1, 2, 1, 33, 33, 16, 16, 0, ""),
+    "products, grouped": (2, 2, 2, 37, 53, 8, 8, 16, "products"),
+    "products, keys far off": (1, 2, 1, 20, 90, 8, 8, 99, "products"),
+    "both": (1, 2, 1, 40, 40, 8, 8, 0, "vector products"),
+    "one query": (2, 1, 1, 1, 40, 8, 8, 39, "vector products"),
+}
+
+
+def arguments(case, dtype=torch.float32):
+    batch, heads, groups, queries, keys, width, values, diagonal, terms = CASES[case]
+    q = draw(batch, queries, heads, width, dtype=dtype).detach().transpose(1, 2).requires_grad_()  # strided
+    k = draw(batch, heads // groups, keys, width, dtype=dtype)
+    v = draw(batch, heads // groups, keys, values, dtype=dtype, seed=1)
+    vector = draw(heads, queries + keys - 1) if "vector" in terms else None
+    products = draw(batch, heads, queries, 5) if "products" in terms else None
+    row = (
+        (queries - 1 - torch.arange(queries + keys - 1, device=DEVICE)).clamp(-2, 2) + 2
+        if "products" in terms
+        else None
+    )
+    return q, k, v, vector, products, row, width**-0.5, diagonal
+
+
+def compared(case, dtype=torch.float32):
+    """(found, wanted) for the output, the log-sum-exp and all gradients."""
+    given = arguments(case, dtype)
+    learned = [x for x in given[:5] if x is not None]
+    out, lse = relative_attention(*given, "ieee")
+    want, want_lse, empty = formula(*given)
+    assert out.dtype == dtype
+    assert (lse[..., empty] == -torch.inf).all()
+    lse = lse.masked_fill(empty, 0.0)
+    a, b = (draw(*x.shape, grad=False).double() for x in (want, want_lse))
+    found = torch.autograd.grad((out.double() * a).sum() + (lse * b).sum(), learned)
+    wanted = torch.autograd.grad((want * a).sum() + (want_lse * b).sum(), learned)
+    return zip((out, lse, *found), (want, want_lse, *wanted), strict=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_and_gradients(case):
+    for found, wanted in compared(case):
+        assert (found - wanted).abs().max() < 2e-6 * max(1.0, float(wanted.detach().abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["causal, grouped", "both"])
+def test_half_precision(case, dtype):
+    for found, wanted in compared(case, dtype):
+        assert (found - wanted).abs().max() < 4 * torch.finfo(dtype).eps * max(1.0, float(wanted.detach().abs().max()))
+
+
+def test_a_bias_may_hide_keys():
+    q, k, v, vector, *rest = arguments("square")
+    band = vector.detach().masked_fill(torch.arange(79, device=DEVICE) < 30, -torch.inf)
+    for x, y in zip(relative_attention(q, k, v, band, *rest, "ieee"), formula(q, k, v, band, *rest), strict=False):
+        assert (x - y).abs().max() < 1e-5
+    out, _ = relative_attention(q, k, v, torch.full_like(band, -torch.inf), *rest, "ieee")
+    assert not out.any()
+    assert all(not x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_deterministic_gradient_of_the_vector(monkeypatch):
+    given = arguments("causal, grouped")
+    given[3].grad = None
+    wanted = torch.autograd.grad(relative_attention(*given, "ieee")[0].square().sum(), given[3])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    found, again = (torch.autograd.grad(relative_attention(*given, "ieee")[0].square().sum(), given[3]) for _ in "12")
+    assert torch.allclose(found[0], wanted[0], atol=1e-5)
+    assert torch.equal(found[0], again[0])
+
+
+@pytest.mark.parametrize("case", ["cached, values narrower", "both"])
+def test_custom_op(case):
+    """Its schema, fake tensors and gradients are what torch.compile and torch.export rely on."""
+    torch.library.opcheck(relative_attention, (*arguments(case), "ieee"))
+
+
+LAYOUTS = {
+    "bidirectional": lambda: Positions.arange(20, device=DEVICE),
+    "causal": lambda: Positions.arange(20, causal=True, device=DEVICE),
+    "cached": lambda: Positions.arange(3, 20, causal=True, device=DEVICE),
+    "one new token": lambda: Positions.arange(1, 36, causal=True, device=DEVICE),
+}
+ENCODINGS = [
+    "none", "rope", "t5", "alibi", "kerple", "shaw:clip=4:terms=keys", "transformer_xl:clamp_len=6", "tupe",
+    "rope+alibi", "deberta:terms=c2p:max_relative_positions=5", "alibi+sink",
+]  # fmt: skip
+
+
+def both(q, k, v, encoding, positions):
+    """Output and gradients from the kernel, and from the reference in float64."""
+    learned = list(encoding.parameters())
+    results = []
+    for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        given = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        problem = _problem(*given, encoding.to(dtype), positions, None, None, None, 0.0, 0)
+        assert BACKENDS[backend].refusal(problem) is None
+        out = BACKENDS[backend].attend(problem)
+        weights = draw(*out.shape, grad=False).to(dtype)
+        found = torch.autograd.grad((out * weights).sum(), [*given, *learned], allow_unused=True)
+        results.append([out, *(x for x in found if x is not None)])
+    return zip(*results, strict=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_encodings_are_the_reference(name, layout):
+    positions, heads, width = LAYOUTS[layout](), 4, 8
+    torch.manual_seed(0)
+    encoding = create(name, dim=32, num_heads=heads, head_dim=width, num_kv_heads=2, num_layers=1, max_positions=40)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    encoding = encoding.to(DEVICE)
+    encoding.share([(torch.nn.Identity(), lambda x: x[..., :16])])
+    q = draw(1, heads, positions.num_queries, width)
+    k, v = (draw(1, 2, positions.num_keys, width, seed=n) for n in (1, 2))
+    for found, wanted in both(q, k, v, encoding, positions):
+        assert (found - wanted).abs().max() < 5e-6 * max(1.0, float(wanted.detach().abs().max()))
+
+
+def test_a_compiled_model_and_an_exported_one():
+    encoding = T5(2, init_std=1.0).to(DEVICE)
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding = encoding
+
+        def forward(self, q, k, v):
+            return attention(q, k, v, self.encoding, causal=True, backend="triton")
+
+    given = [draw(1, 2, 20, 8, seed=n, grad=False) for n in range(3)]
+    want = attention(*given, encoding, causal=True, backend="reference")
+    compiled = torch.compile(Layer(), fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.allclose(compiled(*given), want, atol=1e-5)
+    n = torch.export.Dim("n", min=2, max=100)
+    exported = torch.export.export(Layer(), tuple(given), dynamic_shapes=({2: n},) * 3)
+    longer = [draw(1, 2, 33, 8, seed=n, grad=False) for n in range(3)]
+    want = attention(*longer, encoding, causal=True, backend="reference")
+    assert torch.allclose(exported.module()(*longer), want, atol=1e-5)
+
+
+def test_what_it_refuses():
+    q, k, v = (draw(2, 4, 6, 8, seed=n, grad=False) for n in range(3))
+    made = {
+        name: create(name, dim=32, num_heads=4, head_dim=8, num_layers=1).to(DEVICE)
+        for name in ("shaw", "fire", "swin")
+    }
+    calls = {
+        "a term on the values": {"encoding": made["shaw"]},
+        "no dropout": {"dropout_p": 0.1},
+        "contiguous positions": {"positions": Positions.packed([2, 4], device=DEVICE)},
+        "no form for Positional": {"encoding": made["fire"]},
+        "positions of its own": {"encoding": made["swin"]},
+        "float32 and less": {"q": q.double(), "k": k.double(), "v": v.double()},
+        "300 wide": {"v": draw(2, 4, 6, 300, grad=False)},
+    }  # fmt: skip
+    for reason, changed in calls.items():
+        with pytest.raises(InputError, match=reason):
+            attention(**{"q": q, "k": k, "v": v, "backend": "triton"} | changed)
+    said = explain(q, k, v, ALiBi(4).to(DEVICE), backend="triton")
+    assert said.extra_bytes == 4 * 4 * 11 + 4 * 2 * 4 * 6
+    assert "not measured" in said.reason
+    assert explain(q, k, v, ALiBi(4).to(DEVICE)).backend != "triton"
+
+
+def test_it_needs_a_gpu_or_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(InputError, match="runs on CUDA, not on cpu"):
+        attention(q, q, q, Rotary(8), backend="triton")
+    monkeypatch.setattr("posenc.backends.triton.HAS_TRITON", False)
+    with pytest.raises(InputError, match="Triton is not installed"):
+        attention(q, q, q, Rotary(8), backend="triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", [80, 90])
+def test_kernels_compile_without_a_gpu(sm):
+    script = Path(__file__).with_name("compile_for_gpu.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script, str(sm), "80"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 6
+
+
+def test_the_benchmark_runs_dry():
+    script = Path(__file__).parents[2] / "benchmarks" / "attention_gpu.py"
+    done = subprocess.run(
+        [sys.executable, script, "--dry-run", "--encodings", "t5,shaw"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    backends = 3 if CUDA else 1
+    assert done.stdout.count("agrees with the reference") == 2 * backends
+
+
+def test_the_interpreter_stands_in_for_a_gpu_only():
+    assert bool(INTERPRETED) is not CUDA
+
+
+on_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+
+
+@on_gpu
+@pytest.mark.parametrize("width", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("name", ["t5", "alibi", "shaw:clip=64:terms=keys"])
+def test_gpu_tiles(name, width):
+    """Sizes at which a GPU's tiles are full, in bfloat16, against the reference in float32."""
+    encoding = create(name, dim=4 * width, num_heads=4, head_dim=width, num_layers=1).cuda()
+    q, k, v = (draw(2, 4, 1000, width, seed=n, dtype=torch.bfloat16) for n in range(3))
+    p = Positions.arange(1000, causal=True, device="cuda")
+    learned = [q, k, v, *encoding.parameters()]
+    results = []
+    for backend in ("triton", "reference"):
+        out = attention(q, k, v, encoding, p, backend=backend)
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), learned)])
+    for found, wanted in zip(*results, strict=True):
+        assert (found - wanted).abs().max() < 0.03 * wanted.abs().max()
+    assert math.isfinite(float(results[0][0].sum()))
