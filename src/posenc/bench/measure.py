@@ -1,0 +1,147 @@
+"""One trial: build every candidate, compare it with the formula, and time those that agree, or take their memory."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from posenc.bench.case import DTYPES, Built, Candidate, Case, Missing, Problem, Refusal, difference
+from posenc.bench.cases import CASES
+from posenc.bench.harness import CLOCKS, interleaved
+from posenc.bench.memory import apart, measurable, peak
+from posenc.bench.plan import MEMORY, Settings, Trial
+from posenc.machine import free_bytes
+
+MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
+SHARE = 0.8
+"""Of the free memory that a candidate may be expected to take."""
+WARM_LENGTH = 64
+"""A candidate runs once at this length before its memory is taken, so that libraries have what they keep."""
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a trial found about one candidate. status: one of the words above; note: why, where it is not MEASURED.
+    error, tolerance: its difference to the formula in float64, and what was allowed. seconds: per call, round by round.
+    """
+
+    name: str
+    status: str
+    note: str = ""
+    error: float | None = None
+    tolerance: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    bytes: int | None = None
+
+
+def measure(
+    trial: Trial,
+    settings: Settings,
+    dead: Mapping[str, str],
+    expected: Mapping[str, float],
+    announce: Announce = lambda name: None,
+) -> list[Row]:
+    """A row for every candidate of the trial's case, in its order.
+
+    dead: candidates that took an earlier process down, and how. expected: seconds a call that candidates should take,
+    judging by shorter sequences. announce: told which candidate comes next.
+    """
+    case = CASES[trial.case]
+    problem = Problem(trial.length, trial.mode, DTYPES[trial.dtype], torch.device(settings.device))
+    rows: dict[str, Row] = {}
+    works: dict[str, Built] = {}
+    inputs = None if trial.what == MEMORY else case.prepare(problem)
+    for candidate in case.candidates:
+        if trial.mode not in candidate.modes or (candidate.peer is not None and not settings.peers):
+            continue
+        name = candidate.name
+        try:
+            why = None if name == case.limit else _reason(candidate, case, problem, settings, expected)
+            if name in dead:
+                rows[name] = Row(name, FAILED, dead[name])
+            elif why is not None:
+                rows[name] = Row(name, LEFT_OUT, why)
+            elif trial.what == MEMORY:
+                announce(name)
+                rows[name] = Row(name, MEASURED, bytes=_memory(case, candidate, problem, settings))
+            else:
+                announce(name)
+                built = candidate.build(inputs)
+                rows[name] = _compared(name, built, settings, patient=name == case.limit)
+                if rows[name].status == MEASURED:
+                    works[name] = built
+        except Missing as missing:
+            rows[name] = Row(name, MISSING, str(missing))
+        except Refusal as refusal:
+            rows[name] = Row(name, LEFT_OUT, str(refusal))
+        except Exception as error:
+            rows[name] = Row(name, FAILED, one_line(error))
+    if works:
+        announce("")
+        runs = {name: built.run for name, built in works.items()}
+        for name, seconds in interleaved(runs, CLOCKS[settings.clock], settings.effort).items():
+            row = rows[name]
+            rows[name] = Row(name, MEASURED, row.note, row.error, row.tolerance, seconds)
+    return list(rows.values())
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' + text[:200] if text else ''}"
+
+
+def _reason(
+    candidate: Candidate, case: Case, problem: Problem, settings: Settings, expected: Mapping[str, float]
+) -> str | None:
+    """Why a candidate takes no part, known before it is built."""
+    why = candidate.refusal(problem, max(case.heads, 1), int(free_bytes(problem.device) * SHARE))
+    seconds = expected.get(candidate.name, 0.0)
+    if why is None and seconds > settings.effort.patience:
+        return f"expected to take {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}"
+    return why
+
+
+def _compared(name: str, built: Built, settings: Settings, patient: bool) -> Row:
+    """A first call, compared with the formula."""
+    with torch.random.fork_rng(devices=[]):
+        built.results()  # compiles, fills caches
+        found, seconds = _once(built, settings)
+    if built.truth is None:
+        return Row(name, MEASURED)
+    error = difference(found, built.truth())
+    judged = partial(Row, name, error=error if math.isfinite(error) else None, tolerance=built.tolerance)
+    if not error <= built.tolerance:
+        return judged(status=DIFFERS, note=f"differs from the formula by {error:.1g}, {built.tolerance:.1g} is allowed")
+    if seconds > settings.effort.patience and not patient:
+        return judged(status=LEFT_OUT, note=f"takes {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}")
+    return judged(status=MEASURED)
+
+
+def _once(built: Built, settings: Settings) -> tuple[tuple[torch.Tensor, ...], float]:
+    found: list[tuple[torch.Tensor, ...]] = []
+    seconds = CLOCKS[settings.clock](lambda: found.append(built.results()), 1)
+    return found[0], seconds
+
+
+def _memory(case: Case, candidate: Candidate, problem: Problem, settings: Settings) -> int:
+    if not measurable(problem.device):
+        raise Refusal("peak memory is measured on Linux and on CUDA")
+
+    def work() -> int:
+        torch.set_num_threads(settings.threads)
+        for length in (min(WARM_LENGTH, problem.length), problem.length):
+            at = Problem(length, problem.mode, problem.dtype, problem.device)
+            built = candidate.build(case.prepare(at))
+            if length == problem.length:
+                return peak(built.run, problem.device)
+            built.run()
+        raise AssertionError  # the last length is the problem's
+
+    if problem.device.type == "cuda":  # its allocator's count does not depend on what ran before
+        return work()
+    candidate.build(case.prepare(Problem(2, problem.mode, problem.dtype)))  # imports what it needs, here
+    return apart(work)
