@@ -107,8 +107,10 @@ class Host(nn.Module):
 
     core: Core
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, own: nn.Module | None = None) -> None:
+        """own: what the core has of parameters."""
         super().__init__()
+        self.own = own
         self.q, self.k, self.v, self.o = (linear(inputs.weights[name]) for name in "qkvo")
         self.cache = inputs.cache()
 
@@ -121,7 +123,7 @@ class Host(nn.Module):
 
 def linear(weight: Tensor) -> nn.Linear:
     """A projection without bias, of a weight of its own."""
-    made = nn.Linear(*weight.shape[::-1], bias=False, device="meta")
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.clone())
     return made
 
@@ -158,16 +160,17 @@ def measured(inputs: Inputs, module: nn.Module, learned: Gradient | None = None,
             grads = (leaf.grad.clone(), *([learned()] if inputs.learned and learned else []))
             return out, *grads
 
-        run = partial(step, inputs.upstream)
+        run: Callable[[], Tensor] = partial(step, inputs.upstream)
     else:
 
-        def run() -> Tensor:
+        def forward() -> Tensor:
             with torch.no_grad():
                 return module(x)
 
         def results() -> Tensors:
-            return (run() if inputs.problem.mode == "decode" else run()[:, inputs.rows],)
+            return (forward() if inputs.problem.mode == "decode" else forward()[:, inputs.rows],)
 
+        run = forward
     truth = (lambda: inputs.truth) if compared else None
     return Built(run, results, truth, TOLERANCES[inputs.problem.dtype])
 
@@ -185,13 +188,14 @@ def plain(inputs: Inputs) -> Built:
 
 def dense(inputs: Inputs) -> Built:
     """The naive way: the bias as a whole, handed to SDPA as its mask."""
-    host, scheme = Host(inputs), inputs.scheme
-    host.weights = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.sizes(1)})
+    scheme = inputs.scheme
+    own = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.sizes(1)})
+    host = Host(inputs, own)
     asked, last = inputs.asked.shape[1], inputs.problem.length
     rows = torch.arange(last - asked, last, device=inputs.problem.device)
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = dict(host.weights) | {"q": host.q.weight, "k": host.k.weight}
+        weights = dict(own) | {"q": host.q.weight, "k": host.k.weight}
         q, k, bias = scheme.terms(weights, q, k, rows)
         if bias is None:
             return scaled_dot_product_attention(q, k, v, scale=scheme.scale)
@@ -202,7 +206,7 @@ def dense(inputs: Inputs) -> Built:
     host.core = core
 
     def learned() -> Tensor:
-        return gradient(host.weights[inputs.learned or ""])
+        return gradient(own[inputs.learned or ""])
 
     return measured(inputs, host, learned)
 
@@ -214,10 +218,10 @@ def flex(inputs: Inputs) -> Built:
     problem, scheme = inputs.problem, inputs.scheme
     if problem.mode == "train" and problem.device.type == "cpu":
         raise Refusal("FlexAttention has no backward pass on the CPU")
-    host, asked, length = Host(inputs), inputs.asked.shape[1], problem.length
+    own = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
+    host, asked, length = Host(inputs, own), inputs.asked.shape[1], problem.length
     slopes = alibi_slopes(HEADS).to(problem.device, torch.float32)
     if scheme.learned:
-        host.table = nn.Parameter(inputs.weights["table"].clone())
         buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
     before = length - asked
 
@@ -228,7 +232,7 @@ def flex(inputs: Inputs) -> Built:
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        vector = host.table.float()[:, buckets] if scheme.learned else None
+        vector = own["table"].float()[:, buckets] if scheme.learned else None
 
         def biased(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if vector is None:
@@ -238,7 +242,7 @@ def flex(inputs: Inputs) -> Built:
         return compiled(q, k, v, score_mod=biased, block_mask=mask, scale=scheme.scale)
 
     host.core = core
-    return measured(inputs, host, lambda: gradient(host.table))
+    return measured(inputs, host, lambda: gradient(own["table"]))
 
 
 # -------------------------------------------------------------------- posenc
@@ -248,10 +252,10 @@ def ours(make: Callable[[Inputs, Host], tuple[Encoding, Gradient | None]], input
     """posenc.attention with the case's encoding."""
     host, positions = Host(inputs), inputs.positions()
     encoding, learned = make(inputs, host)
-    host.encoding = encoding.to(inputs.problem.device, inputs.problem.dtype)
+    host.own = encoding.to(inputs.problem.device, inputs.problem.dtype)
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return posenc.attention(q, k, v, host.encoding, positions)
+        return posenc.attention(q, k, v, encoding, positions)
 
     host.core = core
     return measured(inputs, host, learned)
@@ -303,7 +307,9 @@ def deberta(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
 def rope(layout: posenc.functional.Layout, inputs: Inputs, host: Host) -> tuple[Encoding, None]:
     """The scheme's weights are interleaved; for halves they are reordered, which changes nothing else."""
     for projection in (host.q, host.k):
-        weight = posenc.convert_layout(inputs.weights["q" if projection is host.q else "k"], HEAD_DIM, "interleaved", layout)
+        weight = posenc.convert_layout(
+            inputs.weights["q" if projection is host.q else "k"], HEAD_DIM, "interleaved", layout
+        )
         fill(projection.weight, weight)
     if host.cache is not None:
         order = posenc.functional.layout_permutation(HEAD_DIM, "interleaved", layout).to(inputs.problem.device)

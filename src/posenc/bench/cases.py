@@ -39,20 +39,18 @@ def _hf(name: str, build: object, cells: int, modes: tuple[str, ...] = PASSES) -
 
 
 DECODES = (*PASSES, "decode")
-_t5_sdpa, _t5_eager = (partial(transformers_peers.t5, how, False) for how in ("sdpa", "eager"))
-_t5_given = partial(transformers_peers.t5, "sdpa", True)
+_t5, _t5_given = (partial(transformers_peers.t5, given) for given in (False, True))
 
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
         _attention(
             "t5", "T5's learned bias, bidirectional",
-            _hf("T5 (sdpa)", _t5_sdpa, 12), _hf("T5 (eager)", _t5_eager, 16),
-            _hf("T5 (sdpa), bias given", _t5_given, 12, ("forward",)), FLEX, naive=12,
+            _hf("T5", _t5, 12), _hf("T5, bias given", _t5_given, 12, ("forward",)), FLEX, naive=12,
         ),
         _attention(
             "t5_causal", "T5's learned bias, causal",
-            _hf("T5 (sdpa)", _t5_sdpa, 12, DECODES), _hf("T5 (eager)", _t5_eager, 16, DECODES), FLEX, naive=12,
+            _hf("T5", _t5, 12, DECODES), naive=12,
         ),
         _attention(
             "alibi", "ALiBi, causal",
@@ -61,7 +59,7 @@ CASES: dict[str, Case] = {
         ),
         _attention(
             "shaw", "Shaw's vectors per distance on the keys, clipped at 64",
-            _hf("Wav2Vec2-BERT (sdpa)", transformers_peers.wav2vec2_bert, 48), naive=16,
+            _hf("Wav2Vec2-BERT", transformers_peers.wav2vec2_bert, 48), naive=16,
         ),
         _attention(
             "xlnet", "XLNet, Transformer-XL's four terms, bidirectional", _hf("XLNet", transformers_peers.xlnet, 40), naive=24

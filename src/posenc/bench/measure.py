@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,6 +16,8 @@ from posenc.machine import free_bytes
 MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
 SHARE = 0.8
 """Of the free memory that a candidate may be expected to take."""
+QUICK_CALL = 0.1
+"""Seconds of a call from which on the first one, in which caches are filled, says enough about the next."""
 WARM_LENGTH = 64
 """A candidate runs once at this length before its memory is taken, so that libraries have what they keep."""
 
@@ -54,6 +55,7 @@ def measure(
     problem = Problem(trial.length, trial.mode, DTYPES[trial.dtype], torch.device(settings.device))
     rows: dict[str, Row] = {}
     works: dict[str, Built] = {}
+    torch.compiler.reset()  # graphs of other trials count towards dynamo's limit
     inputs = None if trial.what == MEMORY else case.prepare(problem)
     for candidate in case.candidates:
         if trial.mode not in candidate.modes or (candidate.peer is not None and not settings.peers):
@@ -80,13 +82,12 @@ def measure(
             rows[name] = Row(name, LEFT_OUT, str(refusal))
         except Exception as error:
             rows[name] = Row(name, FAILED, one_line(error))
-    if works:
-        announce("")
-        runs = {name: built.run for name, built in works.items()}
-        for name, seconds in interleaved(runs, CLOCKS[settings.clock], settings.effort).items():
-            row = rows[name]
-            rows[name] = Row(name, MEASURED, row.note, row.error, row.tolerance, seconds)
-    return list(rows.values())
+    announce("")
+    if set(works) <= {case.limit}:  # nobody to compare it with
+        works = {}
+    runs, expected = {name: built.run for name, built in works.items()}, {n: rows[n].seconds[0] for n in works}
+    seconds = interleaved(runs, expected, CLOCKS[settings.clock], settings.effort) if works else {}
+    return [replace(row, seconds=seconds.get(name, [])) for name, row in rows.items()]
 
 
 def one_line(error: BaseException) -> str:
@@ -106,19 +107,22 @@ def _reason(
 
 
 def _compared(name: str, built: Built, settings: Settings, patient: bool) -> Row:
-    """A first call, compared with the formula."""
-    with torch.random.fork_rng(devices=[]):
-        built.results()  # compiles, fills caches
+    """The first calls, compared with the formula; what they take is kept as the row's seconds."""
+    found, seconds = _once(built, settings)
+    if seconds < QUICK_CALL or seconds > settings.effort.patience:  # it may have been compiling
         found, seconds = _once(built, settings)
+    row = Row(name, MEASURED, seconds=[seconds])
     if built.truth is None:
-        return Row(name, MEASURED)
+        return row
     error = difference(found, built.truth())
-    judged = partial(Row, name, error=error if math.isfinite(error) else None, tolerance=built.tolerance)
+    row = replace(row, error=error if math.isfinite(error) else None, tolerance=built.tolerance)
     if not error <= built.tolerance:
-        return judged(status=DIFFERS, note=f"differs from the formula by {error:.1g}, {built.tolerance:.1g} is allowed")
+        note = f"differs from the formula by {error:.1g}, {built.tolerance:.1g} is allowed"
+        return replace(row, status=DIFFERS, note=note, seconds=[])
     if seconds > settings.effort.patience and not patient:
-        return judged(status=LEFT_OUT, note=f"takes {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}")
-    return judged(status=MEASURED)
+        note = f"takes {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}"
+        return replace(row, status=LEFT_OUT, note=note, seconds=[])
+    return row
 
 
 def _once(built: Built, settings: Settings) -> tuple[tuple[torch.Tensor, ...], float]:

@@ -55,7 +55,8 @@ def bench(
     check_device(settings.device)
     folder, started = Folder(directory), time.perf_counter()
     progress = progress or Progress()
-    rows = {trial: kept for trial in trials if (kept := load(folder, trial, settings)) is not None}
+    stored = {trial: load(folder, trial, settings) for trial in trials}
+    rows = {trial: found for trial, found in stored.items() if found is not None}
     progress.planned(len(trials), len(rows))
     kept = len(rows)
     with contextlib.suppress(KeyboardInterrupt), Workers(settings) as workers:
@@ -121,7 +122,8 @@ class Workers:
 
 def expectations(trial: Trial, rows: Mapping[Trial, Sequence[Row]]) -> dict[str, float]:
     """Seconds a call of each candidate, from the longest shorter sequence of the same case, mode and dtype."""
-    case, found = CASES[trial.case], {}
+    case = CASES[trial.case]
+    found: dict[str, float] = {}
     shorter = [t for t in rows if (t.what, t.case, t.mode, t.dtype) == (TIME, trial.case, trial.mode, trial.dtype)]
     for earlier in sorted((t for t in shorter if t.length < trial.length), key=lambda t: t.length):
         grown = (trial.length / earlier.length) ** case.growth_in(trial.mode)
@@ -133,18 +135,30 @@ def told(trial: Trial, rows: Sequence[Row]) -> dict[str, Any]:
     """A trial as results.json has it: times and ratios as median, least and greatest of the rounds."""
     limit = CASES[trial.case].limit
     against = next((row for row in rows if row.name == limit and row.status == MEASURED), None)
+    packages = {c.name: c.peer.package for c in CASES[trial.case].candidates if c.peer is not None}
     found = []
     for row in rows:
         entry: dict[str, Any] = {key: value for key, value in asdict(row).items() if key != "seconds"}
-        entry |= {"rounds": len(row.seconds), "seconds": None, "ratio": None, "bytes_above_limit": None}
+        entry |= {
+            "package": packages.get(row.name),
+            "rounds": len(row.seconds),
+            "seconds": None,
+            "ratio": None,
+            "bytes_above_limit": None,
+        }
         if row.seconds:
-            entry["seconds"] = asdict(spread(row.seconds))
+            entry["seconds"] = _rounded(row.seconds)
             if against is not None:
-                entry["ratio"] = asdict(spread(ratios(row.seconds, against.seconds)))
+                entry["ratio"] = _rounded(ratios(row.seconds, against.seconds))
         if row.bytes is not None and against is not None and against.bytes is not None:
             entry["bytes_above_limit"] = row.bytes - against.bytes
         found.append(entry)
-    return {**asdict(trial), "limit": limit, "rows": found}
+    return {**asdict(trial), "family": CASES[trial.case].family, "limit": limit, "rows": found}
+
+
+def _rounded(values: Sequence[float]) -> dict[str, float]:
+    """Their spread, to the digits that mean something."""
+    return {key: float(f"{value:.4g}") for key, value in asdict(spread(values)).items()}
 
 
 def save(folder: Folder, trial: Trial, settings: Settings, rows: Sequence[Row]) -> None:

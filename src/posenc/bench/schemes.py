@@ -121,7 +121,11 @@ SCHEMES: dict[str, Scheme] = {
     "shaw": Scheme(_shaw, lambda n: {"table": ((2 * CLIP + 1, HEAD_DIM), 1.0)}, "table"),
     "xlnet": Scheme(
         _xlnet,
-        lambda n: {"table": _SQUARE, "content_bias": ((HEADS, 1, HEAD_DIM), 0.1), "distance_bias": ((HEADS, 1, HEAD_DIM), 0.1)},
+        lambda n: {
+            "table": _SQUARE,
+            "content_bias": ((HEADS, 1, HEAD_DIM), 0.1),
+            "distance_bias": ((HEADS, 1, HEAD_DIM), 0.1),
+        },
         "table",
     ),
     "tupe": Scheme(

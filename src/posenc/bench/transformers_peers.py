@@ -18,7 +18,8 @@ from posenc.bench.schemes import BUCKETS, CLIP, DIM, HEAD_DIM, HEADS, MOST_RELAT
 from posenc.functional import rotary, sinusoidal
 
 TRANSFORMERS = Peer("transformers", "transformers")
-FILLED = ("q", "k", "v", "o")
+SDPA = "sdpa"
+"""The attention that transformers takes by itself where a module leaves the choice."""
 
 
 class Called(nn.Module):
@@ -40,7 +41,7 @@ def _modeling(name: str) -> Any:
     return load(TRANSFORMERS, f"transformers.models.{name}.modeling_{name}")
 
 
-def _placed(inputs: Inputs, module: nn.Module) -> nn.Module:
+def _placed(inputs: Inputs, module: Any) -> Any:
     """On the problem's device and in its dtype; biases, which the case has none of, are zero."""
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
@@ -48,7 +49,7 @@ def _placed(inputs: Inputs, module: nn.Module) -> nn.Module:
     return module.to(inputs.problem.device, inputs.problem.dtype).train(inputs.problem.mode == "train")
 
 
-def _fill_all(module: nn.Module, inputs: Inputs, names: dict[str, str]) -> None:
+def _fill_all(module: Any, inputs: Inputs, names: dict[str, str]) -> None:
     for attribute, weight in names.items():
         fill(getattr(module, attribute).weight, inputs.weights[weight])
 
@@ -64,14 +65,14 @@ def _additive_mask(inputs: Inputs) -> Tensor:
     return torch.zeros_like(unseen, dtype=inputs.problem.dtype).masked_fill(unseen, lowest)[None, None]
 
 
-def t5(implementation: str, given: bool, inputs: Inputs) -> Built:
+def t5(given: bool, inputs: Inputs) -> Built:
     """given: the bias comes from the first layer."""
     causal = inputs.scheme.causal
     config = _config("T5", d_model=DIM, d_kv=HEAD_DIM, num_heads=HEADS, is_decoder=causal, dropout_rate=0.0)
-    config._attn_implementation = implementation
+    config._attn_implementation = SDPA
     attention = _modeling("t5").T5Attention
     module = _placed(inputs, attention(config, has_relative_attention_bias=True, layer_idx=0, is_causal=causal))
-    _fill_all(module, inputs, dict(zip(FILLED, FILLED, strict=True)))
+    _fill_all(module, inputs, {name: name for name in "qkvo"})
     table = module.relative_attention_bias.weight
     table.data = inputs.weights["table"].T.contiguous()
     mask = _additive_mask(inputs) if causal else None
@@ -117,7 +118,7 @@ def wav2vec2_bert(inputs: Inputs) -> Built:
         "Wav2Vec2Bert", hidden_size=DIM, num_attention_heads=HEADS, position_embeddings_type="relative_key",
         attention_dropout=0.0, left_max_position_embeddings=CLIP, right_max_position_embeddings=CLIP,
     )  # fmt: skip
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = SDPA
     module = _placed(inputs, _modeling("wav2vec2_bert").Wav2Vec2BertSelfAttention(config))
     _fill_all(module, inputs, {"linear_q": "q", "linear_k": "k", "linear_v": "v", "linear_out": "o"})
     table = module.distance_embedding.weight
@@ -127,7 +128,7 @@ def wav2vec2_bert(inputs: Inputs) -> Built:
 
 def xlnet(inputs: Inputs) -> Built:
     config = _config("XLNet", d_model=DIM, n_head=HEADS, d_inner=8, dropout=0.0)
-    module = _modeling("xlnet").XLNetRelativeAttention(config)
+    module: Any = _modeling("xlnet").XLNetRelativeAttention(config)
     w = inputs.weights
     for name, weight in (("q", "q"), ("k", "k"), ("v", "v"), ("r", "table")):
         fill(getattr(module, name), w[weight].view(HEADS, HEAD_DIM, DIM).permute(2, 0, 1))
@@ -158,16 +159,16 @@ def deberta(inputs: Inputs) -> Built:
     module = _placed(inputs, modeling.DisentangledSelfAttention(config))
     _fill_all(module, inputs, {"query_proj": "q", "key_proj": "k", "value_proj": "v"})
     length, device = inputs.problem.length, inputs.problem.device
-    table = nn.Parameter(inputs.weights["table"].clone())
+    table = nn.Parameter(inputs.weights["table"].clone())  # the model's, not the module's
+    module.register_parameter("rel_embeddings", table)
     tokens = torch.empty(1, length, 1, device=device)
     distances = modeling.build_relative_position(tokens, tokens, BUCKETS, MOST_RELATIVE)
     mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=device)
 
     def call(x: Tensor) -> Tensor:
-        return module(x, mask, relative_pos=distances, rel_embeddings=host.table)[0]
+        return module(x, mask, relative_pos=distances, rel_embeddings=table)[0]
 
     host = Called(module, call, linear(inputs.weights["o"]))
-    host.table = table
     return measured(inputs, host, lambda: gradient(table))
 
 

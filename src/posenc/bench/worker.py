@@ -46,7 +46,7 @@ class Worker:
     def __init__(self, what: str, settings: Settings) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         environment |= {} if what == MEMORY else KEEP_FREED
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "posenc.bench.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, text=True,
@@ -66,7 +66,12 @@ class Worker:
         Raises:
             Died: the process ended, by itself or because it took too long.
         """
-        job = {"trial": asdict(trial), "settings": asdict(self.settings), "dead": dict(dead), "expected": dict(expected)}
+        job = {
+            "trial": asdict(trial),
+            "settings": asdict(self.settings),
+            "dead": dict(dead),
+            "expected": dict(expected),
+        }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         now, timer = "", threading.Timer(LONGEST, self.process.kill)
