@@ -121,14 +121,14 @@ class Workers:
 
 
 def expectations(trial: Trial, rows: Mapping[Trial, Sequence[Row]]) -> dict[str, float]:
-    """Seconds a call of each candidate, from the longest shorter sequence of the same case, mode and dtype."""
-    case = CASES[trial.case]
+    """Seconds a call of each candidate, from the timing of the longest sequence of the same case, mode and dtype that
+    is not longer."""
+    same = [t for t in rows if (t.what, t.case, t.mode, t.dtype) == (TIME, trial.case, trial.mode, trial.dtype)]
     found: dict[str, float] = {}
-    shorter = [t for t in rows if (t.what, t.case, t.mode, t.dtype) == (TIME, trial.case, trial.mode, trial.dtype)]
-    for earlier in sorted((t for t in shorter if t.length < trial.length), key=lambda t: t.length):
-        grown = (trial.length / earlier.length) ** case.growth_in(trial.mode)
+    for earlier in sorted((t for t in same if t.length <= trial.length), key=lambda t: t.length):
+        grown = (trial.length / earlier.length) ** CASES[trial.case].growth_in(trial.mode)
         found |= {row.name: spread(row.seconds).median * grown for row in rows[earlier] if row.seconds}
-    return found if trial.what == TIME else {}
+    return found
 
 
 def told(trial: Trial, rows: Sequence[Row]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ glibc reads how it should treat freed memory when a process starts, so a fair se
 user's is left alone. A candidate that takes the process down costs that candidate, not the benchmark.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -105,8 +106,9 @@ class Worker:
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.errors):
-            if stream is not None:
-                stream.close()
+            with contextlib.suppress(BrokenPipeError):  # a job that was never read
+                if stream is not None:
+                    stream.close()
 
 
 def main() -> None:
