@@ -258,7 +258,8 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "cases:\n" + "\n".join(f"  {name:{width}}  {case.summary}" for name, case in CASES.items()) + "\n\n"
         "One thread and processor time by default: what else runs on the machine then hardly counts. A benchmark that\n"
-        "was stopped goes on when the same command is given again. Exit code 1: stopped, or something failed."
+        "was stopped goes on when the same command is given again. Exit code 1: stopped, or a candidate\n"
+        "without a package failed or differs from the formula."
     )
     add, missing = parser.add_argument, argparse.SUPPRESS
     add("cases", nargs="*", metavar="CASE", help="what to measure (default: all)")
@@ -329,8 +330,8 @@ def _bench(options: argparse.Namespace, command: str) -> int:
             file=sys.stderr,
         )
         return FAILED
-    failed = any(row["status"] == "failed" for trial in results["trials"] for row in trial["rows"])
-    return FAILED if failed else DONE
+    own = [row for trial in results["trials"] for row in trial["rows"] if row["package"] is None]
+    return FAILED if any(row["status"] in ("failed", "differs") for row in own) else DONE
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {

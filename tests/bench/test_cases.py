@@ -66,12 +66,12 @@ def test_every_candidate_agrees_with_the_formula(case, name, mode, dtype):
 @pytest.mark.parametrize(("case", "name", "mode"), COMPILED)
 def test_compiled_candidates_agree_too(case, name, mode):
     torch.compiler.reset()
-    try:
+    if name.startswith("flex") and mode == "train":
+        with pytest.raises(Refusal, match="FlexAttention has no backward pass on the CPU"):
+            built(case, name, mode, "float32")
+    else:
         made = built(case, name, mode, "float32")
-    except Refusal as refusal:
-        assert str(refusal) == "FlexAttention has no backward pass on the CPU"
-        return
-    assert difference(made.results(), made.truth()) < 1e-5
+        assert difference(made.results(), made.truth()) < 1e-5
 
 
 @pytest.mark.parametrize("name", SCHEMES)

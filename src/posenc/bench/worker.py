@@ -75,7 +75,7 @@ class Worker:
         }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        now, timer = "", threading.Timer(LONGEST, self.process.kill)
+        now, timer = "", threading.Timer(LONGEST, self._kill)
         timer.start()
         try:
             self.process.stdin.write(json.dumps(job) + "\n")
@@ -101,9 +101,13 @@ class Worker:
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else f"exit code {code}"
 
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its session is its own
+
     def close(self) -> None:
-        """End the process, whatever it is doing."""
-        self.process.kill()
+        """End the process, whatever it is doing, and those that it started."""
+        self._kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.errors):
             with contextlib.suppress(BrokenPipeError):  # a job that was never read
