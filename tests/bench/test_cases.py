@@ -140,10 +140,13 @@ def test_a_peer_that_cannot_be_imported_counts_as_not_installed(tmp_path, monkey
 def test_candidates_that_do_not_fit_say_so():
     dense = candidate(CASES["alibi"], "SDPA with a dense bias")
     small, large = Problem(512), Problem(16384)
-    assert dense.refusal(small, 8, 2**30) is None
-    assert "would take about 24 GiB, 16 GiB may be used" in dense.refusal(large, 8, 16 * 2**30)
-    assert "48 GiB" in dense.refusal(replace(large, mode="train"), 8, 16 * 2**30)
-    assert dense.refusal(replace(large, mode="decode"), 8, 2**30) is None
+    dense.check_size(small, 8, 2**30)
+    dense.check_size(replace(large, mode="decode"), 8, 2**30)
+    with pytest.raises(Refusal, match="would take about 24 GiB, 16 GiB may be used"):
+        dense.check_size(large, 8, 16 * 2**30)
+    with pytest.raises(Refusal, match="48 GiB"):
+        dense.check_size(replace(large, mode="train"), 8, 16 * 2**30)
     flex = candidate(CASES["alibi"], "flex_attention, compiled")
-    assert "beyond 2048 tokens" in flex.refusal(Problem(4096), 8, 2**40)
-    assert flex.refusal(replace(large, device=torch.device("cuda")), 8, 2**40) is None
+    flex.check_size(replace(large, device=torch.device("cuda")), 8, 2**40)
+    with pytest.raises(Refusal, match="beyond 2048 tokens"):
+        flex.check_size(Problem(4096), 8, 2**40)

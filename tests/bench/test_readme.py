@@ -128,3 +128,21 @@ def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, re
     assert "was interrupted" in capsys.readouterr().err
     with pytest.raises(ValueError, match="give a results"):
         adopt(tmp_path / "nothing.json", tmp_path)
+
+
+def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):
+    from posenc.bench.table import tables
+    from posenc.report.speed import page
+
+    full = results | {"cases": {"alibi": "ALiBi <b>", "tupe": "T", "rotary": "R"}, "trials_finished": 6, "trials_planned": 9,
+                      "trials_kept_from_before": 2, "seconds": 70.0, "command": "posenc bench --out '<i>'"}  # fmt: skip
+    text = page(full | {"complete": False})
+    assert "Stopped early: 6 of 9 trials" in text
+    assert 'id="plot-alibi"' in text
+    assert 'id="plot-tupe"' not in text
+    assert "ALiBi &lt;b&gt;" in text
+    assert "<i>" not in text.split("<script>")[0]
+    for table in tables(full):
+        assert table.title in text
+        assert all(cell in text for line in table.lines for cell in line.cells)
+    assert "not installed: pip install torchtune" in text

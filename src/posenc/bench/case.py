@@ -52,6 +52,10 @@ class Built:
     tolerance: float = 0.0
 
 
+class Refusal(Exception):
+    """Why a candidate takes no part in a problem."""
+
+
 @dataclass(frozen=True)
 class Peer:
     """A package that a candidate needs: its name on PyPI, and the module that it is imported by."""
@@ -85,14 +89,17 @@ class Candidate:
     most: int | None = None
     why: str = ""
 
-    def refusal(self, problem: Problem, heads: int, free_bytes: int) -> str | None:
-        """Why it takes no part in a problem, or None."""
+    def check_size(self, problem: Problem, heads: int, free_bytes: int) -> None:
+        """Refuse a problem that is too large.
+
+        Raises:
+            Refusal: the sequence is longer than `most`, or the scores need more than free_bytes.
+        """
         if self.most is not None and problem.device.type == "cpu" and problem.length > self.most:
-            return f"not run beyond {self.most} tokens: {self.why}"
+            raise Refusal(f"not run beyond {self.most} tokens: {self.why}")
         needed = self.cells * heads * problem.cells * (2 if problem.mode == "train" else 1)
         if needed > free_bytes:
-            return f"would take about {needed / 2**30:.0f} GiB, {free_bytes / 2**30:.0f} GiB may be used"
-        return None
+            raise Refusal(f"would take about {needed / 2**30:.0f} GiB, {free_bytes / 2**30:.0f} GiB may be used")
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class Case:
     modes: tuple[str, ...] = MODES
     dtypes: tuple[str, ...] = tuple(DTYPES)
     growth: int = 1
-    heads: int = 0
+    heads: int = 1
 
     @property
     def limit(self) -> str:
@@ -124,10 +131,6 @@ class Case:
 
 class Missing(Exception):
     """A peer that is not installed, or cannot be imported; the message is one line, with the remedy."""
-
-
-class Refusal(Exception):
-    """What a candidate cannot do, and says itself."""
 
 
 @cache

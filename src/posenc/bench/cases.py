@@ -1,10 +1,11 @@
 """Every case by name: what is measured, and who takes part."""
 
+from collections.abc import Callable
 from functools import partial
 
 from posenc.bench import attention, transformers_peers
-from posenc.bench.attention import MAKERS, dense, flex, ours, plain, prepare
-from posenc.bench.case import Candidate, Case
+from posenc.bench.attention import MAKERS, Inputs, dense, flex, ours, plain, prepare
+from posenc.bench.case import Built, Candidate, Case
 from posenc.bench.rotary import ROTARY
 from posenc.bench.schemes import HEADS
 from posenc.bench.tables import TABLES
@@ -34,8 +35,8 @@ def _attention(
     return Case(name, "attention", summary, partial(prepare, name), candidates, growth=2, heads=HEADS)
 
 
-def _hf(name: str, build: object, cells: int, modes: tuple[str, ...] = PASSES) -> Candidate:
-    return Candidate(f"transformers {name}", build, TRANSFORMERS, modes, cells)  # type: ignore[arg-type]
+def _hf(name: str, build: Callable[[Inputs], Built], cells: int, modes: tuple[str, ...] = PASSES) -> Candidate:
+    return Candidate(f"transformers {name}", build, TRANSFORMERS, modes, cells)
 
 
 DECODES = (*PASSES, "decode")

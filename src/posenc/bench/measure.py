@@ -8,7 +8,7 @@ import torch
 
 from posenc.bench.case import DTYPES, Built, Candidate, Case, Missing, Problem, Refusal, difference
 from posenc.bench.cases import CASES
-from posenc.bench.harness import CLOCKS, interleaved
+from posenc.bench.harness import CLOCKS, Work, interleaved
 from posenc.bench.memory import apart, measurable, peak
 from posenc.bench.plan import MEMORY, Settings, Trial
 from posenc.machine import free_bytes
@@ -53,29 +53,28 @@ def measure(
     """
     case = CASES[trial.case]
     problem = Problem(trial.length, trial.mode, DTYPES[trial.dtype], torch.device(settings.device))
-    rows: dict[str, Row] = {}
-    works: dict[str, Built] = {}
     torch.compiler.reset()  # graphs of other trials count towards dynamo's limit
     inputs = None if trial.what == MEMORY else case.prepare(problem)
+    rows: dict[str, Row] = {}
+    works: dict[str, Work] = {}
     for candidate in case.candidates:
+        name = candidate.name
         if trial.mode not in candidate.modes or (candidate.peer is not None and not settings.peers):
             continue
-        name = candidate.name
         try:
-            why = None if name == case.limit else _reason(candidate, case, problem, settings, expected)
             if name in dead:
                 rows[name] = Row(name, FAILED, dead[name])
-            elif why is not None:
-                rows[name] = Row(name, LEFT_OUT, why)
-            elif trial.what == MEMORY:
-                announce(name)
+                continue
+            if name != case.limit:
+                _check_size(candidate, case, problem, settings, expected)
+            announce(name)
+            if trial.what == MEMORY:
                 rows[name] = Row(name, MEASURED, bytes=_memory(case, candidate, problem, settings))
-            else:
-                announce(name)
-                built = candidate.build(inputs)
-                rows[name] = _compared(name, built, settings, patient=name == case.limit)
-                if rows[name].status == MEASURED:
-                    works[name] = built
+                continue
+            built = candidate.build(inputs)
+            rows[name] = _compared(name, built, settings, patient=name == case.limit)
+            if rows[name].status == MEASURED:
+                works[name] = built.run
         except Missing as missing:
             rows[name] = Row(name, MISSING, str(missing))
         except Refusal as refusal:
@@ -85,8 +84,8 @@ def measure(
     announce("")
     if set(works) <= {case.limit}:  # nobody to compare it with
         works = {}
-    runs, expected = {name: built.run for name, built in works.items()}, {n: rows[n].seconds[0] for n in works}
-    seconds = interleaved(runs, expected, CLOCKS[settings.clock], settings.effort) if works else {}
+    first = {name: rows[name].seconds[0] for name in works}
+    seconds = interleaved(works, first, CLOCKS[settings.clock], settings.effort) if works else {}
     return [replace(row, seconds=seconds.get(name, [])) for name, row in rows.items()]
 
 
@@ -95,15 +94,18 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' + text[:200] if text else ''}"
 
 
-def _reason(
+def _check_size(
     candidate: Candidate, case: Case, problem: Problem, settings: Settings, expected: Mapping[str, float]
-) -> str | None:
-    """Why a candidate takes no part, known before it is built."""
-    why = candidate.refusal(problem, max(case.heads, 1), int(free_bytes(problem.device) * SHARE))
+) -> None:
+    """Refuse what would take too much memory or time, as far as is known before it is built.
+
+    Raises:
+        Refusal: saying which.
+    """
+    candidate.check_size(problem, case.heads, int(free_bytes(problem.device) * SHARE))
     seconds = expected.get(candidate.name, 0.0)
-    if why is None and seconds > settings.effort.patience:
-        return f"expected to take {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}"
-    return why
+    if seconds > settings.effort.patience:
+        raise Refusal(f"expected to take {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}")
 
 
 def _compared(name: str, built: Built, settings: Settings, patient: bool) -> Row:

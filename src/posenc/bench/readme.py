@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.bench.measure import MEASURED
 from posenc.bench.plan import MEMORY, TIME
-from posenc.bench.table import Results, in_words, machine_line, markdown, ratio
+from posenc.bench.table import MODE_NAMES, Results, in_words, machine_line, markdown, ratio
 from posenc.errors import InputError
 
 RESULTS = Path("benchmarks/results")
@@ -26,44 +25,40 @@ NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
 
 def summary(results: Results) -> str:
     """The README's tables."""
-    trials = {_key(trial): trial for trial in results["trials"]}
-    parts = [f"On {machine_line(results)} float32."]
-    cases = list(dict.fromkeys(t["case"] for t in results["trials"] if t["family"] == "attention"))
-    if cases:
-        what = [
-            (trials, (TIME, mode, LENGTH), _times) for mode in ("forward", "train")
-        ] + [(trials, (MEMORY, "forward", MEMORY_LENGTH), _mebibytes)]  # fmt: skip
-        rows = []
-        for case in cases:
-            cells = [
-                cell
-                for known, (kind, mode, n), tell in what
-                for cell in _pair(known.get((kind, case, mode, "float32", n)), tell)
-            ]
-            rows.append([f"`{case}`", *cells])
-        plain = [
-            tell(_row(trials.get((kind, cases[0], mode, "float32", n)), "plain SDPA"))
-            for _, (kind, mode, n), tell in what
-        ]
-        head = ["", "forward: posenc", "peer", "with backward: posenc", "peer", "peak MiB: posenc", "peer"]
-        parts.append(
-            f"Attention as a module, time over the same module without any position, {LENGTH} tokens; peak memory above inputs "
-            f"and weights in a forward pass over {MEMORY_LENGTH} tokens (without position: {plain[2]} MiB). The peer is the fastest module "
-            "of transformers, or naive: SDPA with the whole bias as its mask."
-        )
-        parts.append(_markdown(head, rows))
-    turned = [
-        t for t in results["trials"] if t["case"] == "rotary" and t["length"] == ROTARY_LENGTH and t["mode"] != "decode"
-    ]
-    if turned:
-        columns = [f"{t['dtype']}, {'forward' if t['mode'] == 'forward' else 'with backward'}" for t in turned]
-        names = list(dict.fromkeys(row["name"] for t in turned for row in t["rows"] if row["name"] != t["limit"]))
-        rows = [[name, *(_times(_row(t, name)) for t in turned)] for name in names]
-        parts.append(
-            f"Rotary embedding alone, time over a copy of the same bytes, {ROTARY_LENGTH} tokens, 32 and 8 heads of width 128."
-        )
-        parts.append(_markdown(["", *columns], rows))
-    return "\n\n".join(parts) + "\n"
+    tables = [_attention(results), _rotary(results)]
+    return "\n\n".join([f"On {machine_line(results)}", *filter(None, tables)]) + "\n"
+
+
+def _attention(results: Results) -> str:
+    """A line per encoding: posenc and the best peer, forward, with backward, and in memory; "" without results."""
+    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
+    columns = ((TIME, "forward", LENGTH), (TIME, "train", LENGTH), (MEMORY, "forward", MEMORY_LENGTH))
+    cases = list(dict.fromkeys(key[1] for key in trials))
+    if not cases:
+        return ""
+    rows = []
+    for case in cases:
+        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
+        rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
+    plain = _told(_row(trials.get((MEMORY, cases[0], "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
+    head = ["", "forward: posenc", "peer", "with backward: posenc", "peer", "peak MiB: posenc", "peer"]
+    intro = (
+        f"Attention as a module, float32: time over the same module without any position, {LENGTH} tokens; peak memory above "
+        f"inputs and weights in a forward pass over {MEMORY_LENGTH} tokens{f' (without position: {plain} MiB)' if plain else ''}. "
+        "The peer is the best module of transformers, or naive: SDPA with the whole bias as its mask."
+    )
+    return f"{intro}\n\n{_markdown(head, rows)}"
+
+
+def _rotary(results: Results) -> str:
+    """A line per candidate of rotary alone; "" without results."""
+    trials = [t for t in results["trials"] if (t["case"], t["length"]) == ("rotary", ROTARY_LENGTH)]
+    if not trials:
+        return ""
+    head = ["", *(f"{t['dtype']}, {MODE_NAMES[t['mode']].lower()}" for t in trials)]
+    names = list(dict.fromkeys(row["name"] for t in trials for row in t["rows"] if row["name"] != t["limit"]))
+    intro = f"Rotary embedding alone: time over a copy of the same bytes, {ROTARY_LENGTH} tokens, 32 and 8 heads of width 128."
+    return f"{intro}\n\n{_markdown(head, [[name, *(_told(_row(t, name)) for t in trials)] for name in names])}"
 
 
 def _key(trial: Results) -> tuple[Any, ...]:
@@ -74,35 +69,25 @@ def _row(trial: Results | None, name: str) -> Results | None:
     return next((row for row in trial["rows"] if row["name"] == name), None) if trial is not None else None
 
 
-def _times(row: Results | None) -> str:
+def _told(row: Results | None) -> str:
+    """A ratio, mebibytes, or why there is neither."""
     if row is None:
         return ""
+    if row["bytes"] is not None:
+        return f"{row['bytes'] / 2**20:.0f}"
     return ratio(row["ratio"]["median"]) if row["ratio"] is not None else in_words(row)
 
 
-def _mebibytes(row: Results | None) -> str:
-    if row is None:
-        return ""
-    return f"{row['bytes'] / 2**20:.0f}" if row["bytes"] is not None else in_words(row)
-
-
-def _pair(trial: Results | None, tell: Callable[[Results | None], str]) -> list[str]:
+def _pair(trial: Results | None) -> list[str]:
     """posenc's cell, and the best peer's with its name."""
     if trial is None:
         return ["", ""]
-    measured = [row for row in trial["rows"] if row["status"] == MEASURED]
+    measured = [row for row in trial["rows"] if row["bytes"] is not None or row["ratio"] is not None]
     peers = [row for row in measured if row["package"] is not None and "given" not in row["name"]]
     others = peers or [row for row in measured if row["name"] in NAIVE]
-    best = min(
-        others,
-        key=lambda row: (row["ratio"] or {"median": 0})["median"] if row["bytes"] is None else row["bytes"],
-        default=None,
-    )
-    ours = tell(_row(trial, "posenc"))
-    if best is None:
-        return [ours, ""]
-    name = best["name"].removeprefix("transformers ") if best["package"] else "naive"
-    return [ours, f"{tell(best)} ({name})"]
+    best = min(others, key=lambda row: row["ratio"]["median"] if row["ratio"] else row["bytes"], default=None)
+    name = "" if best is None else best["name"].removeprefix("transformers ") if best["package"] else "naive"
+    return [_told(_row(trial, "posenc")), f"{_told(best)} ({name})" if best else ""]
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -162,7 +162,7 @@ def torchtune(inputs: Inputs) -> Built:
 ROTARY = Case(
     "rotary",
     "rotary",
-    "rotary embedding alone, q (1, 32, n, 128) and k (1, 8, n, 128), over a copy of the same bytes",
+    "Rotary embedding alone, q (1, 32, n, 128) and k (1, 8, n, 128), over a copy of the same bytes",
     Inputs,
     (
         Candidate("copy of the same bytes", copy),

@@ -76,7 +76,7 @@ def torchtune(inputs: Inputs) -> Built:
 TABLES = Case(
     "tables",
     "tables",
-    "building the cos and sin tables of rotary embedding, over a copy of them",
+    "Building the cos and sin tables of rotary embedding, over a copy of them",
     Inputs,
     (
         Candidate("copy of the tables", copy),

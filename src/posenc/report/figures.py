@@ -14,6 +14,9 @@ PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c
 """Colours that stay apart on light and on dark ground, and for most colour-blind readers in this order."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 
+RATIOS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
+"""Marks of an axis of ratios."""
+
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -159,7 +162,7 @@ def ratio_by_length(trials: Rows) -> go.Figure:
         )
     lengths = sorted({trial["length"] for trial in trials})
     figure.update_xaxes(title="tokens", type="log", tickvals=lengths, ticktext=lengths)
-    figure.update_yaxes(title=f"time over {trials[0]['limit']}", type="log", dtick="D1")
+    figure.update_yaxes(title=f"time over {trials[0]['limit']}", type="log", tickvals=RATIOS, ticktext=RATIOS)
     return figure
 
 
