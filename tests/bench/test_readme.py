@@ -83,6 +83,10 @@ def test_the_summary_shows_ours_and_the_best_peer(results):
 
 
 def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
+    slow = row("transformers BLOOM", status="left out", note="takes 3 s", package="transformers")
+    for index in (0, 1, 2):  # at 512 and 2048 tokens of one series, and of another one
+        rows = results["trials"][index]["rows"]
+        results["trials"][index]["rows"] = [r for r in rows if r["name"] != "transformers BLOOM"] + [slow]
     text = markdown(results)
     assert "| case |  | n = 512 | n = 2048 |" in text
     assert "| `alibi` | plain SDPA | 10 ms | 10 ms |" in text
@@ -90,8 +94,9 @@ def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
     assert "|  | SDPA with a dense bias |  | 1.80 (1.70..2.05) |" in text
     assert "|  | transformers MPT | 1500 |" in text
     assert notes(results) == [
-        "alibi train float32 n=2048, posenc: ValueError: no",
-        "rotary forward bfloat16 n=4096, rotary-embedding-torch: differs by 0.5",
+        "transformers BLOOM: takes 3 s (alibi forward float32 n=512; tupe forward float32 n=2048)",
+        "posenc: ValueError: no (alibi train float32 n=2048)",
+        "rotary-embedding-torch: differs by 0.5 (rotary forward bfloat16 n=4096)",
         "torchtune: not installed: pip install torchtune",
     ]
     assert text.index("Forward: attention") < text.index("Forward: rotary alone") < text.index("Peak memory")

@@ -143,11 +143,18 @@ def test_every_candidate_has_a_row_whatever_happens_to_it(monkeypatch):
         "broken": ("failed", "ValueError: two lines"),
         "cannot": ("left out", "only on Tuesdays"),
         "dead": ("failed", "SIGKILL"),
-        "slow": ("left out", "expected to take 9.0 s a call, more than --patience 3"),
+        "slow": ("left out", "expected to take 9.0 s a call, more than --patience 2.5"),
     }
     assert told == ["limit", "fine", "broken", "cannot", "absent", ""]
     assert [len(row.seconds) for row in rows if row.status == "measured"] == [3, 3]
     assert [row.name for row in measure(ALIBI, replace(FAST, peers=False), {}, {})][3:5] == ["cannot", "dead"]
+
+
+def test_the_memory_of_posenc_is_taken_however_long_it_takes(monkeypatch):
+    candidates_of(monkeypatch, Candidate("posenc, slow", lambda i: works()), Candidate("peer", lambda i: works()))
+    monkeypatch.setattr("posenc.bench.measure._memory", lambda *_: 5)
+    rows = measure(replace(ALIBI, what=MEMORY), FAST, {}, {"posenc, slow": 9.0, "peer": 9.0, "limit": 9.0})
+    assert [(row.status, row.bytes) for row in rows] == [("measured", 5), ("measured", 5), ("left out", None)]
 
 
 def test_who_disagrees_is_not_timed(monkeypatch):
@@ -167,6 +174,14 @@ def test_who_disagrees_is_not_timed(monkeypatch):
     assert near.error == pytest.approx(1e-3, rel=1e-3)
     assert (far.status, far.seconds, far.note) == ("differs", [], "differs from the formula by 0.5, 0.01 is allowed")
     assert (nan.status, nan.error) == ("differs", None)
+
+
+def test_inputs_that_cannot_be_made_are_the_trials_answer(monkeypatch):
+    def prepare(problem):
+        raise MemoryError("not enough")
+
+    monkeypatch.setitem(CASES, "alibi", replace(CASES["alibi"], prepare=prepare))
+    assert measure(ALIBI, FAST, {}, {}) == [Row("plain SDPA", "failed", "MemoryError: not enough")]
 
 
 def test_the_limit_alone_is_not_timed(monkeypatch):
@@ -235,8 +250,17 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
     results = bench([TABLES], FAST, tmp_path)
     assert results["trials"][0]["rows"][1]["note"] == "the process died (SIGSEGV)"
 
+    def dies_in_the_rounds(self, *_):
+        raise Died("", "the process died (SIGKILL)")
+
+    monkeypatch.setattr(Mortal, "measure", dies_in_the_rounds)
+    results = bench([replace(TABLES, length=39)], FAST, tmp_path)
+    assert [(row["name"], row["note"]) for row in results["trials"][0]["rows"]] == [
+        ("copy of the tables", "the process died (SIGKILL)")
+    ]
+
     def dies(self, *_):
-        raise Died("", "the process died (exit code 1)")
+        raise Died(None, "the process died (exit code 1)")
 
     monkeypatch.setattr(Mortal, "measure", dies)
     with pytest.raises(RuntimeError, match="what was measured is kept"):
@@ -266,7 +290,7 @@ def test_a_worker_that_is_killed_says_so(worker):
     worker.process.kill()
     with pytest.raises(Died) as death:
         worker.measure(TABLES, {}, {})
-    assert (death.value.candidate, death.value.how) == ("", "the process died (SIGKILL, out of memory?)")
+    assert (death.value.candidate, death.value.how) == (None, "the process died (SIGKILL, out of memory?)")
 
 
 # -------------------------------------------------------------------- the command

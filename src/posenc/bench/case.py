@@ -89,6 +89,11 @@ class Candidate:
     most: int | None = None
     why: str = ""
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is posenc."""
+        return self.name.split(",")[0] == "posenc"
+
     def check_size(self, problem: Problem, heads: int, free_bytes: int) -> None:
         """Refuse a problem that is too large.
 

@@ -60,15 +60,15 @@ CASES: dict[str, Case] = {
         ),
         _attention(
             "shaw", "Shaw's vectors per distance on the keys, clipped at 64",
-            _hf("Wav2Vec2-BERT", transformers_peers.wav2vec2_bert, 48), naive=16,
+            _hf("Wav2Vec2-BERT", transformers_peers.wav2vec2_bert, 44), naive=16,
         ),
         _attention(
-            "xlnet", "XLNet, Transformer-XL's four terms, bidirectional", _hf("XLNet", transformers_peers.xlnet, 40), naive=24
+            "xlnet", "XLNet, Transformer-XL's four terms, bidirectional", _hf("XLNet", transformers_peers.xlnet, 20), naive=20
         ),
         _attention("tupe", "TUPE-R: absolute positions compared apart, and T5's bias; [CLS] not untied", naive=16),
         _attention(
             "deberta", "DeBERTa v3: content to position and back, 256 logarithmic buckets up to 512",
-            _hf("DeBERTa-v2", transformers_peers.deberta, 32), naive=24,
+            _hf("DeBERTa-v2", transformers_peers.deberta, 28), naive=24,
         ),
         _attention(
             "rope", "RoPE, applying included",

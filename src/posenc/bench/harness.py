@@ -23,8 +23,8 @@ class Effort:
 
     rounds: int = 7
     block: float = 0.03
-    budget: float = 5.0
-    patience: float = 3.0
+    budget: float = 4.0
+    patience: float = 2.5
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from posenc.bench.case import DTYPES, Built, Candidate, Case, Missing, Problem, Refusal, difference
 from posenc.bench.cases import CASES
 from posenc.bench.harness import CLOCKS, Work, interleaved
-from posenc.bench.memory import apart, measurable, peak
+from posenc.bench.memory import apart, measurable, peak, trim
 from posenc.bench.plan import MEMORY, Settings, Trial
 from posenc.machine import free_bytes
 
@@ -54,7 +54,11 @@ def measure(
     case = CASES[trial.case]
     problem = Problem(trial.length, trial.mode, DTYPES[trial.dtype], torch.device(settings.device))
     torch.compiler.reset()  # graphs of other trials count towards dynamo's limit
-    inputs = None if trial.what == MEMORY else case.prepare(problem)
+    trim()  # what other trials left counts as taken
+    try:
+        inputs = None if trial.what == MEMORY else case.prepare(problem)
+    except Exception as error:  # too large for this machine
+        return [Row(case.limit, FAILED, one_line(error))]
     rows: dict[str, Row] = {}
     works: dict[str, Work] = {}
     for candidate in case.candidates:
@@ -66,7 +70,9 @@ def measure(
                 rows[name] = Row(name, FAILED, dead[name])
                 continue
             if name != case.limit:
-                _check_size(candidate, case, problem, settings, expected)
+                candidate.check_size(problem, case.heads, int(free_bytes(problem.device) * SHARE))
+                if trial.what != MEMORY or not candidate.ours:  # that is one call, and what one came for
+                    _check_patience(expected.get(name, 0.0), settings)
             announce(name)
             if trial.what == MEMORY:
                 rows[name] = Row(name, MEASURED, bytes=_memory(case, candidate, problem, settings))
@@ -94,16 +100,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' + text[:200] if text else ''}"
 
 
-def _check_size(
-    candidate: Candidate, case: Case, problem: Problem, settings: Settings, expected: Mapping[str, float]
-) -> None:
-    """Refuse what would take too much memory or time, as far as is known before it is built.
+def _check_patience(seconds: float, settings: Settings) -> None:
+    """Refuse what would take too long.
 
     Raises:
-        Refusal: saying which.
+        Refusal: saying how long.
     """
-    candidate.check_size(problem, case.heads, int(free_bytes(problem.device) * SHARE))
-    seconds = expected.get(candidate.name, 0.0)
     if seconds > settings.effort.patience:
         raise Refusal(f"expected to take {seconds:.1f} s a call, more than --patience {settings.effort.patience:g}")
 

@@ -20,7 +20,7 @@ def measurable(device: torch.device) -> bool:
 
 def peak(work: Callable[[], object], device: torch.device) -> int:
     """Bytes that a call takes above what was taken before it, its result included."""
-    gc.collect()
+    trim()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -29,12 +29,17 @@ def peak(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with contextlib.suppress(OSError, AttributeError):  # a C library without malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
     CLEAR.write_text("5")  # the peak starts again from what is resident now
     before = _status("VmRSS")
     work()
     return max(0, _status("VmHWM") - before)
+
+
+def trim() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _status(name: str) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from posenc.bench.cases import CASES
 from posenc.bench.harness import ratios, spread
-from posenc.bench.measure import MEASURED, Row
+from posenc.bench.measure import FAILED, MEASURED, Row
 from posenc.bench.plan import TIME, Settings, Trial, identity, versions
 from posenc.bench.worker import Died, Worker
 from posenc.errors import InputError
@@ -105,7 +105,7 @@ class Workers:
         """A trial's rows; a candidate that takes the process down is named, and the trial repeated without it.
 
         Raises:
-            RuntimeError: the process died where no candidate was at work.
+            RuntimeError: the process died before it could begin.
         """
         dead: dict[str, str] = {}
         while True:
@@ -115,8 +115,10 @@ class Workers:
                 return self.running[trial.what].measure(trial, dead, expected, lambda name: progress.now(trial, name))
             except Died as death:
                 self.running.pop(trial.what).close()
-                if not death.candidate or death.candidate in dead:
+                if death.candidate is None:
                     raise RuntimeError(f"{trial}: {death.how}; what was measured is kept") from None
+                if not death.candidate or death.candidate in dead:
+                    return [Row(CASES[trial.case].limit, FAILED, death.how)]
                 dead[death.candidate] = death.how
 
 

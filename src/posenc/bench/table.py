@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.bench.measure import DIFFERS, MEASURED, MISSING
+from posenc.bench.measure import DIFFERS, LEFT_OUT, MEASURED, MISSING
 from posenc.bench.plan import MEMORY
 
 MODE_NAMES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decoding one token"}
@@ -106,17 +106,22 @@ def in_seconds(value: float) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """A line for everything that was not measured, or was not right, with the reason."""
-    found: dict[str, None] = {}
-    for trial in results["trials"]:
+    """A line for every reason why something was not measured or not right. What was left out at a length is not told
+    again of longer ones."""
+    found: dict[tuple[str, str], list[str]] = {}
+    told = set()
+    for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
+        memory = ", memory" if trial["what"] == MEMORY else ""
+        series = f"{trial['case']} {trial['mode']} {trial['dtype']}{memory}"
         for row in trial["rows"]:
-            if row["status"] == MISSING:
-                found.setdefault(f"{row['name']}: {row['note']}")
-            elif row["status"] != MEASURED:
-                memory = ", memory" if trial["what"] == MEMORY else ""
-                where = f"{trial['case']} {trial['mode']} {trial['dtype']} n={trial['length']}{memory}"
-                found.setdefault(f"{where}, {row['name']}: {row['note']}")
-    return list(found)
+            key = (series, row["name"], row["status"] == LEFT_OUT)
+            if row["status"] != MEASURED and not (row["status"] == LEFT_OUT and key in told):
+                told.add(key)
+                found.setdefault((row["name"], row["note"]), []).append(f"{series} n={trial['length']}")
+    return [
+        f"{name}: {note}" + ("" if note.startswith("not installed") else f" ({'; '.join(where)})")
+        for (name, note), where in found.items()
+    ]
 
 
 def machine_line(results: Results) -> str:

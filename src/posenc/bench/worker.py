@@ -34,9 +34,10 @@ is paid for by page faults, as much as a copy of it, which makes ratios bimodal.
 
 
 class Died(Exception):
-    """The process ended in the middle of a trial. candidate: whose turn it was."""
+    """The process ended in the middle of a trial. candidate: whose turn it was, "" in the rounds of all; None: it had
+    not come that far."""
 
-    def __init__(self, candidate: str, how: str) -> None:
+    def __init__(self, candidate: str | None, how: str) -> None:
         super().__init__(how)
         self.candidate, self.how = candidate, how
 
@@ -75,7 +76,8 @@ class Worker:
         }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        now, timer = "", threading.Timer(LONGEST, self._kill)
+        now: str | None = None
+        timer = threading.Timer(LONGEST, self._kill)
         timer.start()
         try:
             self.process.stdin.write(json.dumps(job) + "\n")
@@ -84,7 +86,7 @@ class Worker:
                 answer = json.loads(line)
                 if "rows" in answer:
                     return [Row(**row) for row in answer["rows"]]
-                now = answer["now"]
+                now = str(answer["now"])
                 announce(now)
         except BrokenPipeError:
             pass
