@@ -139,17 +139,15 @@ def _memory(case: Case, candidate: Candidate, problem: Problem, settings: Settin
     if not measurable(problem.device):
         raise Refusal("peak memory is measured on Linux and on CUDA")
 
+    def built(length: int) -> Built:
+        return candidate.build(case.prepare(replace(problem, length=length)))
+
     def work() -> int:
         torch.set_num_threads(settings.threads)
-        for length in (min(WARM_LENGTH, problem.length), problem.length):
-            at = Problem(length, problem.mode, problem.dtype, problem.device)
-            built = candidate.build(case.prepare(at))
-            if length == problem.length:
-                return peak(built.run, problem.device)
-            built.run()
-        raise AssertionError  # the last length is the problem's
+        built(min(WARM_LENGTH, problem.length)).run()
+        return peak(built(problem.length).run, problem.device)
 
     if problem.device.type == "cuda":  # its allocator's count does not depend on what ran before
         return work()
-    candidate.build(case.prepare(Problem(2, problem.mode, problem.dtype)))  # imports what it needs, here
+    built(2)  # imports what it needs, here
     return apart(work)
