@@ -156,11 +156,13 @@ def test_every_structure_entry_by_entry(layout):
         q, k, v, scale=D**-0.5, visible=sees(p), bias=encoding.entry(q, k, p), added_value=encoding.added(p)
     )
     assert torch.allclose(attention(q, k, v, encoding, p), want, atol=1e-12)
-    assert explain(q, k, v, encoding, p).backend == "reference"
-    with pytest.raises(InputError, match="backend='sdpa' cannot serve this: a term on the values"):
-        attention(q, k, v, encoding, p, backend="sdpa")
+    assert explain(q, k, v, encoding, p).backend == "sdpa"
+    apart = Positions.from_ids(2 * p.q, causal=p.causal)
+    assert explain(q, k, v, encoding, apart).backend == "reference"
+    with pytest.raises(InputError, match="backend='sdpa' cannot serve this: a term on the values .* not contiguous"):
+        attention(q, k, v, encoding, apart, backend="sdpa")
     encoding.values = lambda positions, layer=0: None
-    both = [attention(q, k, v, encoding, p, backend=name) for name in BACKENDS]
+    both = [attention(q, k, v, encoding, apart, backend=name) for name in BACKENDS]
     assert torch.allclose(*both, atol=1e-12)
 
 
@@ -258,23 +260,30 @@ def test_what_explain_says_is_what_happens():
     plain = explain(q, k, v, Rotary(D), causal=True)
     assert (plain.backend, plain.extra_bytes) == ("sdpa", 0)
     strided = explain(q, k, v, ALiBi(H), causal=True)
-    assert strided.extra_bytes < 64 * 64 * H * 4
+    assert strided.extra_bytes < B * H * 64 * 64 * 4
     assert "strided view" in str(strided)
     learned = explain(q, k, v, T5(H), causal=True)
-    assert "gradient" in learned.reason
     with torch.no_grad():
-        assert "gradient" not in explain(q, k, v, T5(H), causal=True).reason
+        assert explain(q, k, v, T5(H), causal=True).extra_bytes < learned.extra_bytes, "gradients take room"
     packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]))
-    assert packed.extra_bytes == 2 * H * 64 * 64 * 4, "the bias, and the bias with what is hidden"
-    assert "MiB" in str(explain(*[torch.zeros(1, H, 600, D)] * 3, ALiBi(H), sink=0.0))
+    assert "strided view" in packed.reason
+    pieces = explain(q, k, v, ALiBi(H), Positions.packed(document_ids=torch.tensor([0, 1] * 32)))
+    assert "not made of rectangles: a dense float mask" in pieces.reason
+    assert pieces.extra_bytes == 2 * H * 64 * 64 * 4, "the bias, and the bias with what is hidden"
+    spread = Positions.from_ids(3 * torch.arange(3000))
+    many = explain(*[torch.zeros(1, H, 3000, D)] * 3, ALiBi(H), spread)
+    assert "not contiguous: a dense mask for 349 queries at a time" in many.reason
+    assert many.extra_bytes < 4 * 2**24
+    assert many.faster == "contiguous positions"
+    assert "MiB" in str(many)
     assert explain(q, k, v, backend="reference").backend == "reference"
 
 
 def test_memory_is_told_where_the_fused_path_is_left():
     q, k, v = (x.float() for x in tensors(64, 64, width=3))
     narrow = explain(q, k, v, causal=True)
-    assert 0 < narrow.extra_bytes < 64 * 64 * H * 4
-    assert explain(q, k, v, dropout_p=0.1).extra_bytes == 3 * B * H * 64 * 64 * 4
+    assert 0 < narrow.extra_bytes < B * H * 64 * 64 * 4
+    assert "a tile at a time" in explain(q, k, v, dropout_p=0.1).reason
     wide = tensors(5, 5, width=20)
     assert torch.allclose(attention(*wide, ALiBi(H)), attention(*wide, ALiBi(H), backend="reference"), atol=1e-12)
     grads = [

@@ -73,7 +73,7 @@ def test_packed_batch_with_padding_at_the_end():
 def test_padding_mask_counts_real_tokens(mask, expected):
     p = Positions.from_mask(torch.tensor(mask))
     assert p.q.tolist() == expected
-    assert p.mask()[0, 0].tolist() == [[bool(m) for m in mask[0]]] * 5
+    assert p.mask()[0, 0].tolist() == [[bool(q and k) for k in mask[0]] for q in mask[0]], "padding sees nothing"
     last = Positions.from_mask(torch.tensor(mask), 2, causal=True)
     assert last.q.tolist() == [expected[0][-2:]]
     assert torch.equal(last.mask(), Positions.from_mask(torch.tensor(mask), causal=True).mask()[:, :, -2:])

@@ -33,9 +33,17 @@ class Score:
 
     def dense(self, device: torch.device) -> Tensor:
         """The term as a (batch or 1, num_heads, num_queries, num_keys) tensor."""
-        grid = grid_indices(self.batch, self.num_heads, self.num_queries, self.num_keys, device)
-        term = self.score_mod()(torch.zeros((), device=device), *grid)
-        return term.expand(self.batch, self.num_heads, self.num_queries, self.num_keys)
+        return self.rows(device)(0, self.num_queries)
+
+    def rows(self, device: torch.device) -> Callable[[int, int], Tensor]:
+        """`dense` by blocks of queries: (first, end) -> (batch or 1, num_heads, end - first, num_keys)."""
+        mod, zero = self.score_mod(), torch.zeros((), device=device)
+
+        def block(first: int, end: int) -> Tensor:
+            b, h, i, j = grid_indices(self.batch, self.num_heads, end - first, self.num_keys, device)
+            return mod(zero, b, h, i + first, j).expand(self.batch, self.num_heads, end - first, self.num_keys)
+
+        return block
 
 
 @dataclass(eq=False)
@@ -59,14 +67,12 @@ class Relative(Score):
         return lambda score, b, h, i, j: score + self.function(h, q(b, i) - k(b, j))
 
     def vector(self, device: torch.device) -> Tensor:
-        """Every value a contiguous sequence needs, (num_heads, num_queries + num_keys - 1), from the longest
-        distance (last query, first key) to the shortest: entry r + j belongs to the r-th query from the end."""
-        assert self.positions.start is not None
-        first_query, first_key = self.positions.start
-        longest = first_query + self.num_queries - 1 - first_key
-        distance = longest - torch.arange(self.num_queries + self.num_keys - 1, device=device)
+        """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
+        shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
+        distances = self.positions.distances()
+        assert distances is not None
         heads = torch.arange(self.num_heads, device=device)
-        return self.function(heads[:, None], distance).expand(self.num_heads, -1)
+        return self.function(heads[:, None], distances.to(device)).expand(self.num_heads, -1)
 
     def dense(self, device: torch.device) -> Tensor:
         if self.positions.start is None:
@@ -115,6 +121,12 @@ class _Projected(Score):
         self.batch, self.num_heads = self.content.shape[:2]
         self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
 
+    def index_vector(self) -> Tensor:
+        """The table's row of every distance that the positions can need, from the longest to the shortest."""
+        distances = self.positions.distances()
+        assert distances is not None
+        return self.index(distances).long()
+
     def _mod(self, of_query: bool) -> ScoreMod:
         projected = self.content @ self.table.mT  # (batch, num_heads, n, rows)
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -137,6 +149,14 @@ class KeyRelative(_Projected):
 
     def score_mod(self) -> ScoreMod:
         return self._mod(of_query=False)
+
+    def dense(self, device: torch.device) -> Tensor:
+        if self.num_queries > 1:
+            return super().dense(device)
+        # a query alone needs one row per key, not every row for every key
+        row = self.index(self.positions.q[:, :1] - self.positions.k).long()
+        table = self.table[:, row].transpose(0, 1)  # (batch or 1, num_heads or 1, num_keys, head_dim)
+        return (self.content * table).sum(-1)[:, :, None]
 
 
 def _cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
@@ -204,3 +224,9 @@ class KeyValues:
 def dense_sum(terms: Sequence[Score], device: torch.device) -> Tensor | None:
     """The sum of all terms as one tensor, or None when there is no term."""
     return reduce(torch.add, (term.dense(device) for term in terms)) if terms else None
+
+
+def sum_by_rows(terms: Sequence[Score], device: torch.device) -> Callable[[int, int], Tensor | None]:
+    """`dense_sum` by blocks of queries: (first, end) -> that part of the sum."""
+    blocks = [term.rows(device) for term in terms]
+    return lambda first, end: reduce(torch.add, (block(first, end) for block in blocks)) if blocks else None

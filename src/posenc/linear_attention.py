@@ -71,7 +71,10 @@ def linear_attention(
     summed = _Sums(positions, k.shape[1], chunk_size)
     total = summed(rq, rk, v.to(precise))
     weight = summed(fq, fk, torch.ones_like(fk[..., :1]))
-    return (total / weight.masked_fill(weight == 0, torch.inf)).to(q.dtype)
+    out = total / weight.masked_fill(weight == 0, torch.inf)
+    if positions.q_valid is not None:
+        out = out.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
+    return out.to(q.dtype)
 
 
 class _Sums:

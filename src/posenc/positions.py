@@ -12,6 +12,7 @@ from posenc.errors import InputError
 Ids = Tensor | Sequence[Any]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 T = TypeVar("T")
+_TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")
 
 
 def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -47,9 +48,12 @@ class Positions:
             Kept apart from the positions, which may be shared by tokens, fractional or restart per document.
         causal: whether order restricts what a query sees.
         valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
+        q_valid: (batch or 1, num_queries) bool, likewise; a query that is padding sees nothing.
         q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
         start: (first query position, first key position) when both run contiguously by ones, identically in every
             row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
+        diagonal: a causal query at index i sees the keys up to index i + diagonal. None: rows differ, or unknown.
+        span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
     """
 
     q: Tensor
@@ -58,9 +62,12 @@ class Positions:
     k_order: Tensor
     causal: bool = False
     valid: Tensor | None = None
+    q_valid: Tensor | None = None
     q_document: Tensor | None = None
     k_document: Tensor | None = None
     start: tuple[int, int] | None = None
+    diagonal: int | None = None
+    span: tuple[int, int] | None = None
     _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     # ---------------------------------------------------------------- constructors
@@ -86,12 +93,17 @@ class Positions:
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
             k = torch.arange(int(offset.max()) + n, device=device)[None]
-            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=k < offset[:, None] + n)
+            within = k.shape[1] - 1
+            valid = k < offset[:, None] + n
+            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid, span=(-within, within))
         if offset < 0:
             raise InputError(f"offset={offset}: the number of cached tokens cannot be negative")
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
-        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0))
+        span = 1 - n, offset + n - 1
+        return cls(
+            q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0), diagonal=offset, span=span
+        )  # fmt: skip
 
     @classmethod
     def from_ids(cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False) -> "Positions":
@@ -106,13 +118,14 @@ class Positions:
         k = q if key_ids is None else _ids("key_ids", key_ids)
         k_order = torch.arange(k.shape[1], device=k.device)[None]
         q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
-        return cls(q=q, k=k, q_order=q_order, k_order=k_order).with_causal(causal)
+        diagonal = k.shape[1] - q.shape[1]
+        return cls(q=q, k=k, q_order=q_order, k_order=k_order, diagonal=diagonal).with_causal(causal)
 
     @classmethod
     def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
         """Left or right padding, from a (batch, num_keys) mask of ones (token) and zeros (padding).
 
-        The first real token of each row is at position 0. With a cache, `num_queries` says how many of the last
+        The first real token of each row is at position 0; padding sees nothing. With a cache, `num_queries` says how many of the last
         columns are the queries of this call.
 
         Raises:
@@ -131,8 +144,11 @@ class Positions:
         k = (valid.long().cumsum(1) - 1).clamp(min=0)
         order = torch.arange(keys, device=k.device)[None]
         first = keys - queries
-        q, q_order = (k, order) if first == 0 else (k[:, first:], order[:, first:])
-        return cls(q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid)
+        q, q_order, q_valid = (k, order, valid) if first == 0 else (x[:, first:] for x in (k, order, valid))
+        return cls(
+            q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid,
+            diagonal=first, span=(1 - keys, keys - 1),
+        )  # fmt: skip
 
     @classmethod
     def packed(
@@ -181,10 +197,10 @@ class Positions:
         counted = order - torch.where(first, order, 0).cummax(1).values
         ids = torch.empty_like(documents, dtype=torch.long).scatter_(1, source, counted)
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
-        valid = documents >= 0 if padded else None
+        valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
         return cls(
-            q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid,
-            q_document=documents, k_document=documents,
+            q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid, q_valid=valid,
+            q_document=documents, k_document=documents, diagonal=0, span=(-last, last),
         )  # fmt: skip
 
     @classmethod
@@ -233,7 +249,7 @@ class Positions:
             )
         together = queries.q_document is not None and keys.k_document is not None
         return cls(
-            q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid,
+            q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
         )  # fmt: skip
 
@@ -264,13 +280,13 @@ class Positions:
     @property
     def batch(self) -> int:
         """Rows that differ from one another; 1 when one row serves any batch."""
-        tensors = (self.q, self.k, self.q_order, self.k_order, self.valid, self.q_document, self.k_document)
+        tensors = [getattr(self, name) for name in _TENSORS]
         return max(t.shape[0] for t in tensors if t is not None)
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
         q_order, k_order = rowwise(self.q_order), rowwise(self.k_order)
-        valid = None if self.valid is None else rowwise(self.valid)
+        valid, q_valid = (None if known is None else rowwise(known) for known in (self.valid, self.q_valid))
         documents = None
         if self.q_document is not None and self.k_document is not None:
             documents = rowwise(self.q_document), rowwise(self.k_document)
@@ -282,24 +298,40 @@ class Positions:
                 seen = seen & (k_order(b, j) <= q_order(b, i))
             if valid is not None:
                 seen = seen & valid(b, j)
+            if q_valid is not None:
+                seen = seen & q_valid(b, i)
             if documents is not None:
                 seen = seen & (documents[0](b, i) == documents[1](b, j))
             return seen
 
         return visible
 
-    def mask(self) -> Tensor:
-        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key."""
-        return self.mask_mod()(*grid_indices(self.batch, 1, self.num_queries, self.num_keys, self.q.device))
+    def mask(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key.
+        first, end: for these queries only."""
+        rows = (self.num_queries if end is None else end) - first
+        b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
+        return self.mask_mod()(b, h, i + first, j)
 
     @property
     def all_visible(self) -> bool:
         """True when it is known, without reading a tensor, that every query sees every key."""
-        if self.valid is not None or self.q_document is not None:
+        if not self.unmasked:
             return False
-        if not self.causal:
-            return True
-        return self.start is not None and self.start[0] >= self.start[1] + self.num_keys - 1
+        return not self.causal or (self.diagonal is not None and self.diagonal >= self.num_keys - 1)
+
+    @property
+    def unmasked(self) -> bool:
+        """True when nothing but causality restricts what a query sees."""
+        return self.valid is None and self.q_valid is None and self.q_document is None
+
+    def distances(self) -> Tensor | None:
+        """Every distance that a query may have from a key, (span's length,) from the longest to the shortest; None
+        where it is not known without reading a tensor."""
+        if self.span is None:
+            return None
+        shortest, longest = self.span
+        return longest - torch.arange(longest - shortest + 1, device=self.q.device)
 
     def lengths(self) -> Tensor:
         """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
@@ -335,7 +367,8 @@ class Positions:
             line = line.masked_fill(~self.valid.expand(rows, -1), torch.iinfo(torch.long).max)
         line = line.sort(1).values
         last = of_q * span + (q_order if self.causal else span - 1)
-        return torch.searchsorted(line, last, right=True) - torch.searchsorted(line, of_q * span)
+        seen = torch.searchsorted(line, last, right=True) - torch.searchsorted(line, of_q * span)
+        return seen if self.q_valid is None else seen * self.q_valid
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that every layer of this forward pass can share, made once. Only for values without gradient:
@@ -367,7 +400,8 @@ class Positions:
         (batch or 1, n). Who sees whom stays as it is."""
         q = place(self.q, self.q_order)
         same = self.q is self.k and self.q_order is self.k_order
-        return replace(self, q=q, k=q if same else place(self.k, self.k_order), start=None, _shared={})
+        k = q if same else place(self.k, self.k_order)
+        return replace(self, q=q, k=k, start=None, span=None, _shared={})
 
     def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
         """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis.
@@ -384,8 +418,7 @@ class Positions:
 
     def to(self, device: torch.device | str) -> "Positions":
         """The same positions on another device."""
-        names = ("q", "k", "q_order", "k_order", "valid", "q_document", "k_document")
-        moved = {n: t.to(device) for n in names if (t := getattr(self, n)) is not None}
+        moved = {n: t.to(device) for n in _TENSORS if (t := getattr(self, n)) is not None}
         return replace(self, **moved, _shared={})
 
 

@@ -74,9 +74,14 @@ def test_it_is_the_formula(clamp_len, names, cls):
 def test_structures_are_exact_ones():
     q, k, _ = qkv(WHERE["memory"])
     unlimited = made().bias(q, k, WHERE["memory"])
-    assert isinstance(unlimited, Factored)
-    assert unlimited.left.shape == (2, 4, 4, 10)
-    assert unlimited.right.shape == (1, 1, 9, 10)
+    assert isinstance(unlimited, QueryRelative)
+    assert unlimited.table.shape == (4, 12, 6), "a row for each of the 4 + 9 - 1 distances"
+    anywhere = Positions.from_ids(WHERE["memory"].q, WHERE["memory"].k)
+    factored = made().bias(q, k, anywhere)
+    assert isinstance(factored, Factored)
+    assert factored.left.shape == (2, 4, 4, 10)
+    assert factored.right.shape == (1, 1, 9, 10)
+    assert_close(factored.dense(q.device), unlimited.dense(q.device), atol=1e-12, rtol=0)
     clamped = made(clamp_len=3).bias(q, k, WHERE["memory"])
     assert isinstance(clamped, QueryRelative)
     assert clamped.table.shape == (4, 7, 6)

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import TUPE, TUPER, Positions
-from posenc.bias import Factored, Positional, Relative
+from posenc.bias import Factored, Relative
 from references import content, loops
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
@@ -131,7 +131,7 @@ def test_structures_and_tables():
     absolute = made().bias(q, k, WHERE["cached"])
     assert isinstance(absolute, Factored)
     assert (absolute.left.shape, absolute.right.shape) == ((1, 4, 3, 8), (1, 4, 9, 8))  # two columns for the reset
-    assert isinstance(made(TUPER).bias(q, k, WHERE["cached"])[1], Positional)
+    assert isinstance(made(TUPER).bias(q, k, WHERE["cached"])[1], Relative)
     assert isinstance(made(TUPER, untie_cls=False).bias(q, k, WHERE["cached"])[1], Relative)
     assert (len(TUPE(5, 8, 2, 4).table), len(TUPE(5, 8, 2, 4, untie_cls=False).table)) == (6, 5)
     assert TUPER(5, 8, 2, 4).distances.shape == (2, 33)

@@ -1,88 +1,105 @@
-"""PyTorch's scaled_dot_product_attention, given position in the cheapest exact form it accepts."""
+"""Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
+from posenc.backends.lower import Lowered, lower
+from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
-from posenc.bias import Relative, dense_sum, hankel
+from posenc.bias import dense_sum, sum_by_rows
+
+BLOCK_CELLS = 2**22
+"""Scores that a block of queries may hold at once: 16 MiB in float32."""
 
 
 class SDPA:
-    """Serves everything but terms on the values. In order of cost: no mask or is_causal; a strided view of one
-    vector for a bias of the distance alone; a dense mask."""
+    """Serves everything but terms on the values at positions that are not contiguous.
+
+    In order of cost: no mask or is_causal; on the CPU, the operator of `fused`, in linear memory; a dense mask, by
+    blocks of queries where it would be large, and those recomputed for the gradient.
+    """
 
     def refusal(self, problem: Problem) -> str | None:
-        return "a term on the values (w_ij) needs the attention probabilities" if problem.values is not None else None
+        if problem.values is None:
+            return None
+        found = _lowered(problem)
+        return f"a term on the values (w_ij) needs the probabilities: {found}" if isinstance(found, str) else None
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         batch, heads, queries = problem.q.shape[:3]
-        keys, positions, size = problem.k.shape[2], problem.positions, problem.q.element_size()
-        cells = batch * heads * queries * keys * size
-        if problem.dropout_p > 0 and problem.q.device.type == "cpu":
-            why = "dropout makes the CPU's SDPA keep scores and probabilities"
-            return why, 3 * cells, "no dropout on the attention weights"
-        if _trains_sink(problem):
-            return "the gradient of a learned sink needs scores and probabilities", 3 * cells, "a sink without gradient"
-        padded = _padded_width(problem)
-        widened = 0 if padded is None else padded * sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v)) * size
+        keys, positions = problem.k.shape[2], problem.positions
+        size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
         if _is_plain(problem):
-            return "no bias and contiguous positions: no mask is built", widened, ""
-        if _is_toeplitz(problem):
-            flipped = problem.q.numel() * size
-            vector = heads * (queries + keys - 1) * 4
-            how = "a bias of the distance alone, read through a strided view of one vector"
-            if not _wants_gradient(problem):
-                return how, flipped + vector + widened, ""
-            return f"{how}; its gradient makes SDPA keep the probabilities", 2 * cells, "freezing the bias"
+            width = _padded_width(problem)
+            rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
+            return "no bias and contiguous positions: no mask is built", rows * (width or 0) * size, ""
+        found = _lowered(problem)
+        if isinstance(found, Lowered):
+            return _plan_fused(problem, found)
+        if _trains_sink(problem):
+            return "the gradient of a learned sink needs scores and probabilities", (
+                3 * batch * heads * queries * keys * size
+            ), "a sink without gradient"  # fmt: skip
+        rows = _block_rows(problem)
+        cells = batch * heads * keys * min(rows, queries)
+        faster = "contiguous positions" if problem.bias else "contiguous positions need no mask"
+        if rows < queries:
+            how = f"{found}: a dense mask for {rows} queries at a time"
+            again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
+            return how + again, 3 * cells * size, faster
         if not problem.bias and problem.sink is None:
-            return "a dense bool mask", positions.batch * queries * keys + widened, "contiguous positions need no mask"
-        rows = max([positions.batch, *(term.batch for term in problem.bias)])
-        tensors = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
-        return "a dense float mask", max(tensors, 1) * rows * heads * queries * keys * max(size, 4) + widened, ""
+            return f"{found}: a dense bool mask", positions.batch * queries * keys, faster
+        copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
+        per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
+        return f"{found}: a dense float mask", max(copies, 1) * per_row, "" if queries == 1 else faster
 
     def attend(self, problem: Problem) -> Tensor:
+        if _is_plain(problem):
+            return _plain(problem)
+        found = _lowered(problem)
+        if isinstance(found, Lowered):
+            return _fused(problem, found)
         if _trains_sink(problem):
             # SDPA would take its own N x N path, with an extra column that defies export for any length
             return Reference().attend(problem)
-        q, k, v = problem.q, problem.k, problem.v
-        width = _padded_width(problem)
-        if width is not None:
-            q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-            out = self._attend(problem, q, k, v)
-            return out[..., : problem.v.shape[-1]]
-        return self._attend(problem, q, k, v)
+        rows, queries = _block_rows(problem), problem.q.shape[2]
+        if rows >= queries:
+            return _dense(problem, 0, queries, dense_sum(problem.bias, problem.q.device))
+        bias = sum_by_rows(problem.bias, problem.q.device)
 
-    def _attend(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        positions = problem.positions
-        options = {"scale": problem.scale, "dropout_p": problem.dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
-        if _is_plain(problem):
-            # one query sees all it is given; SDPA's own causal mask is aligned to the first key, so it needs a square
-            causal = not positions.all_visible
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, **options)  # type: ignore[arg-type]
+        def block(first: int, end: int) -> Tensor:
+            return _dense(problem, first, end, bias(first, end))
 
-        if _is_toeplitz(problem):
-            vector = _toeplitz_vector(problem)
-            view = hankel(vector, k.shape[2])[None]
-            return scaled_dot_product_attention(q.flip(2), k, v, attn_mask=view, **options).flip(2)  # type: ignore[arg-type]
+        blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
+        if not torch.is_grad_enabled():
+            return torch.cat([block(*at) for at in blocks], 2)
+        return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)  # type: ignore[misc]
 
-        bias = dense_sum(problem.bias, q.device)
-        visible: Tensor | None = None if positions.all_visible else positions.mask()
-        if problem.sink is not None:
-            bias, visible = _with_sink(problem, bias, visible)
-            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-        blind = None
-        if visible is not None:
-            # SDPA leaves rows without a visible key undefined: let them see everything, then clear their output
-            seen = visible.any(-1, keepdim=True)
-            blind, visible = ~seen, visible | ~seen
-        mask = visible
-        if bias is not None:
-            bias = _mask_dtype(bias, q)
-            mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)  # type: ignore[arg-type]
-        return out if blind is None else out.masked_fill(blind, 0.0)
+
+# -------------------------------------------------------------------- no mask
+
+
+def _is_plain(problem: Problem) -> bool:
+    """No bias, no sink, and a visibility that SDPA knows by itself."""
+    positions = problem.positions
+    if problem.bias or problem.sink is not None or problem.values is not None or not positions.unmasked:
+        return False
+    if problem.dropout_p > 0 and problem.q.device.type == "cpu":
+        return False  # the CPU's SDPA would keep scores and probabilities
+    # SDPA's own causal mask is aligned to the first key, so it needs a square
+    square = positions.diagonal == 0 and positions.num_queries == positions.num_keys
+    return positions.all_visible or square
+
+
+def _plain(problem: Problem) -> Tensor:
+    q, k, v = _padded(problem)
+    options = {"scale": problem.scale, "dropout_p": problem.dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
+    causal = not problem.positions.all_visible
+    out = scaled_dot_product_attention(q, k, v, is_causal=causal, **options)  # type: ignore[arg-type]
+    return out[..., : problem.v.shape[-1]]
 
 
 def _padded_width(problem: Problem) -> int | None:
@@ -92,58 +109,93 @@ def _padded_width(problem: Problem) -> int | None:
     return max(widths) if problem.q.device.type == "cpu" and widths[0] != widths[1] else None
 
 
+def _padded(problem: Problem) -> tuple[Tensor, ...]:
+    width = _padded_width(problem)
+    inputs = problem.q, problem.k, problem.v
+    return inputs if width is None else tuple(pad(x, (0, width - x.shape[-1])) for x in inputs)
+
+
+# -------------------------------------------------------------------- the fused operator
+
+
+def _lowered(problem: Problem) -> Lowered | str:
+    """The operator's arguments, or why it is not used."""
+    if problem.q.device.type != "cpu":
+        return "the fused operator is for the CPU"
+    if problem.q.shape[2] == 1 and problem.values is None and problem.dropout_p == 0 and not _trains_sink(problem):
+        return "a single query"  # whose dense mask is a row
+    return lower(problem)
+
+
+def _fused(problem: Problem, found: Lowered) -> Tensor:
+    seed = torch.randint(2**62, ()) if problem.dropout_p > 0 else None
+    out, lse = attend(
+        problem.q, problem.k, problem.v, found.tensors, found.kinds, found.segments.table, problem.positions.causal,
+        problem.scale, found.longest, problem.dropout_p, seed,
+    )  # fmt: skip
+    if problem.sink is None:
+        return out
+    # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
+    share = (lse.masked_fill(lse == -torch.inf, 0.0) - problem.sink[:, None]).sigmoid()
+    return out * share[..., None].to(out.dtype)
+
+
+def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
+    batch, heads, queries, width = problem.q.shape
+    keys = problem.k.shape[2]
+    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
+    own = sum(x.numel() * x.element_size() for x in found.tensors)
+    tiles = 2**19 * size * 2
+    if found.kinds in ("", "distance") and problem.dropout_p == 0 and problem.values is None:
+        how = "a bias of the distance alone, read through a strided view of one vector" if found.kinds else (
+            "no bias: only what is visible is visited"
+        )  # fmt: skip
+        tiles = 2 * batch * heads * min(queries, 256) * width * size
+    else:
+        how = "terms are computed a tile at a time"
+    inputs = problem.q, problem.k, problem.v, *found.tensors
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
+    return how, own + tiles + gradient, ""
+
+
 def _trains_sink(problem: Problem) -> bool:
     return problem.sink is not None and problem.sink.requires_grad and torch.is_grad_enabled()
 
 
-def _is_plain(problem: Problem) -> bool:
-    """No bias, no sink, and a visibility that SDPA knows by itself."""
-    positions = problem.positions
-    if problem.bias or problem.sink is not None:
-        return False
-    if positions.all_visible:
-        return True
-    square = positions.start is not None and positions.start[0] == positions.start[1]
-    return square and positions.num_queries == positions.num_keys
+# -------------------------------------------------------------------- a dense mask
 
 
-def _wants_gradient(problem: Problem) -> bool:
-    """Whether a gradient will flow into the bias: the CPU's SDPA then leaves its fused path."""
-    if not torch.is_grad_enabled():
-        return False
-    return any(isinstance(t, Relative) and t.vector(problem.q.device).requires_grad for t in problem.bias)
+def _block_rows(problem: Problem) -> int:
+    """Queries whose scores are held at once; all of them where a graph for any length is traced."""
+    batch, heads, queries = problem.q.shape[:3]
+    if torch.compiler.is_compiling():
+        return queries
+    return max(16, BLOCK_CELLS // (batch * heads * problem.k.shape[2]))
 
 
-def _is_toeplitz(problem: Problem) -> bool:
-    """Biases of the distance alone over contiguous positions, on a backend that reads strided masks."""
-    positions = problem.positions
-    return (
-        bool(problem.bias)
-        and positions.start is not None
-        # a term may have laid the positions out on a grid of its own
-        and all(isinstance(term, Relative) and term.positions.start == positions.start for term in problem.bias)
-        and problem.sink is None
-        and problem.q.device.type == "cpu"
-        and not _every_key_hidden(problem)
-    )
-
-
-def _every_key_hidden(problem: Problem) -> bool:
-    """Whether the first query sees nothing, which the strided view could not express."""
-    positions = problem.positions
-    return positions.causal and positions.start is not None and positions.start[0] < positions.start[1]
-
-
-def _toeplitz_vector(problem: Problem) -> Tensor:
-    positions, device = problem.positions, problem.q.device
-    assert positions.start is not None
-    vector = sum(t.vector(device) for t in problem.bias if isinstance(t, Relative))
-    assert isinstance(vector, Tensor)
-    if positions.causal:
-        longest = positions.start[0] + positions.num_queries - 1 - positions.start[1]
-        future = torch.arange(vector.shape[-1], device=device) > longest
-        vector = vector.masked_fill(future, -torch.inf)
-    return _mask_dtype(vector, problem.q)
+def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
+    """Attention of some queries under a dense mask; bias is their part of the sum of the terms."""
+    q, k, v = _padded(problem)
+    if end - first < q.shape[2]:
+        q = q[:, :, first:end]
+    visible: Tensor | None = None if problem.positions.all_visible else problem.positions.mask(first, end)
+    if problem.sink is not None:
+        bias, visible = _with_sink(problem, q, bias, visible)
+        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+    blind = None
+    if visible is not None:
+        # SDPA leaves rows without a visible key undefined: let them see everything, then clear their output
+        seen = visible.any(-1, keepdim=True)
+        blind, visible = ~seen, visible | ~seen
+    mask = visible
+    if bias is not None:
+        bias = _mask_dtype(bias, q)
+        mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+    options = {"scale": problem.scale, "dropout_p": problem.dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)  # type: ignore[arg-type]
+    out = out[..., : problem.v.shape[-1]]
+    return out if blind is None else out.masked_fill(blind, 0.0)
 
 
 def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
@@ -152,14 +204,16 @@ def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
     return mask.to(torch.float32 if keep else q.dtype)
 
 
-def _with_sink(problem: Problem, bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _with_sink(
+    problem: Problem, q: Tensor, bias: Tensor | None, visible: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """The sink as one more column: its score is the logit and everybody sees it (its key and value are zero)."""
-    queries, keys = problem.q.shape[2], problem.k.shape[2]
+    queries, keys = q.shape[2], problem.k.shape[2]
     assert problem.sink is not None
     if bias is None:
         bias = problem.sink.new_zeros(1, 1, queries, keys)
     logits = problem.sink[None, :, None, None].to(bias.dtype)
-    heads = (bias.shape[0], problem.q.shape[1], queries)
+    heads = (bias.shape[0], q.shape[1], queries)
     bias = torch.cat((bias.expand(*heads, keys), logits.expand(*heads, 1)), -1)
     visible = None if visible is None else pad(visible, (0, 1), value=True)
     return bias, visible

@@ -1,5 +1,6 @@
 """Transformer-XL and XLNet: sinusoidal codes of the distance, projected to keys, against queries and learned biases."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -87,12 +88,28 @@ class TransformerXL(ContentBias):
             self.check_integers(positions)
             return QueryRelative(queries, self.projection(self.codes.to(q.device, dtype), own), self.row, positions)
         positions.require_one_axis(type(self).__name__)
+        if positions.span is not None and positions.num_queries > 1:
+            return QueryRelative(queries, *self.keys_of_distance(positions, own, dtype), positions)
         # (q + v) . W_R R_t = w . R_t with w = W_R^T (q + v), and R_(i-j) is R_(-j) turned by i, one angle per pair
         w = queries @ self.projection.weight[own].to(dtype)
         sines, cosines = (w[..., 0::2], w[..., 1::2]) if self.layout == "interleaved" else w.chunk(2, -1)
         of_q = positions.shared((self, "q", dtype), lambda: self.cos_sin(positions.q, dtype))
         of_k = positions.shared((self, "k", dtype), lambda: self.cos_sin(positions.k, dtype))
         return Factored(rotary(torch.cat((cosines, -sines), -1), *of_q), torch.cat(of_k, -1))
+
+    def keys_of_distance(
+        self, positions: Positions, layer: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """W_R R_t for every distance t there is, (num_heads, distances, dim), and the row of each distance."""
+        distances = positions.distances()
+        assert distances is not None and positions.span is not None
+        longest = positions.span[1]
+
+        def codes() -> Tensor:
+            return sinusoidal_from(distances, self.frequencies, self.layout).to(positions.q.device, dtype)
+
+        found = self.projection(positions.shared((self, "distances", dtype), codes), layer)
+        return found, lambda distance: longest - distance
 
     def row(self, distance: Tensor) -> Tensor:
         """The row of a distance among the clamped ones."""

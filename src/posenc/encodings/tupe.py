@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from posenc.bias import Factored, Positional, Relative, Score
+from posenc.bias import Factored, Relative, Score
+from posenc.encoding import as_terms
 from posenc.encodings.absolute import rows_of
 from posenc.encodings.checks import check_beyond, check_sizes, check_std
 from posenc.encodings.content import ContentBias, HeadProjection
@@ -62,17 +63,24 @@ class TUPE(ContentBias):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | list[Score]:
         self.check_heads(q)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
-        left = self.query(self.codes(positions).to(dtype)) * scale
-        right = self.key(self.codes(positions, keys=True).to(dtype))
+        of_q = self.codes(positions).to(dtype)
+        of_k = of_q if positions.q is positions.k else self.codes(positions, keys=True).to(dtype)
+        left, right = self.query(of_q) * scale, self.key(of_k)
         if not self.untie_cls:
             return Factored(left, right)
-        ends = self.norm(self.table[:2]).to(dtype)
-        from_cls, to_cls = ((self.query(ends) * scale) * self.key(ends)).sum(-1)[..., None, None].unbind(1)
-        # two more columns: (1, 0) . (from_cls, .) in the row of [CLS], (0, 1) . (., to_cls) in its column elsewhere
-        of_q, of_k = (at[:, None, :, None] == 0 for at in (positions.q, positions.k))
-        left = torch.cat((left.masked_fill(of_q, 0), *_columns(left, of_q.to(dtype), (~of_q).to(dtype))), -1)
-        right = torch.cat((right.masked_fill(of_k, 0), *_columns(right, from_cls[None], to_cls[None] * of_k)), -1)
+        from_cls, to_cls = self.of_cls(positions, dtype)
+        # two more columns: (1, 0) . (from_cls, .) in the row of [CLS], (0, to_cls) . (., 1) in its column elsewhere
+        q_cls, k_cls = (at[:, None, :, None] == 0 for at in (positions.q, positions.k))
+        left = torch.cat((left.masked_fill(q_cls, 0), *_columns(left, q_cls.to(dtype), to_cls * ~q_cls)), -1)
+        right = torch.cat((right.masked_fill(k_cls, 0), *_columns(right, from_cls, k_cls.to(dtype))), -1)
         return Factored(left, right)
+
+    def of_cls(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The scores from [CLS], for every key or all, and to it, for every query or all: (1, num_heads, n or 1, 1)."""
+        ends = self.norm(self.table[:2]).to(dtype)
+        scores = ((self.query(ends) * self.scale(self.head_dim)) * self.key(ends)).sum(-1)
+        from_cls, to_cls = scores[None, ..., None, None].unbind(2)
+        return from_cls, to_cls
 
     def codes(self, positions: Positions, keys: bool = False) -> Tensor:
         """Of the queries or the keys: (batch or 1, n, dim), after LayerNorm."""
@@ -118,19 +126,22 @@ class TUPER(TUPE):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> list[Score]:
         absolute = super().bias(q, k, positions, layer)
-        assert isinstance(absolute, Factored)
-        table = self.distances.to(absolute.left.dtype)
+        table = self.distances.to(torch.promote_types(q.dtype, torch.float32))
 
         def of_distance(head: Tensor, distance: Tensor) -> Tensor:
             return table[head, self.bucket(distance)]
 
-        def of_positions(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            bucket = torch.where(key == 0, self.num_buckets, self.bucket(query - key))
-            return table[head, torch.where(query == 0, self.num_buckets // 2, bucket)]
+        return [*as_terms(absolute), Relative(of_distance, self.num_heads, positions)]
 
-        if self.untie_cls:
-            return [absolute, Positional(of_positions, self.num_heads, positions)]
-        return [absolute, Relative(of_distance, self.num_heads, positions)]
+    def of_cls(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        from_cls, to_cls = super().of_cls(positions, dtype)
+        table = self.distances.to(dtype)
+
+        def instead(bucket: int, distance: Tensor) -> Tensor:
+            """One bias in place of the distance's, (batch or 1, num_heads, n, 1)."""
+            return (table[:, bucket, None, None] - table[:, self.bucket(distance)]).transpose(0, 1)[..., None]
+
+        return from_cls + instead(self.num_buckets // 2, -positions.k), to_cls + instead(self.num_buckets, positions.q)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """T5's bucket of query position minus key position."""

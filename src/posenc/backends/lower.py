@@ -1,0 +1,66 @@
+"""From the structures of an encoding to the plain tensors that the fused operator takes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.backends.problem import Problem
+from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Score
+from posenc.segments import Segments, segments
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Arguments of `operator.attend`."""
+
+    kinds: str
+    tensors: list[Tensor]
+    segments: Segments
+    longest: int
+    """The distance that vectors of distances begin with."""
+
+
+def lower(problem: Problem) -> Lowered | str:
+    """A problem as the operator's arguments, or why it has no such form."""
+    found = segments(problem.positions)
+    if found is None:
+        return "what is visible is not made of rectangles"
+    by_distance = [t for t in problem.bias if isinstance(t, Relative | QueryRelative | KeyRelative)]
+    span = problem.positions.span
+    if (by_distance or problem.values is not None) and (span is None or not found.regular):
+        return "positions are not contiguous"
+    if any(term.positions is not problem.positions for term in by_distance):
+        return "a term counts positions of its own"
+    precise = torch.promote_types(problem.q.dtype, torch.float32)
+    kinds, tensors = [], []
+    vectors = [t.vector(problem.q.device) for t in problem.bias if isinstance(t, Relative)]
+    if vectors:
+        kinds.append("distance")
+        tensors.append(sum(vectors[1:], vectors[0]).to(precise))
+    for term in problem.bias:
+        if isinstance(term, Relative):
+            continue
+        lowered = _lower(term, precise)
+        if lowered is None:
+            return f"a term of kind {type(term).__name__} is a function of both positions"
+        kinds.append(lowered[0])
+        tensors += lowered[1]
+    if problem.values is not None:
+        distances = problem.positions.distances()
+        assert distances is not None
+        kinds.append("values")
+        tensors += [problem.values.table.to(precise), problem.values.index(distances).long()]
+    longest = span[1] if span is not None else problem.q.shape[2] + problem.k.shape[2]
+    return Lowered(" ".join(kinds), tensors, found, longest)
+
+
+def _lower(term: Score, precise: torch.dtype) -> tuple[str, list[Tensor]] | None:
+    if isinstance(term, QueryRelative | KeyRelative):
+        kind = "query" if isinstance(term, QueryRelative) else "key"
+        return kind, [term.content.to(precise), term.table.to(precise), term.index_vector()]
+    if isinstance(term, Factored):
+        return "product", [term.left.to(precise), term.right.to(precise)]
+    if isinstance(term, Dense):
+        return "any", [term.tensor.to(precise)]
+    return None

@@ -1,0 +1,102 @@
+"""Who sees whom, as rectangles: what lets attention skip everything else."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.positions import Positions
+
+WIDTH = 6
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The visible part of an attention call, as rectangles of consecutive queries and keys.
+
+    Attributes:
+        table: per rectangle (row of the batch, or -1 for all rows; first query, end; first key, end; diagonal). Inside,
+            every query sees every key or, if causal, query i the keys up to i + diagonal. Outside nothing is seen.
+        regular: query i is at distance i - j + diagonal from key j in every rectangle.
+    """
+
+    table: list[int]
+    regular: bool
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH))
+
+
+def segments(positions: Positions) -> Segments | None:
+    """The rectangles of a call: all of it, a row's text without its padding, each packed document. None where what is
+    visible is not made of rectangles, as with holes in a mask, or where a graph is traced that may not read tensors."""
+    size = [positions.num_queries, positions.num_keys]
+    if positions.unmasked and (not positions.causal or positions.diagonal is not None):
+        if positions.start is not None:
+            diagonal = positions.start[0] - positions.start[1]
+        else:
+            diagonal = 0 if positions.diagonal is None else positions.diagonal
+        return Segments([-1, 0, size[0], 0, size[1], diagonal], positions.start is not None)
+    if torch.compiler.is_compiling():
+        return None
+    return positions.shared("segments", lambda: _read(positions))
+
+
+def _read(positions: Positions) -> Segments | None:
+    p = positions
+    if p.causal and not (_steps(p.q_order).all() and _steps(p.k_order).all()):
+        return None
+    documents = [d for d in (p.q_document, p.k_document) if d is not None]
+    lowest = min((int(d.min()) for d in documents), default=0)
+    sides = (p.q_order, p.q_document, p.q_valid), (p.k_order, p.k_document, p.valid)
+    q_group, k_group = (_groups(*side, lowest) for side in sides)
+    regular = p.axes == 1 and bool((_steps(p.q) | _edges(q_group)).all() and (_steps(p.k) | _edges(k_group)).all())
+    table: list[int] = []
+    for row in range(p.batch):
+        queries, keys = _runs(_row(q_group, row)), _runs(_row(k_group, row))
+        if queries is None or keys is None:
+            return None
+        for group in queries.keys() & keys.keys():
+            (first_q, end_q), (first_k, end_k) = queries[group], keys[group]
+            ordered = int(_row(p.q_order, row)[0] - _row(p.k_order, row)[0]) if p.causal else 0
+            if regular:
+                away = int(_row(p.q, row)[first_q] - _row(p.k, row)[first_k]) - first_q + first_k
+                regular = not p.causal or away == ordered
+                ordered = ordered if p.causal else away
+            table += [row if p.batch > 1 else -1, first_q, end_q, first_k, end_k, ordered]
+    return Segments(table, regular and not p.q.is_floating_point() and not p.k.is_floating_point())
+
+
+def _row(table: Tensor, row: int) -> Tensor:
+    return table[row if table.shape[0] > 1 else 0]
+
+
+def _steps(table: Tensor) -> Tensor:
+    """Where a number is followed by the next one."""
+    return table.diff(dim=1) == 1
+
+
+def _edges(group: Tensor) -> Tensor:
+    """Where a token is not followed by another one of its document."""
+    return (group.diff(dim=1) != 0) | (group[:, 1:] == 0)
+
+
+def _groups(order: Tensor, document: Tensor | None, valid: Tensor | None, lowest: int) -> Tensor:
+    """The document of each token counted from 1, and 0 for padding: (batch or 1, n)."""
+    group = torch.ones_like(order) if document is None else document.long() - lowest + 1
+    return group if valid is None else group * valid
+
+
+def _runs(group: Tensor) -> dict[int, tuple[int, int]] | None:
+    """First token and end of each group but 0; None if one comes in several pieces."""
+    values, counts = torch.unique_consecutive(group, return_counts=True)
+    found: dict[int, tuple[int, int]] = {}
+    end = 0
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        first, end = end, end + count
+        if value and value in found:
+            return None
+        if value:
+            found[value] = first, end
+    return found
