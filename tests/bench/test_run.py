@@ -2,8 +2,10 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -340,6 +342,49 @@ def test_the_help_names_every_case(capsys):
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert all(name in out for name in CASES)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends the children of a process that is gone")
+def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "posenc.cli",
+        "bench",
+        "t5",
+        "--n",
+        "20000",
+        "--mode",
+        "forward",
+        "--device",
+        "cpu",
+    ]
+    command += ["--out", str(tmp_path), "--no-peers", "--patience", "1000"]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        worker = wait_for(lambda: children(started.pid))
+        (handle,) = [os.pidfd_open(pid) for pid in worker]
+    finally:
+        started.kill()
+        started.wait()
+    assert select.select([handle], [], [], 20)[0], "the worker has ended"
+    os.close(handle)
+
+
+def children(pid):
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def wait_for(found, seconds=60):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if answer := found():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError("nothing came")
 
 
 def test_the_worker_is_quiet_about_a_parent_that_left():

@@ -20,6 +20,7 @@ import torch
 
 from posenc.bench.harness import Effort
 from posenc.bench.measure import Row, measure
+from posenc.bench.memory import die_with_parent
 from posenc.bench.plan import MEMORY, Settings, Trial
 
 LONGEST = 900
@@ -119,6 +120,7 @@ class Worker:
 
 def main() -> None:
     """Over there: read jobs until the parent leaves."""
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
 
