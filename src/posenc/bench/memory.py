@@ -56,7 +56,7 @@ def _status(name: str) -> int:
 
 
 def apart(work: Callable[[], int]) -> int:
-    """Run work in a process forked from this one, which has imported what is needed and computed nothing.
+    """Run work in a process forked from this one, which has imported what is needed and computed next to nothing.
 
     Raises:
         RuntimeError: it failed, or the process died.

@@ -90,7 +90,7 @@ def in_words(row: Results) -> str:
     if row["status"] == DIFFERS:
         return "differs" if row["error"] is None else f"differs by {row['error']:.1g}"
     status: str = row["status"]
-    return {MEASURED: "alone", MISSING: "not installed"}.get(status, status)
+    return {MEASURED: "not timed", MISSING: "not installed"}.get(status, status)
 
 
 def ratio(value: float) -> str:
