@@ -23,7 +23,7 @@ class Effort:
 
     rounds: int = 7
     block: float = 0.03
-    budget: float = 4.0
+    budget: float = 3.0
     patience: float = 2.5
 
 
