@@ -1,5 +1,7 @@
 """Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -96,10 +98,14 @@ def _is_plain(problem: Problem) -> bool:
 
 def _plain(problem: Problem) -> Tensor:
     q, k, v = _padded(problem)
-    options = {"scale": problem.scale, "dropout_p": problem.dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
-    causal = not problem.positions.all_visible
-    out = scaled_dot_product_attention(q, k, v, is_causal=causal, **options)  # type: ignore[arg-type]
+    out = scaled_dot_product_attention(q, k, v, is_causal=not problem.positions.all_visible, **_options(problem))
     return out[..., : problem.v.shape[-1]]
+
+
+def _options(problem: Problem) -> dict[str, Any]:
+    options = {"scale": problem.scale, "dropout_p": problem.dropout_p}
+    # a branch, because the comparison of two lengths is not a bool while a graph is traced
+    return options | {"enable_gqa": True} if problem.q.shape[1] != problem.k.shape[1] else options
 
 
 def _padded_width(problem: Problem) -> int | None:
@@ -192,8 +198,7 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
     if bias is not None:
         bias = _mask_dtype(bias, q)
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-    options = {"scale": problem.scale, "dropout_p": problem.dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)  # type: ignore[arg-type]
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **_options(problem))
     out = out[..., : problem.v.shape[-1]]
     return out if blind is None else out.masked_fill(blind, 0.0)
 
