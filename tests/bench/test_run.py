@@ -145,7 +145,7 @@ def test_every_candidate_has_a_row_whatever_happens_to_it(monkeypatch):
         "broken": ("failed", "ValueError: two lines"),
         "cannot": ("left out", "only on Tuesdays"),
         "dead": ("failed", "SIGKILL"),
-        "slow": ("left out", "expected to take 9.0 s a call, more than --patience 2.5"),
+        "slow": ("left out", "expected to take 9.0 s a call, more than --patience 3"),
     }
     assert told == ["limit", "fine", "broken", "cannot", "absent", ""]
     assert [len(row.seconds) for row in rows if row.status == "measured"] == [3, 3]

@@ -24,7 +24,7 @@ class Effort:
     rounds: int = 7
     block: float = 0.03
     budget: float = 3.0
-    patience: float = 2.5
+    patience: float = 3.0
 
 
 @dataclass(frozen=True)
