@@ -1,12 +1,13 @@
 # make demo   compare positional encodings on real text and say where the report is
 # make test   the whole test suite
 # make check  lint, format and types
+# make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check bench setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab and $(VENV)/dev are stamps: the extras that are installed
@@ -32,5 +33,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: setup
+	$(BIN)/posenc bench
+	$(BIN)/python -m posenc.bench.readme posenc-bench/results.json
+
 clean:
-	rm -rf $(VENV) posenc-compare
+	rm -rf $(VENV) posenc-compare posenc-bench

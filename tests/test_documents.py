@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from posenc import cli
+from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
 
 ROOT = Path(__file__).parent.parent
@@ -35,10 +36,11 @@ def test_commands_parse(path, monkeypatch):
     parsed = []
     monkeypatch.setattr(cli, "_compare", lambda options, command: parsed.append(options) or 0)
     monkeypatch.setattr(cli, "_conform", lambda options, command: KINDS[options.kind] and 0)
+    monkeypatch.setattr(cli, "_bench", lambda options, command: plan(options.cases) and 0)
     for block in blocks(path, "sh"):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
-            if words[:2] in (["posenc", "compare"], ["posenc", "conform"]):
+            if words[:2] in (["posenc", "compare"], ["posenc", "conform"], ["posenc", "bench"]):
                 assert cli.main(words[1:]) == 0, line
     if path.name == "README.md":
         assert len(parsed) == 4

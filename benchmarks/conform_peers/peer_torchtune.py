@@ -2,7 +2,9 @@
 
 from functools import cache
 
-from shared import LONGEST, from_angles, single_file
+from shared import LONGEST, from_angles
+
+from posenc.bench.case import single_file
 
 PACKAGE = "torchtune"
 rope = single_file("torchtune", "modules/position_embeddings.py")

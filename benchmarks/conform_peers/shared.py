@@ -1,10 +1,8 @@
 """What several adapters need: packages hand out tables and ranges where the conventions ask for frequencies and rows."""
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -39,20 +37,6 @@ def one_by_one(turn: Callable[[Tensor, int], Tensor], x: Tensor, positions: Tens
     starts = [0, *(i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1), len(positions)]
     parts = [turn(x[:, :, a:b], int(positions[a])) for a, b in pairwise(starts)]
     return torch.cat(parts, dim=2)
-
-
-def single_file(package: str, path: str) -> ModuleType:
-    """One module of an installed package, without importing the package around it."""
-    root = importlib.util.find_spec(package)
-    if root is None or not root.submodule_search_locations:
-        raise ImportError(f"{package} is not installed")
-    file = Path(root.submodule_search_locations[0]) / path
-    spec = importlib.util.spec_from_file_location(f"{package}_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class StandIn(ModuleType):

@@ -19,9 +19,10 @@ from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
-from posenc.lab.sweep import Interrupted, cores, sweep, work
+from posenc.lab.sweep import Interrupted, sweep, work
 from posenc.lab.train import build
 from posenc.lab.wording import answer, limits
+from posenc.machine import cores, cpu
 
 SCHEMA = 1
 MOST_SEEDS = 1000
@@ -162,18 +163,10 @@ def machine(workers: int) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "workers": workers,
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -31,11 +31,6 @@ class Interrupted(Exception):
     """The sweep was stopped from the keyboard; what had finished is stored."""
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def work(run: Run) -> int:
     """The size of a run, in tested tokens."""
     s = run.settings

@@ -14,6 +14,9 @@ PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c
 """Colours that stay apart on light and on dark ground, and for most colour-blind readers in this order."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 
+RATIOS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
+"""Marks of an axis of ratios."""
+
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -127,6 +130,39 @@ def training(arms: Rows) -> go.Figure:
         )
     figure.update_xaxes(title="training step")
     figure.update_yaxes(title="loss of the batch, nats per byte")
+    return figure
+
+
+def ratio_by_length(trials: Rows) -> go.Figure:
+    """Time over the limit's by length of the sequence, a line per candidate of one case; both axes logarithmic."""
+    figure = go.Figure()
+    names = list(dict.fromkeys(row["name"] for trial in trials for row in trial["rows"] if row["ratio"] is not None))
+    for index, name in enumerate(names):
+        points = [
+            (trial["length"], row["ratio"])
+            for trial in trials
+            for row in trial["rows"]
+            if row["name"] == name and row["ratio"] is not None
+        ]
+        figure.add_scatter(
+            x=[length for length, _ in points],
+            y=[ratio["median"] for _, ratio in points],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [ratio["high"] - ratio["median"] for _, ratio in points],
+                "arrayminus": [ratio["median"] - ratio["low"] for _, ratio in points],
+                "thickness": 1.2,
+                "width": 4,
+            },
+            name=name,
+            mode="lines+markers",
+            line={"color": PALETTE[index % len(PALETTE)], "width": 2.2, "dash": DASHES[index // len(PALETTE)]},
+            hovertemplate="%{y:.2f} times at %{x} tokens<extra>" + _escape(name) + "</extra>",
+        )
+    lengths = sorted({trial["length"] for trial in trials})
+    figure.update_xaxes(title="tokens", type="log", tickvals=lengths, ticktext=lengths)
+    figure.update_yaxes(title=f"time over {trials[0]['limit']}", type="log", tickvals=RATIOS, ticktext=RATIOS)
     return figure
 
 

@@ -27,23 +27,32 @@ DESCRIPTIONS = {
 
 def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
-    from plotly.offline import get_plotlyjs  # after figures has said what to install if plotly is missing
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
-    )
-    template = environment.from_string(files("posenc.report").joinpath("template.html").read_text(encoding="utf-8"))
     arms = results["arms"]
     longer = {"change": figures.change_by_length(arms)} if len(results["settings"]["factors"]) > 1 else {}
     shown = longer | {
         "position": figures.loss_by_position(arms, results["settings"]["length"]),
         "training": figures.training(arms),
     }
-    return template.render(
-        r=results,
-        factors=results["settings"]["factors"],
-        described=_described(results),
+    return rendered(
+        "template.html", shown, r=results, factors=results["settings"]["factors"], described=_described(results)
+    )
+
+
+def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
+    """One of the templates with its values. shown: name -> figure, for the element "plot-<name>"."""
+    from plotly.offline import get_plotlyjs  # after figures has said what to install if plotly is missing
+
+    def asset(file: str) -> str:
+        return files("posenc.report").joinpath(file).read_text(encoding="utf-8")
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
+    )
+    return environment.from_string(asset(name)).render(
+        **values,
+        style=asset("style.css"),
+        plots=asset("plots.js"),
         figures={name: json.loads(figure.to_json()) for name, figure in shown.items()},
         plotly=get_plotlyjs(),
     )

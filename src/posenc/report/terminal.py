@@ -13,7 +13,7 @@ from posenc.lab.store import Cell
 
 try:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
     from rich.table import Table
 except ImportError:
@@ -26,17 +26,7 @@ class Terminal:
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
         self.err = Console(stderr=True, highlight=False)
-        self.bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.err,
-            disable=not self.err.is_terminal,
-            transient=True,
-        )
+        self.bar = Bar(*bar_columns(), console=self.err, disable=not self.err.is_terminal, transient=True)
         self.task: TaskID | None = None
         self.runs = self.done = 0
         self.started = time.perf_counter()
@@ -92,6 +82,12 @@ class Terminal:
         out.print("Nats per byte, lower is better; ± is half a 95 % interval.", markup=False)
         out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
         out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
+
+
+def bar_columns() -> list[ProgressColumn]:
+    """What a progress bar shows."""
+    share, left = TextColumn("{task.percentage:>3.0f} %"), TextColumn("left")
+    return [TextColumn("{task.description}"), BarColumn(), share, TimeElapsedColumn(), left, TimeRemainingColumn()]
 
 
 def _with_half_width(estimate: Mapping[str, float], form: str) -> str:

@@ -1,0 +1,1 @@
+"""Speed and memory against peers: same weights, same inputs, outputs checked before timing, ratios inside a round."""
