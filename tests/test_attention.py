@@ -159,7 +159,7 @@ def test_every_structure_entry_by_entry(layout):
     assert explain(q, k, v, encoding, p).backend == "sdpa"
     apart = Positions.from_ids(2 * p.q, causal=p.causal)
     assert explain(q, k, v, encoding, apart).backend == "reference"
-    with pytest.raises(InputError, match="backend='sdpa' cannot serve this: a term on the values .* not contiguous"):
+    with pytest.raises(InputError, match=r"a term on the values .* not contiguous"):
         attention(q, k, v, encoding, apart, backend="sdpa")
     encoding.values = lambda positions, layer=0: None
     both = [attention(q, k, v, encoding, apart, backend=name) for name in BACKENDS]

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-import posenc
 from posenc import Encoding, Positions
+from posenc.attention import _problem, attention
 from posenc.backends import fused
 from posenc.backends.lower import Lowered, lower
-from posenc.attention import _problem, attention
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 
 B, H, D = 2, 4, 6
@@ -91,7 +90,9 @@ def both(layout, kinds, kv_heads, sink=None, dtype=torch.float64):
     for backend in ("sdpa", "reference"):
         p = make()
         if backend == "sdpa":
-            assert isinstance(lower(_problem(*leaves, encoding, p, None, None, logits, 0.0, 0)), Lowered), "it is the operator"
+            assert isinstance(lower(_problem(*leaves, encoding, p, None, None, logits, 0.0, 0)), Lowered), (
+                "it is the operator"
+            )
         q, k, v = (x.to(dtype) for x in leaves)
         out = attention(q, k, v, encoding, p, sink=logits, backend=backend)
         g = torch.Generator().manual_seed(2)

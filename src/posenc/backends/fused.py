@@ -127,36 +127,38 @@ class Call:
                 if j0 < j1:
                     yield (i0, i1), (j0, j1), diagonal
 
-    def regions(self, columns: int | None) -> Iterator[tuple[int, Slice, list[tuple[Tile, int]]]]:
-        """Row of the batch, a few heads, and the tiles (with their diagonals) of all that is visible there: of ROWS
-        queries and so many keys, or every key that the queries see."""
+    def regions(self, columns: int | None) -> Iterator[tuple[int, Slice, list[Tile]]]:
+        """Row of the batch, a few heads, and the tiles of all that is visible there: of ROWS queries and so many keys,
+        or every key that the queries see."""
         queries, keys = self.q.shape[2], self.k.shape[2]
-        cells = min(queries, ROWS) * (keys if columns is None else min(keys, columns))
+        step = keys if columns is None else min(keys, columns)
+        cells = min(queries, ROWS) * step
         for row in range(self.q.shape[0]):
             for h0, h1, first, end in self.bands:
                 blocks = list(self.blocks(row, first, end, ROWS))
                 for heads in self.head_blocks((h0, h1), cells):
-                    yield row, heads, [
-                        (self.tile(row, heads, rows, (j0, min(j0 + (columns or keys), seen[1])), diagonal), diagonal)
+                    tiles = [
+                        self.tile(row, heads, rows, (j0, min(j0 + step, seen[1])), diagonal)
                         for rows, seen, diagonal in blocks
-                        for j0 in range(*seen, columns or keys)
+                        for j0 in range(*seen, step)
                     ]
+                    yield row, heads, tiles
 
     def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
-        return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0])
+        return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0], diagonal)
 
-    def hidden(self, tile: Tile, diagonal: int) -> int | None:
+    def hidden(self, tile: Tile) -> int | None:
         """The first column by distance that is in the future, if there is one."""
         if not self.causal:
             return None
         _, rows, columns = tile.shape
-        column = tile.queries[1] - tile.keys[0] + diagonal
+        column = tile.queries[1] - tile.keys[0] + tile.diagonal
         return column if column < rows + columns - 1 else None
 
-    def bias(self, tile: Tile, diagonal: int) -> Tensor:
+    def bias(self, tile: Tile) -> Tensor:
         """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the future is hidden."""
         heads, rows, columns = tile.shape
-        hidden = self.hidden(tile, diagonal)
+        hidden = self.hidden(tile)
         if hidden is None and not any(term.by_distance for term in self.terms):
             view, _ = self.scratch.take("bias", *tile.shape)
             fresh = True
@@ -251,8 +253,8 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
         call.pack()
         for row, heads, tiles in call.regions(None):
             _enter(call.terms, row, heads)
-            for tile, diagonal in tiles:
-                mask = call.bias(tile, diagonal)[None]
+            for tile in tiles:
+                mask = call.bias(tile)[None]
                 yield _Block((row, row + 1), heads, tile.queries, tile.keys, False, mask, False)
         return
     shared = all(own == -1 for own, *_ in call.segments)
@@ -281,8 +283,8 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor) -> None:
     number = 0
     for row, heads, tiles in call.regions(None):
         _enter(call.every_term, row, heads)
-        for tile, diagonal in tiles:
-            scores = _scores(call, tile, diagonal)
+        for tile in tiles:
+            scores = _scores(call, tile)
             here = row, slice(*heads), slice(*tile.queries)
             lse[here] = sums = scores.logsumexp(-1)
             weights, by_distance = _weights(call, tile, scores, sums)
@@ -302,8 +304,8 @@ def _cut_kv(call: Call, x: Tensor, tile: Tile) -> Tensor:
     return part if part.shape[0] == heads else part.expand(heads, -1, -1)
 
 
-def _scores(call: Call, tile: Tile, diagonal: int) -> Tensor:
-    scores = call.bias(tile, diagonal)
+def _scores(call: Call, tile: Tile) -> Tensor:
+    scores = call.bias(tile)
     q = call.q[tile.row, slice(*tile.heads), slice(*tile.queries)]
     return scores.baddbmm_(q, _cut_kv(call, call.k, tile).mT, alpha=call.scale)
 
@@ -337,9 +339,9 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor)
     number = 0
     for row, heads, tiles in call.regions(None if call.dropout_p > 0 else COLUMNS):
         _enter(call.every_term, row, heads)
-        for tile, diagonal in tiles:
+        for tile in tiles:
             here = row, slice(*heads), slice(*tile.queries)
-            weights, by_distance = _weights(call, tile, _scores(call, tile, diagonal), lse[here])
+            weights, by_distance = _weights(call, tile, _scores(call, tile), lse[here])
             share = _kept(call, weights, number) if call.dropout_p > 0 else None
             _backward_tile(call, tile, weights, by_distance, share, grad[here], offset[here], totals)
             number += 1

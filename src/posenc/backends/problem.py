@@ -30,11 +30,12 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """No bias, no sink, and a visibility that needs no mask: all, or causal among as many queries as keys."""
-        if self.bias or self.sink is not None:
+        """No terms, no sink, and a visibility that needs no mask: all, or causal among as many queries as keys."""
+        positions = self.positions
+        if self.bias or self.sink is not None or self.values is not None or not positions.unmasked:
             return False
-        start, square = self.positions.start, self.q.shape[2] == self.k.shape[2]
-        return self.positions.all_visible or (start is not None and start[0] == start[1] and square)
+        # SDPA's own causal mask is aligned to the first key, so it needs a square
+        return positions.all_visible or (positions.diagonal == 0 and positions.num_queries == positions.num_keys)
 
     @property
     def factored(self) -> list[Factored]:

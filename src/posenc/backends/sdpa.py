@@ -78,22 +78,15 @@ class SDPA:
         blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
         if not torch.is_grad_enabled():
             return torch.cat([block(*at) for at in blocks], 2)
-        return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)  # type: ignore[misc]
+        return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)
 
 
 # -------------------------------------------------------------------- no mask
 
 
 def _is_plain(problem: Problem) -> bool:
-    """No bias, no sink, and a visibility that SDPA knows by itself."""
-    positions = problem.positions
-    if problem.bias or problem.sink is not None or problem.values is not None or not positions.unmasked:
-        return False
-    if problem.dropout_p > 0 and problem.q.device.type == "cpu":
-        return False  # the CPU's SDPA would keep scores and probabilities
-    # SDPA's own causal mask is aligned to the first key, so it needs a square
-    square = positions.diagonal == 0 and positions.num_queries == positions.num_keys
-    return positions.all_visible or square
+    """Whether SDPA knows what to do by itself; under dropout the CPU's would keep scores and probabilities."""
+    return problem.is_plain and not (problem.dropout_p > 0 and problem.q.device.type == "cpu")
 
 
 def _plain(problem: Problem) -> Tensor:
@@ -139,11 +132,7 @@ def _fused(problem: Problem, found: Lowered) -> Tensor:
         problem.q, problem.k, problem.v, found.tensors, found.kinds, found.segments.table, problem.positions.causal,
         problem.scale, found.longest, problem.dropout_p, seed,
     )  # fmt: skip
-    if problem.sink is None:
-        return out
-    # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
-    share = (lse.masked_fill(lse == -torch.inf, 0.0) - problem.sink[:, None]).sigmoid()
-    return out * share[..., None].to(out.dtype)
+    return out if problem.sink is None else problem.with_sink(out, lse)
 
 
 def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:

@@ -15,13 +15,17 @@ Slice = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries and keys of a tile: a row of the batch, heads, and where its distances begin in a vector of them."""
+    """Queries and keys of a tile of some heads in a row of the batch.
+
+    first: where its distances begin in a vector of them. diagonal: if causal, query i sees keys up to i + diagonal.
+    """
 
     row: int
     heads: Slice
     queries: Slice
     keys: Slice
     first: int
+    diagonal: int
 
     @property
     def shape(self) -> tuple[int, int, int]:

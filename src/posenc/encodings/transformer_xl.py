@@ -108,7 +108,8 @@ class TransformerXL(ContentBias):
     ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """W_R R_t for every distance t there is, (num_heads, distances, dim), and the row of each distance."""
         distances = positions.distances()
-        assert distances is not None and positions.span is not None
+        assert distances is not None
+        assert positions.span is not None
         longest = positions.span[1]
 
         def codes() -> Tensor:
