@@ -109,7 +109,7 @@ def _choose(problem: Problem, name: str) -> Backend:
 
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
-    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool,
+    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
 ) -> Problem:  # fmt: skip
     positions = placed(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:

@@ -73,11 +73,12 @@ def test_it_is_the_formula(clamp_len, names, cls):
 
 def test_structures_are_exact_ones():
     q, k, _ = qkv(WHERE["memory"])
-    unlimited = made().bias(q, k, WHERE["memory"])
+    encoding = made()
+    unlimited = encoding.bias(q, k, WHERE["memory"])
     assert isinstance(unlimited, QueryRelative)
     assert unlimited.table.shape == (4, 12, 6), "a row for each of the 4 + 9 - 1 distances"
     anywhere = Positions.from_ids(WHERE["memory"].q, WHERE["memory"].k)
-    factored = made().bias(q, k, anywhere)
+    factored = encoding.bias(q, k, anywhere)
     assert isinstance(factored, Factored)
     assert factored.left.shape == (2, 4, 4, 10)
     assert factored.right.shape == (1, 1, 9, 10)
