@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from posenc import Encoding, Positions
+from posenc import ALiBi, Encoding, Positions, create, explain
 from posenc.attention import _problem, attention
-from posenc.backends import fused
+from posenc.backends import fused, sdpa
 from posenc.backends.lower import Lowered, lower
+from posenc.backends.operator import attend
+from posenc.bench import memory
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 
 B, H, D = 2, 4, 6
@@ -121,3 +123,195 @@ def test_grouped_queries_and_sinks(layout, kinds, kv_heads):
     assert torch.allclose(out, expected, atol=1e-12)
     for grad, other in zip(grads, expected_grads, strict=True):
         assert grad is None or torch.allclose(grad, other, atol=1e-11)
+
+
+@pytest.mark.parametrize("width", [3, 9])
+def test_values_narrower_and_wider_than_keys_and_half_precision(width):
+    q, k, v = inputs(13, 13, H, width)
+    encoding = Terms("relative query", 13, 13)
+    p = Positions.arange(13, causal=True)
+    wanted = [q, k, v, encoding.curve]
+    grads = [
+        torch.autograd.grad(attention(q, k, v, encoding, p, backend=name).square().sum(), wanted)
+        for name in ("sdpa", "reference")
+    ]
+    for grad, other in zip(*grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-11)
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)):
+        half = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        found = torch.autograd.grad(attention(*half, encoding, p).float().square().sum(), [*half, encoding.curve])
+        for grad, other in zip(found, grads[1], strict=True):
+            assert (grad.double() - other).abs().max() < bound * max(1, other.abs().max()), dtype
+
+
+@pytest.mark.parametrize("kinds", ["none", "relative key", "relative factored values"])
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "left padded", "packed"])
+def test_dropout_drops_the_same_weights_forward_and_backward(layout, kinds):
+    queries, keys, make = LAYOUTS[layout]
+    leaves, encoding, p = inputs(queries, keys, 2), Terms(kinds, queries, keys, 2), make()
+
+    def run(*_):
+        torch.manual_seed(3)
+        return attention(*leaves, encoding, p, dropout_p=0.4)
+
+    assert not torch.allclose(run(), attention(*leaves, encoding, p))
+    used = [x for x in encoding.parameters() if torch.autograd.grad(run().sum(), x, allow_unused=True)[0] is not None]
+    assert torch.autograd.gradcheck(run, (*leaves, *used), fast_mode=True)
+
+
+def test_dropout_keeps_the_mean_and_follows_the_seed():
+    q, k, v = inputs(6, 6, H)
+    encoding, p = Terms("relative", 6, 6), Positions.arange(6, causal=True)
+    torch.manual_seed(0)
+    drawn = torch.stack([attention(q, k, v, encoding, p, dropout_p=0.5) for _ in range(3000)]).detach()
+    assert (drawn.mean(0) - attention(q, k, v, encoding, p)).abs().max() < 0.15
+    assert not torch.equal(drawn[0], drawn[1])
+    again = [torch.manual_seed(7) and attention(q, k, v, encoding, p, dropout_p=0.5) for _ in range(2)]
+    assert torch.equal(*again)
+
+
+def visited(call: fused.Call) -> int:
+    """Scores that the flash kernel is asked for."""
+    return sum(
+        (b.heads[1] - b.heads[0]) * (b.queries[1] - b.queries[0]) * (b.keys[1] - b.keys[0])
+        for b in fused._flash_blocks(call)
+    )
+
+
+def call_of(encoding, p, *leaves):
+    problem = _problem(*leaves, encoding, p, None, None, None, 0.0, 0)
+    found = lower(problem)
+    assert isinstance(found, Lowered)
+    terms = [fused.KINDS["distance"](found.tensors[0])]
+    return fused.Call(*leaves, terms, None, found.segments.table, p.causal, problem.scale, found.longest, 0.0, 0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
+def test_keys_of_no_weight_are_not_visited_and_nothing_is_lost(size, causal, monkeypatch):
+    monkeypatch.setattr(fused, "ROWS", 16)
+    n, heads = 600, 8
+    g = torch.Generator().manual_seed(0)
+    leaves = [(size * torch.randn(1, heads, n, 16, generator=g)).requires_grad_() for _ in range(3)]
+    p, encoding = Positions.arange(n, causal=causal), ALiBi(heads)
+    results = []
+    for limit in (fused.NEGLIGIBLE, float("inf")):
+        monkeypatch.setattr(fused, "NEGLIGIBLE", limit)
+        out = attention(*leaves, encoding, p)
+        results.append((visited(call_of(encoding, p, *leaves)), out, torch.autograd.grad(out.square().sum(), leaves)))
+    (few, out, grads), (many, expected, expected_grads) = results
+    assert few < many
+    assert (out - expected).abs().max() < 1e-6 * max(1, float(expected.abs().max()))
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert (grad - other).abs().max() < 1e-5 * max(1, float(other.abs().max()))
+
+
+def test_a_bias_that_grows_with_the_distance_is_visited_whole():
+    q, k, v = (x.float() for x in inputs(13, 13, H))
+    far = Terms("none", 13, 13)
+    far.bias = lambda q, k, p, layer=0: Relative(lambda head, distance: 30.0 * distance.abs() * (head + 1), H, p)
+    p = Positions.arange(13)
+    assert visited(call_of(far, p, q, k, v)) == H * 13 * 13
+    out = attention(q.double(), k.double(), v.double(), far, p, backend="reference")
+    assert (attention(q, k, v, far, p) - out).abs().max() < 1e-4, "scores near 1500, 2^-13 apart in float32"
+
+
+def test_only_what_a_row_or_document_holds_is_visited():
+    p = Positions.packed([2, 7, 4], causal=True)
+    leaves = inputs(13, 13, H)
+    cells = [r * c for r, c in [(2, 2), (3, 3), (3, 6), (1, 7), (3, 3), (1, 4)]]  # in blocks of 3 queries
+    assert visited(call_of(Terms("relative", 13, 13), p, *leaves)) == H * sum(cells)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
+    q, k, v = inputs(13, 13, H)
+    p = Positions.from_ids(torch.randperm(40, generator=torch.Generator().manual_seed(0))[:13], causal=causal)
+    slopes = torch.linspace(0.1, 1, H, dtype=torch.float64, requires_grad=True)
+    encoding = Terms("none", 13, 13)
+    encoding.bias = lambda q, k, p, layer=0: Relative(lambda head, d: -slopes[head] * d.abs(), H, p)
+    wanted = [q, k, v, slopes]
+    expected = attention(q, k, v, encoding, p, backend="reference")
+    expected_grads = torch.autograd.grad(expected.square().sum(), wanted)
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", B * H * 13 * 3)
+    monkeypatch.setattr(sdpa, "LEAST_ROWS", 1)
+    assert "3 queries at a time" in explain(q, k, v, encoding, p).reason
+    out = attention(q, k, v, encoding, p)
+    assert torch.allclose(out, expected, atol=1e-12)
+    for grad, other in zip(torch.autograd.grad(out.square().sum(), wanted), expected_grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-11)
+    with torch.no_grad():
+        assert torch.allclose(attention(q, k, v, encoding, p), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("kinds", ["none", "relative query key factored values"])
+def test_the_operators_keep_the_rules_of_pytorch(kinds):
+    q, k, v = inputs(5, 5, H)
+    problem = _problem(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
+    found = lower(problem)
+    assert isinstance(found, Lowered)
+    tensors = [x.detach().requires_grad_(x.requires_grad) for x in found.tensors]
+    arguments = (
+        q, k, v, tensors, found.kinds, found.segments.table, True, problem.scale, found.longest, 0.0, None
+    )  # fmt: skip
+    torch.library.opcheck(attend, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["rope", "alibi", "t5", "shaw", "xlnet", "tupe_r", "deberta_v2:shared=false", "sink", "rope+kerple"]
+)
+def test_one_graph_serves_every_length_and_one_every_step(name):
+    encoding = create(name, dim=32, num_heads=H, head_dim=8, max_positions=128, causal=True)
+    compiled = 0
+
+    def backend(graph, example):
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def attend_to(q, k, v):
+        return attention(q, k, v, encoding, Positions.arange(q.shape[2], k.shape[2] - q.shape[2], causal=True))
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for queries, first in ((None, 33), (1, 40)):
+            for number, n in enumerate((first, 64, 65, 128, 100)):
+                q, k, v = torch.randn(3, 1, H, n, 8).unbind(0)
+                q = q if queries is None else q[:, :, :queries]
+                with torch._dynamo.config.patch(error_on_recompile=number > 0):
+                    found = attend_to(q, k, v)
+                where = Positions.arange(q.shape[2], n - q.shape[2], causal=True)
+                assert torch.allclose(found, attention(q, k, v, encoding, where), atol=1e-5)
+    assert compiled > 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not memory.measurable(torch.device("cpu")), reason="this system does not tell a process its peak")
+@pytest.mark.parametrize("name", ["t5", "alibi", "shaw", "xlnet", "tupe_r", "deberta_v2:shared=false", "rope"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p, monkeypatch):
+    monkeypatch.undo()  # tiles as they are
+    heads, width = 4, 16
+
+    def taken(n: int) -> int:
+        def work() -> int:
+            torch.set_num_threads(1)
+            encoding = create(name, dim=64, num_heads=heads, head_dim=width, max_positions=n, causal=True)
+
+            def step(n: int) -> None:
+                leaves = torch.randn(3, 1, heads, n, width).unbind(0)
+                q, k, v = (x.requires_grad_() for x in leaves)
+                attention(q, k, v, encoding, causal=True, dropout_p=dropout_p).sum().backward()
+
+            step(32)
+            return memory.peak(lambda: step(n), torch.device("cpu"))
+
+        return memory.apart(work)
+
+    small, large = taken(1500), taken(6000)
+    dense = heads * 6000**2 * 4
+    assert large < dense / 4, "far from one matrix of scores"
+    assert large < 6 * small + 2**24, "four times the tokens, about four times the memory"

@@ -132,7 +132,7 @@ class Call:
         or every key that the queries see."""
         queries, keys = self.q.shape[2], self.k.shape[2]
         step = keys if columns is None else min(keys, columns)
-        cells = min(queries, ROWS) * step
+        cells = max(min(queries, ROWS) * step, *(term.kept for term in self.every_term), 0)
         for row in range(self.q.shape[0]):
             for h0, h1, first, end in self.bands:
                 blocks = list(self.blocks(row, first, end, ROWS))

@@ -15,6 +15,8 @@ from posenc.bias import dense_sum, sum_by_rows
 
 BLOCK_CELLS = 2**22
 """Scores that a block of queries may hold at once: 16 MiB in float32."""
+LEAST_ROWS = 16
+"""Queries of a block, however many keys there are."""
 
 
 class SDPA:
@@ -166,7 +168,7 @@ def _block_rows(problem: Problem) -> int:
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling():
         return queries
-    return max(16, BLOCK_CELLS // (batch * heads * problem.k.shape[2]))
+    return max(LEAST_ROWS, BLOCK_CELLS // (batch * heads * problem.k.shape[2]))
 
 
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:

@@ -91,6 +91,8 @@ class Term:
     by_distance = True
     size = 1
     """How many tensors it is made of."""
+    kept = 0
+    """Numbers that it keeps of a head from `enter` to `leave`."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -135,6 +137,7 @@ class _Content(Term):
     def __init__(self, content: Tensor, table: Tensor, rows: Tensor) -> None:
         super().__init__(content, table, rows)
         self.rows = rows
+        self.kept = content.shape[2] * table.shape[1]
 
     def wants(self, needs: list[bool]) -> None:
         super().wants([*needs[:2], False])
@@ -157,6 +160,7 @@ class OfQuery(_Content):
         super().__init__(content, table, rows)
         # a row per distance, in order: no lookup is needed
         self.direct = _in_order(rows, table)
+        self.kept *= not self.direct
 
     def enter(self, row: int, heads: Slice) -> None:
         super().enter(row, heads)
