@@ -132,6 +132,11 @@ def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
 
 
+def added_angles(first: int | None, count: int, dtype: torch.dtype) -> bool:
+    """Whether `contiguous_tables` serves and pays: many positions known to be first, first + 1, .., in float32."""
+    return first is not None and count >= 2 * FINE and dtype == torch.float32 and not torch.compiler.is_compiling()
+
+
 def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin of (first + t) * inv_freq, t = 0 .. count - 1, times amplitude: two (count, pairs) float32 tables.
 

@@ -123,7 +123,7 @@ def _lowered(problem: Problem) -> Lowered | str:
     """The operator's arguments, or why it is not used."""
     if problem.q.device.type != "cpu":
         return "the fused operator is for the CPU"
-    if problem.q.shape[2] == 1 and problem.values is None and problem.dropout_p == 0 and not _trains_sink(problem):
+    if problem.q.shape[2] == 1 and problem.values is None and problem.sink is None and problem.dropout_p == 0:
         return "a single query"  # whose dense mask is a row
     return lower(problem)
 

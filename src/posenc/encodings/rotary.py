@@ -14,7 +14,7 @@ from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
-from posenc.rotation import FINE, contiguous_tables, turn_together, turns_together, widened
+from posenc.rotation import added_angles, contiguous_tables, turn_together, turns_together, widened
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 
@@ -96,7 +96,7 @@ class Rotary(Encoding):
 
     def table(self, ids: Tensor, first: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`cos_sin`, by addition of angles where positions are known to be first, first + 1, .. and many."""
-        if first is None or ids.shape[1] < 2 * FINE or dtype != torch.float32 or torch.compiler.is_compiling():
+        if first is None or not added_angles(first, ids.shape[1], dtype):
             return self.cos_sin(ids, dtype)
         cos, sin = contiguous_tables(first, ids.shape[1], self.inv_freq, self.attention_factor)
         return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]

@@ -12,6 +12,7 @@ from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
+from posenc.rotation import added_angles, contiguous_tables
 
 
 class TransformerXL(ContentBias):
@@ -99,8 +100,9 @@ class TransformerXL(ContentBias):
         # (q + v) . W_R R_t = w . R_t with w = W_R^T (q + v), and R_(i-j) is R_(-j) turned by i, one angle per pair
         w = queries @ self.projection.weight[own].to(dtype)
         sines, cosines = (w[..., 0::2], w[..., 1::2]) if self.layout == "interleaved" else w.chunk(2, -1)
-        of_q = positions.shared((self, "q", dtype), lambda: self.cos_sin(positions.q, dtype))
-        of_k = positions.shared((self, "k", dtype), lambda: self.cos_sin(positions.k, dtype))
+        first = positions.start or (None, None)
+        of_q = positions.shared((self, "q", dtype), lambda: self.cos_sin(positions.q, first[0], dtype))
+        of_k = positions.shared((self, "k", dtype), lambda: self.cos_sin(positions.k, first[1], dtype))
         return Factored(rotary(torch.cat((cosines, -sines), -1), *of_q), torch.cat(of_k, -1))
 
     def keys_of_distance(
@@ -110,10 +112,11 @@ class TransformerXL(ContentBias):
         distances = positions.distances()
         assert distances is not None
         assert positions.span is not None
-        longest = positions.span[1]
+        shortest, longest = positions.span
 
         def codes() -> Tensor:
-            return sinusoidal_from(distances, self.frequencies, self.layout).to(positions.q.device, dtype)
+            cos, sin = (x[0, 0].flip(0) for x in self.cos_sin(distances.flip(0)[None], shortest, dtype))
+            return torch.stack((sin, cos), -1).flatten(1) if self.layout == "interleaved" else torch.cat((sin, cos), -1)
 
         found = self.projection(positions.shared((self, "distances", dtype), codes), layer)
         return found, lambda distance: longest - distance
@@ -123,8 +126,12 @@ class TransformerXL(ContentBias):
         assert self.clamp_len is not None
         return distance.clamp(-self.clamp_len, self.clamp_len) + self.clamp_len
 
-    def cos_sin(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles: (batch, n) positions -> two (batch, 1, n, dim/2) tables."""
+    def cos_sin(self, ids: Tensor, first: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles: (batch, n) positions, known to be first, first + 1, .. or None, -> two
+        (batch, 1, n, dim/2) tables."""
+        if first is not None and added_angles(first, ids.shape[1], dtype):
+            cos, sin = contiguous_tables(first, ids.shape[1], self.frequencies)
+            return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
         angles = ids.to(self.frequencies)[:, None, :, None] * self.frequencies
         return angles.cos().to(ids.device, dtype), angles.sin().to(ids.device, dtype)
 
