@@ -21,17 +21,25 @@ class Lowered:
     """The distance that vectors of distances begin with."""
 
 
-def lower(problem: Problem) -> Lowered | str:
+@dataclass(frozen=True)
+class Refused:
+    """Why a problem has no form that the operator takes, and what would be faster."""
+
+    why: str
+    faster: str = ""
+
+
+def lower(problem: Problem) -> Lowered | Refused:
     """A problem as the operator's arguments, or why it has no such form."""
     found = segments(problem.positions)
     if found is None:
-        return "what is visible is not made of rectangles"
+        return Refused("what is visible is not made of rectangles", "padding and documents in one piece")
     by_distance = [t for t in problem.bias if isinstance(t, Relative | QueryRelative | KeyRelative)]
     span = problem.positions.span
     if (by_distance or problem.values is not None) and (span is None or not found.regular):
-        return "positions are not contiguous"
+        return Refused("positions are not contiguous", "contiguous positions")
     if any(term.positions is not problem.positions for term in by_distance):
-        return "a term counts positions of its own"
+        return Refused("a term counts positions of its own")
     precise = torch.promote_types(problem.q.dtype, torch.float32)
     kinds, tensors = [], []
     vectors = [t.vector(problem.q.device) for t in problem.bias if isinstance(t, Relative)]
@@ -43,7 +51,8 @@ def lower(problem: Problem) -> Lowered | str:
             continue
         lowered = _lower(term, precise)
         if lowered is None:
-            return f"a term of kind {type(term).__name__} is a function of both positions"
+            why = f"a term of kind {type(term).__name__} is a function of both positions"
+            return Refused(why, "a bias of the distance alone")
         kinds.append(lowered[0])
         tensors += lowered[1]
     if problem.values is not None:

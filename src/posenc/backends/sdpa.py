@@ -7,14 +7,15 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.lower import Lowered, lower
+from posenc.backends.lower import Lowered, Refused, lower
 from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 
-BLOCK_CELLS = 2**22
-"""Scores that a block of queries may hold at once: 16 MiB in float32."""
+BLOCK_CELLS = 2**23
+"""Scores of a block of queries, at least: 32 MiB in float32, which glibc gives back to the system when they are freed;
+smaller blocks leave gaps between the outputs that stay."""
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
 
@@ -30,7 +31,9 @@ class SDPA:
         if problem.values is None:
             return None
         found = _lowered(problem)
-        return f"a term on the values (w_ij) needs the probabilities: {found}" if isinstance(found, str) else None
+        return (
+            f"a term on the values (w_ij) needs the probabilities: {found.why}" if isinstance(found, Refused) else None
+        )
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         batch, heads, queries = problem.q.shape[:3]
@@ -49,16 +52,14 @@ class SDPA:
             ), "a sink without gradient"  # fmt: skip
         rows = _block_rows(problem)
         cells = batch * heads * keys * min(rows, queries)
-        faster = "contiguous positions" if problem.bias else "contiguous positions need no mask"
         if rows < queries:
-            how = f"{found}: a dense mask for {rows} queries at a time"
             again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
-            return how + again, 3 * cells * size, faster
+            return f"{found.why}: a dense mask for {rows} queries at a time{again}", 3 * cells * size, found.faster
         if not problem.bias and problem.sink is None:
-            return f"{found}: a dense bool mask", positions.batch * queries * keys, faster
+            return f"{found.why}: a dense bool mask", positions.batch * queries * keys, found.faster
         copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
         per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
-        return f"{found}: a dense float mask", max(copies, 1) * per_row, "" if queries == 1 else faster
+        return f"{found.why}: a dense float mask", max(copies, 1) * per_row, found.faster
 
     def attend(self, problem: Problem) -> Tensor:
         if _is_plain(problem):
@@ -79,7 +80,10 @@ class SDPA:
 
         blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
         if not torch.is_grad_enabled():
-            return torch.cat([block(*at) for at in blocks], 2)
+            out = problem.q.new_empty(*problem.q.shape[:3], problem.v.shape[-1])
+            for first, end in blocks:
+                out[:, :, first:end] = block(first, end)
+            return out
         return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)
 
 
@@ -119,12 +123,12 @@ def _padded(problem: Problem) -> tuple[Tensor, ...]:
 # -------------------------------------------------------------------- the fused operator
 
 
-def _lowered(problem: Problem) -> Lowered | str:
+def _lowered(problem: Problem) -> Lowered | Refused:
     """The operator's arguments, or why it is not used."""
     if problem.q.device.type != "cpu":
-        return "the fused operator is for the CPU"
+        return Refused("the fused operator is for the CPU", "backend='flex'")
     if problem.q.shape[2] == 1 and problem.values is None and problem.sink is None and problem.dropout_p == 0:
-        return "a single query"  # whose dense mask is a row
+        return Refused("a single query")  # whose dense mask is a row
     return lower(problem)
 
 
@@ -168,7 +172,7 @@ def _block_rows(problem: Problem) -> int:
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling():
         return queries
-    return max(LEAST_ROWS, BLOCK_CELLS // (batch * heads * problem.k.shape[2]))
+    return max(LEAST_ROWS, -(-BLOCK_CELLS // (batch * heads * problem.k.shape[2])))
 
 
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
