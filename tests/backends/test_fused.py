@@ -42,7 +42,7 @@ class Terms(Encoding):
         self.kinds, self.groups = kinds.split(), groups
         self.curve, self.of_query, self.of_key, self.of_value = draw(H, 7), draw(1, 7, D), draw(H, 7, D), draw(1, 7, 5)
         self.every = draw(H, 64, D)
-        self.left, self.right, self.any = draw(1, H, queries, 3), draw(B, 1, keys, 3), draw(1, H, queries, keys)
+        self.left, self.right, self.any = draw(1, H, queries, 4), draw(B, 1, keys, 4), draw(1, H, queries, keys)
 
     @staticmethod
     def row(distance):
@@ -58,6 +58,7 @@ class Terms(Encoding):
             "direct": QueryRelative(q, every, lambda distance: longest - distance, positions),
             "key": KeyRelative(k.repeat_interleave(self.groups, 1), self.of_key, self.row, positions),
             "factored": Factored(self.left, self.right),
+            "narrow": Factored(self.left[..., :3], self.right[..., :3]),
             "dense": Dense(self.any),
         }
         return [found[kind] for kind in self.kinds if kind in found]
@@ -67,7 +68,7 @@ class Terms(Encoding):
 
 
 KINDS = ["relative", "relative other", "query", "direct", "key", "factored", "dense", "relative query", "key direct",
-         "relative factored values", "query values", "relative query key factored dense values", "none"]  # fmt: skip
+         "relative factored values", "query values", "narrow", "narrow relative", "relative query key factored dense values", "none"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from posenc.backends.fused import ROWS
 from posenc.backends.lower import Lowered, Refused, lower
 from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
@@ -36,6 +38,9 @@ class SDPA:
         )
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
+        if _widens(problem):
+            why, size, faster = self.plan(_wider(problem))
+            return f"products of few channels widen queries and keys; {why}", size + problem.widened_bytes(), faster
         batch, heads, queries = problem.q.shape[:3]
         keys, positions = problem.k.shape[2], problem.positions
         size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
@@ -62,6 +67,8 @@ class SDPA:
         return f"{found.why}: a dense float mask", max(copies, 1) * per_row, found.faster
 
     def attend(self, problem: Problem) -> Tensor:
+        if _widens(problem):
+            problem = _wider(problem)
         if _is_plain(problem):
             return _plain(problem)
         found = _lowered(problem)
@@ -85,6 +92,24 @@ class SDPA:
                 out[:, :, first:end] = block(first, end)
             return out
         return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)
+
+
+# -------------------------------------------------------------------- more channels
+
+
+def _widens(problem: Problem) -> bool:
+    """Whether factored terms are few enough channels that wider queries, keys and values cost less than the products;
+    in half precision the channels would be rounded."""
+    width = sum(term.left.shape[-1] for term in problem.factored)
+    exact = problem.q.dtype in (torch.float32, torch.float64)
+    return exact and 0 < 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
+
+
+def _wider(problem: Problem) -> Problem:
+    """The same problem with its factored terms as channels of queries and keys."""
+    q, k, v, scale = problem.widened()
+    others = [term for term in problem.bias if term not in problem.factored]
+    return replace(problem, q=q, k=k, v=v, scale=scale, bias=others)
 
 
 # -------------------------------------------------------------------- no mask
@@ -146,18 +171,21 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
     keys = problem.k.shape[2]
     size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
     own = sum(x.numel() * x.element_size() for x in found.tensors)
-    tiles = 2**19 * size * 2
     if found.kinds in ("", "distance") and problem.dropout_p == 0 and problem.values is None:
-        how = "a bias of the distance alone, read through a strided view of one vector" if found.kinds else (
-            "no bias: only what is visible is visited"
-        )  # fmt: skip
-        tiles = 2 * batch * heads * min(queries, 256) * width * size
+        how = "no bias: only what is visible is visited"
+        if found.kinds:
+            how = "a bias of the distance alone, read through a strided view of one vector"
+        working = 2 * batch * heads * min(queries, 4 * ROWS) * width
     else:
         how = "terms are computed a tile at a time"
+        products = [x.shape[2] for x in found.tensors if x.dim() == 4]  # of queries or keys with each row of a table
+        rows = max((x.shape[1] for x in found.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
+        working = 2 * max(min(heads, 8) * min(queries, ROWS) * min(keys, 1024), min(queries, ROWS) * keys)
+        working += rows * max(products, default=0) + problem.q.numel() + problem.k.numel() + problem.v.numel()
     inputs = problem.q, problem.k, problem.v, *found.tensors
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
-    return how, own + tiles + gradient, ""
+    return how, own + working * size + gradient, ""
 
 
 def _trains_sink(problem: Problem) -> bool:
