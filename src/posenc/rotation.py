@@ -134,7 +134,7 @@ def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 
 def added_angles(first: int | None, count: int, dtype: torch.dtype) -> bool:
     """Whether `contiguous_tables` serves and pays: many positions known to be first, first + 1, .., in float32."""
-    return first is not None and count >= 2 * FINE and dtype == torch.float32 and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and first is not None and count >= 2 * FINE and dtype == torch.float32
 
 
 def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ import torch
 
 from posenc import ALiBi, Encoding, Positions, create, explain
 from posenc.attention import _problem, attention
-from posenc.backends import fused, sdpa
+from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import Lowered, lower
 from posenc.backends.operator import attend
 from posenc.bench import memory
@@ -73,8 +73,8 @@ KINDS = ["relative", "relative other", "query", "direct", "key", "factored", "de
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(fused, "ROWS", 3)
-    monkeypatch.setattr(fused, "COLUMNS", 4)
+    monkeypatch.setattr(call, "ROWS", 3)
+    monkeypatch.setattr(call, "COLUMNS", 4)
 
 
 def inputs(queries, keys, kv_heads, width=5):
@@ -171,11 +171,11 @@ def test_dropout_keeps_the_mean_and_follows_the_seed():
     assert torch.equal(*again)
 
 
-def visited(call: fused.Call) -> int:
+def visited(one: call.Call) -> int:
     """Scores that the flash kernel is asked for."""
     return sum(
         (b.heads[1] - b.heads[0]) * (b.queries[1] - b.queries[0]) * (b.keys[1] - b.keys[0])
-        for b in fused._flash_blocks(call)
+        for b in fused._flash_blocks(one)
     )
 
 
@@ -183,21 +183,21 @@ def call_of(encoding, p, *leaves):
     problem = _problem(*leaves, encoding, p, None, None, None, 0.0, 0)
     found = lower(problem)
     assert isinstance(found, Lowered)
-    terms = [fused.KINDS["distance"](found.tensors[0])]
-    return fused.Call(*leaves, terms, None, found.segments.table, p.causal, problem.scale, found.longest, 0.0, 0)
+    terms = [tiles.TERMS["distance"](found.tensors[0])]
+    return call.Call(*leaves, terms, None, found.segments, p.causal, problem.scale, found.longest, 0.0, 0)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
 def test_keys_of_no_weight_are_not_visited_and_nothing_is_lost(size, causal, monkeypatch):
-    monkeypatch.setattr(fused, "ROWS", 16)
+    monkeypatch.setattr(call, "ROWS", 16)
     n, heads = 600, 8
     g = torch.Generator().manual_seed(0)
     leaves = [(size * torch.randn(1, heads, n, 16, generator=g)).requires_grad_() for _ in range(3)]
     p, encoding = Positions.arange(n, causal=causal), ALiBi(heads)
     results = []
-    for limit in (fused.NEGLIGIBLE, float("inf")):
-        monkeypatch.setattr(fused, "NEGLIGIBLE", limit)
+    for limit in (call.NEGLIGIBLE, float("inf")):
+        monkeypatch.setattr(call, "NEGLIGIBLE", limit)
         out = attention(*leaves, encoding, p)
         results.append((visited(call_of(encoding, p, *leaves)), out, torch.autograd.grad(out.square().sum(), leaves)))
     (few, out, grads), (many, expected, expected_grads) = results

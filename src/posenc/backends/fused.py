@@ -14,183 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.tiles import Any, OfDistance, OfKey, OfQuery, OnValues, Product, Scratch, Slice, Term, Tile, skew
-
-KINDS: dict[str, type[Term]] = {
-    "distance": OfDistance, "query": OfQuery, "key": OfKey, "product": Product, "any": Any, "values": OnValues,
-}  # fmt: skip
-
-ROWS = 256
-"""Queries of a tile."""
-COLUMNS = 1024
-"""Keys of a tile, where the softmax is known already: with ROWS, what stays in a core's second-level cache."""
-NEGLIGIBLE = 40.0
-"""A weight below e^-40 of its row's largest is beyond what float32 can see, 2^-24, even 10^10 times."""
+from posenc.backends.call import Call
+from posenc.backends.tiles import Slice, Term, Tile, skew
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass
-class Call:
-    """One call: tensors, and what is visible of their products."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    terms: list[Term]
-    values: OnValues | None
-    table: list[int]
-    causal: bool
-    scale: float
-    longest: int
-    dropout_p: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        self.precise = torch.promote_types(self.q.dtype, torch.float32)
-        self.groups = self.q.shape[1] // self.k.shape[1]
-        self.scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
-        # no terms, and every rectangle causal from its first query and key on, which the kernel knows by itself
-        self.square = not self.terms and self.causal and all(q0 + d == k0 for _, q0, _, k0, _, d in self.segments)
-        self.vector = self._vector()
-        self.bands = [(0, self.q.shape[1], 0, 2**62)]
-        if self.vector is not None and self.terms:
-            self.bands = self._bands(self.vector)
-
-    def _vector(self) -> Tensor | None:
-        """The terms, if a vector of distances is all there is: minus infinity for the future."""
-        if self.values is not None or self.dropout_p or any(not isinstance(t, OfDistance) for t in self.terms):
-            return None
-        if self.terms:
-            vector = self.terms[0].tensors[0].contiguous()
-        elif self.causal and not self.square:
-            width = self.longest + self.q.shape[2] + self.k.shape[2] + 1
-            vector = self.scratch.like.new_zeros(1, width).expand(self.q.shape[1], -1)
-        else:
-            return None
-        if self.causal:
-            vector = vector.clone()
-            vector[:, self.longest + 1 :] = -torch.inf
-        return vector
-
-    def _bands(self, vector: Tensor) -> list[tuple[int, int, int, int]]:
-        """Heads (first, end) and the entries of the vector (first, end) beyond which weights are negligible.
-
-        |scale q . k| is at most peak, so a key's score is at most its bias + peak, and the query's own is at least its
-        bias - peak: a bias lower than that of distance 0 by 2 peak + NEGLIGIBLE cannot matter.
-        """
-        heads, width = vector.shape
-        own = 0 <= self.longest < width and all(d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.segments)
-        if not own or self.q.dtype == torch.float64:
-            return [(0, heads, 0, width)]
-        norms = [x.float().square().sum(-1).amax((0, 2)).sqrt() for x in (self.q, self.k)]
-        peak = abs(self.scale) * norms[0] * norms[1].repeat_interleave(self.groups)
-        matters = vector >= (vector[:, self.longest] - 2 * peak - NEGLIGIBLE)[:, None]
-        matters[:, self.longest] = True  # whatever NaN there may be
-        matters = matters.unflatten(0, (-1, self.groups)).any(1)  # heads that share keys go together
-        first = matters.int().argmax(1).tolist()
-        end = (width - matters.flip(1).int().argmax(1)).tolist()
-        found: list[tuple[int, int, int, int]] = []
-        for group, band in enumerate(zip(first, end, strict=True)):
-            before = found.pop() if found and found[-1][2:] == band else None
-            start = group * self.groups if before is None else before[0]
-            found.append((start, (group + 1) * self.groups, *band))
-        return found
-
-    def pack(self, dtype: torch.dtype | None = None) -> None:
-        """Queries, keys and values in one piece per head, which blocks of one head read faster than a model's layout."""
-        self.q, self.k, self.v = (x.to(dtype or x.dtype).contiguous() for x in (self.q, self.k, self.v))
-
-    @property
-    def every_term(self) -> list[Term]:
-        return self.terms if self.values is None else [*self.terms, self.values]
-
-    @property
-    def segments(self) -> Iterator[tuple[int, ...]]:
-        return (tuple(self.table[at : at + 6]) for at in range(0, len(self.table), 6))
-
-    def blocks(self, row: int, first: int, end: int, rows: int) -> Iterator[tuple[Slice, Slice, int]]:
-        """(queries, keys they see, diagonal) of every block of at most `rows` queries in a row of the batch, or in
-        what all rows share (-1); keys within entries first .. end of a vector of distances."""
-        for own, q0, q1, k0, k1, diagonal in self.segments:
-            if own not in (-1, row):
-                continue
-            q0 = max(q0, k0 - diagonal) if self.causal else q0  # earlier ones see nothing
-            for i0 in range(q0, q1, rows):
-                i1 = min(q1, i0 + rows)
-                # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
-                away = self.longest - diagonal
-                j0, j1 = max(k0, i0 - away + first), min(k1, i1 - 1 - away + end)
-                if self.causal:
-                    j1 = min(j1, i1 + diagonal)
-                if j0 < j1:
-                    yield (i0, i1), (j0, j1), diagonal
-
-    def regions(self, columns: int | None) -> Iterator[tuple[int, Slice, list[Tile]]]:
-        """Row of the batch, a few heads, and the tiles of all that is visible there: of ROWS queries and so many keys,
-        or every key that the queries see."""
-        queries, keys = self.q.shape[2], self.k.shape[2]
-        step = keys if columns is None else min(keys, columns)
-        cells = max(min(queries, ROWS) * step, *(term.kept for term in self.every_term), 0)
-        for row in range(self.q.shape[0]):
-            for h0, h1, first, end in self.bands:
-                blocks = list(self.blocks(row, first, end, ROWS))
-                for heads in self.head_blocks((h0, h1), cells):
-                    tiles = [
-                        self.tile(row, heads, rows, (j0, min(j0 + step, seen[1])), diagonal)
-                        for rows, seen, diagonal in blocks
-                        for j0 in range(*seen, step)
-                    ]
-                    yield row, heads, tiles
-
-    def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
-        return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0], diagonal)
-
-    def hidden(self, tile: Tile) -> int | None:
-        """The first column by distance that is in the future, if there is one."""
-        if not self.causal:
-            return None
-        _, rows, columns = tile.shape
-        column = tile.queries[1] - tile.keys[0] + tile.diagonal
-        return column if column < rows + columns - 1 else None
-
-    def bias(self, tile: Tile) -> Tensor:
-        """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the future is hidden."""
-        heads, rows, columns = tile.shape
-        hidden = self.hidden(tile)
-        if hidden is None and not any(term.by_distance for term in self.terms):
-            view, _ = self.scratch.take("bias", *tile.shape)
-            fresh = True
-        else:
-            buffer, _ = self.scratch.take("bias", heads, rows, columns + rows - 1)
-            fresh = True
-            for term in self.terms:
-                if term.by_distance:
-                    term.add(buffer, tile, fresh)
-                    fresh = False
-            if fresh:
-                buffer.zero_()
-                fresh = False
-            if hidden is not None:
-                buffer[..., hidden:] = -torch.inf
-            view = skew(buffer, columns)
-        for term in self.terms:
-            if not term.by_distance:
-                term.add(view, tile, fresh)
-                fresh = False
-        return view.zero_() if fresh else view
-
-    def kv_heads(self, heads: Slice) -> Slice:
-        return heads[0] // self.groups, (heads[1] - 1) // self.groups + 1
-
-    def head_blocks(self, heads: Slice, cells: int) -> Iterator[Slice]:
-        """Heads in blocks of about 2 MiB of scores, none of which has several keys' heads under grouped queries."""
-        step, h = max(1, 2**19 // max(cells, 1)), heads[0]
-        while h < heads[1]:
-            most = heads[1] if self.groups == 1 else (h // self.groups + 1) * self.groups
-            yield h, min(h + step, most)
-            h = min(h + step, most)
 
 
 def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
@@ -251,7 +79,7 @@ def _widened(x: Tensor, width: int) -> Tensor:
 def _flash_blocks(call: Call) -> Iterator[_Block]:
     if call.terms and call.vector is None:
         call.pack()
-        for row, heads, tiles in call.regions(None):
+        for row, heads, tiles in call.regions(whole_rows=True):
             _enter(call.terms, row, heads)
             for tile in tiles:
                 mask = call.bias(tile)[None]
@@ -260,16 +88,14 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
     shared = all(own == -1 for own, *_ in call.segments)
     for row in [-1] if shared else range(call.q.shape[0]):
         batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
-        for h0, h1, first, end in call.bands:
-            narrow = call.causal or (call.vector is not None and end - first < call.vector.shape[1])
-            rows = call.q.shape[2] if call.square else ROWS if narrow else 4 * ROWS
-            for queries, keys, diagonal in call.blocks(row, first, end, rows):
+        for band in call.bands:
+            for queries, keys, diagonal in call.blocks(row, band, call.rows(band)):
                 if call.vector is None:
-                    yield _Block(batch, (h0, h1), queries, keys, call.causal, None, False)
+                    yield _Block(batch, band.heads, queries, keys, call.causal, None, False)
                     continue
-                tile = call.tile(row, (h0, h1), queries, keys, diagonal)
+                tile = call.tile(row, band.heads, queries, keys, diagonal)
                 mask = _hankel(call.vector, tile, batch[1] - batch[0])
-                yield _Block(batch, (h0, h1), queries, keys, False, mask, True)
+                yield _Block(batch, band.heads, queries, keys, False, mask, True)
 
 
 def _enter(terms: list[Term], row: int, heads: Slice) -> None:
@@ -281,7 +107,7 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor) -> None:
     """The equation as it stands, a block at a time: dropout and terms on the values need the weights."""
     call.pack(call.precise)
     number = 0
-    for row, heads, tiles in call.regions(None):
+    for row, heads, tiles in call.regions(whole_rows=True):
         _enter(call.every_term, row, heads)
         for tile in tiles:
             scores = _scores(call, tile)
@@ -335,9 +161,9 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor)
     # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
     grad = grad.to(precise).contiguous()
     offset = (grad * out).sum(-1) - of_lse
-    totals = [torch.zeros(x.shape, dtype=precise, device=x.device) for x in (q, k, v)]
+    totals = [x.new_zeros(x.shape, dtype=precise) for x in (q, k, v)]
     number = 0
-    for row, heads, tiles in call.regions(None if call.dropout_p > 0 else COLUMNS):
+    for row, heads, tiles in call.regions(whole_rows=call.dropout_p > 0):
         _enter(call.every_term, row, heads)
         for tile in tiles:
             here = row, slice(*heads), slice(*tile.queries)
@@ -353,7 +179,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor)
 
 def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel's own backward, where no term learns."""
-    of_q, of_k, of_v = totals = [torch.zeros(x.shape, dtype=call.precise) for x in (call.q, call.k, call.v)]
+    of_q, of_k, of_v = totals = [x.new_zeros(x.shape, dtype=call.precise) for x in (call.q, call.k, call.v)]
     for block in _flash_blocks(call):
         q, k, v = block.inputs(call)
         rows = [_widened(block.queries_of(x), q.shape[-1]) for x in (grad, out)] + [block.queries_of(lse)]
@@ -378,7 +204,7 @@ def _backward_tile(
     here = tile.row, slice(*tile.heads), slice(*tile.queries)
     queries, keys, values = call.q[here], _cut_kv(call, call.k, tile), _cut_kv(call, call.v, tile)
     if call.values is None:
-        change, _ = call.scratch.take("change", *tile.shape)
+        change = call.scratch.take("change", *tile.shape)
         torch.matmul(g, values.mT, out=change)
     else:
         change = skew(call.values.of_weights(g, tile), tile.shape[2]).baddbmm_(g, values.mT)

@@ -45,11 +45,11 @@ def lower(problem: Problem) -> Lowered | Refused:
     vectors = [t.vector(problem.q.device) for t in problem.bias if isinstance(t, Relative)]
     if vectors:
         kinds.append("distance")
-        tensors.append(sum(vectors[1:], vectors[0]).to(precise))
+        tensors.append(sum(vectors[1:], vectors[0]).to(precise).expand(problem.q.shape[1], -1))
     for term in problem.bias:
         if isinstance(term, Relative):
             continue
-        lowered = _lower(term, precise)
+        lowered = _lower(term, problem.q.shape[:2], precise)
         if lowered is None:
             why = f"a term of kind {type(term).__name__} is a function of both positions"
             return Refused(why, "a bias of the distance alone")
@@ -60,16 +60,16 @@ def lower(problem: Problem) -> Lowered | Refused:
         assert distances is not None
         kinds.append("values")
         tensors += [problem.values.table.to(precise), problem.values.index(distances).long()]
-    longest = span[1] if span is not None else problem.q.shape[2] + problem.k.shape[2]
-    return Lowered(" ".join(kinds), tensors, found, longest)
+    return Lowered(" ".join(kinds), tensors, found, 0 if span is None else span[1])
 
 
-def _lower(term: Score, precise: torch.dtype) -> tuple[str, list[Tensor]] | None:
+def _lower(term: Score, heads: torch.Size, precise: torch.dtype) -> tuple[str, list[Tensor]] | None:
     if isinstance(term, QueryRelative | KeyRelative):
         kind = "query" if isinstance(term, QueryRelative) else "key"
-        return kind, [term.content.to(precise), term.table.to(precise), term.index_vector()]
+        content = term.content.to(precise).expand(*heads, -1, -1)
+        return kind, [content, term.table.to(precise), term.index_vector()]
     if isinstance(term, Factored):
         return "product", [term.left.to(precise), term.right.to(precise)]
     if isinstance(term, Dense):
-        return "any", [term.tensor.to(precise)]
+        return "full", [term.tensor.to(precise)]
     return None

@@ -6,26 +6,28 @@ import torch
 from torch import Tensor
 
 from posenc.backends import fused
-from posenc.backends.tiles import OnValues, Term
+from posenc.backends.call import Call
+from posenc.backends.tiles import TERMS, Term, ValuesTerm
+from posenc.segments import Segments
 
 
 def _call(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], kinds: str, table: list[int], causal: bool, scale: float,
     longest: int, dropout_p: float, seed: Tensor | None,
-) -> fused.Call:  # fmt: skip
+) -> Call:  # fmt: skip
     terms: list[Term] = []
-    values: OnValues | None = None
+    values: ValuesTerm | None = None
     at = 0
     for kind in kinds.split():
-        make = fused.KINDS[kind]
+        make = TERMS[kind]
         term = make(*tensors[at : at + make.size])
         at += make.size
-        if isinstance(term, OnValues):
+        if isinstance(term, ValuesTerm):
             values = term
         else:
             terms.append(term)
     drawn = 0 if seed is None else int(seed)
-    return fused.Call(q, k, v, terms, values, list(table), causal, scale, longest, dropout_p, drawn)
+    return Call(q, k, v, terms, values, Segments(list(table), True), causal, scale, longest, dropout_p, drawn)
 
 
 @torch.library.custom_op("posenc::attend", mutates_args=())
@@ -35,10 +37,11 @@ def attend(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries) of one call.
 
-    kinds: the terms by name, see `fused.KINDS`, separated by blanks, "values" last; tensors: what they are made of.
+    kinds: the terms by name, see `tiles.TERMS`, separated by blanks, "values" last; tensors: what they are made of.
     table: `Segments.table`. longest: the distance of the first entry of every vector of distances.
     """
-    return fused.forward(_call(q, k, v, tensors, kinds, table, causal, scale, longest, dropout_p, seed))
+    with torch.autocast(q.device.type, enabled=False):
+        return fused.forward(_call(q, k, v, tensors, kinds, table, causal, scale, longest, dropout_p, seed))
 
 
 @attend.register_fake
@@ -63,7 +66,8 @@ def attend_backward(
     for term in terms:
         term.wants(needs[at : at + term.size])
         at += term.size
-    found = fused.backward(call, out, lse, grad, of_lse)
+    with torch.autocast(q.device.type, enabled=False):
+        found = fused.backward(call, out, lse, grad, of_lse)
     return [*found, *(x for term in terms for x in term.grads if x is not None)]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.fused import ROWS
+from posenc.backends.call import CELLS, ROWS
 from posenc.backends.lower import Lowered, Refused, lower
 from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
@@ -180,7 +180,7 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
         how = "terms are computed a tile at a time"
         products = [x.shape[2] for x in found.tensors if x.dim() == 4]  # of queries or keys with each row of a table
         rows = max((x.shape[1] for x in found.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
-        working = 2 * max(min(heads, 8) * min(queries, ROWS) * min(keys, 1024), min(queries, ROWS) * keys)
+        working = 2 * max(min(CELLS, heads * queries * keys), min(queries, ROWS) * keys)
         working += rows * max(products, default=0) + problem.q.numel() + problem.k.numel() + problem.v.numel()
     inputs = problem.q, problem.k, problem.v, *found.tensors
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)

@@ -58,23 +58,24 @@ class Scratch:
         self.pools: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
 
-    def take(self, name: str, *shape: int) -> tuple[Tensor, bool]:
-        """A contiguous buffer, and whether the last one of this name had another shape: then it holds anything."""
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A contiguous buffer that holds anything."""
         size = 1
         for n in shape:
             size *= n
         pool = self.pools.get(name)
         if pool is None or pool.numel() < size:
             self.pools[name] = pool = self.like.new_empty(size)
-        changed = self.shapes.get(name) != shape
-        self.shapes[name] = shape
-        return pool[:size].view(shape), changed
+        return pool[:size].view(shape)
 
     def by_distance(self, name: str, tile: Tile) -> Tensor:
         """A buffer by distance whose corners, outside the skew view, are zero."""
-        heads, rows, columns = tile.shape
-        buffer, changed = self.take(name, heads, rows, columns + rows - 1)
-        return buffer.zero_() if changed else buffer
+        heads, rows, columns = shape = tile.shape
+        buffer = self.take(name, heads, rows, columns + rows - 1)
+        if self.shapes.get(name) == shape:
+            return buffer
+        self.shapes[name] = shape
+        return buffer.zero_()
 
 
 def _add(total: Tensor, part: Tensor) -> None:
@@ -89,6 +90,9 @@ class Term:
     """
 
     by_distance = True
+    """Whether it is added by distance rather than by key."""
+    has_distances = True
+    """Whether it reads where a tile's distances begin."""
     size = 1
     """How many tensors it is made of."""
     kept = 0
@@ -100,7 +104,7 @@ class Term:
 
     def wants(self, needs: list[bool]) -> None:
         """Prepare to collect the gradients of those tensors that need one."""
-        self.grads = [torch.zeros_like(x) if need else None for x, need in zip(self.tensors, needs, strict=True)]
+        self.grads = [x.new_zeros(x.shape) if need else None for x, need in zip(self.tensors, needs, strict=True)]
 
     def enter(self, row: int, heads: Slice) -> None:
         """Prepare for tiles of these heads."""
@@ -117,7 +121,7 @@ class Term:
         raise NotImplementedError  # abstract: every term defines it
 
 
-class OfDistance(Term):
+class DistanceTerm(Term):
     """b[head, distance] from its vector, (heads, distances)."""
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
@@ -129,7 +133,7 @@ class OfDistance(Term):
             self.grads[0][slice(*tile.heads), tile.distances] += grad.sum(1)
 
 
-class _Content(Term):
+class _ContentTerm(Term):
     """x . table[row of the distance]: content (batch, heads, n, d), table (heads or 1, rows, d), rows (distances,)."""
 
     size = 3
@@ -153,7 +157,7 @@ class _Content(Term):
         self.of_table = None if of_table is None else cut(of_table[None], row, heads)
 
 
-class OfQuery(_Content):
+class QueryTerm(_ContentTerm):
     """q_i . r[distance]."""
 
     def __init__(self, content: Tensor, table: Tensor, rows: Tensor) -> None:
@@ -201,7 +205,7 @@ class OfQuery(_Content):
             _add(self.of_table, self.of_product @ self.content)
 
 
-class OfKey(_Content):
+class KeyTerm(_ContentTerm):
     """k_j . r[distance]."""
 
     by_distance = False
@@ -237,10 +241,10 @@ class OfKey(_Content):
             _add(self.of_table, self.of_product.mT @ self.content)
 
 
-class Product(Term):
+class ProductTerm(Term):
     """a_i . b_j: left (batch or 1, heads or 1, queries, m), right (batch or 1, heads or 1, keys, m)."""
 
-    by_distance = False
+    by_distance = has_distances = False
     size = 2
 
     def enter(self, row: int, heads: Slice) -> None:
@@ -260,10 +264,10 @@ class Product(Term):
             _add(self.of_right[:, keys], grad.mT @ self.left[:, queries])
 
 
-class Any(Term):
+class FullTerm(Term):
     """A (batch or 1, heads or 1, queries, keys) tensor."""
 
-    by_distance = False
+    by_distance = has_distances = False
 
     def enter(self, row: int, heads: Slice) -> None:
         self.part = cut(self.tensors[0], row, heads)
@@ -278,7 +282,7 @@ class Any(Term):
             _add(self.of_part[:, slice(*tile.queries), slice(*tile.keys)], grad)
 
 
-class OnValues(Term):
+class ValuesTerm(Term):
     """w[distance], added to the values: table (heads or 1, rows, value width), rows (distances,). Not on the scores."""
 
     size = 2
@@ -333,3 +337,9 @@ def bin_columns(x: Tensor, rows: Tensor, out: Tensor) -> None:
     for of_head, total in zip(x, out, strict=True):
         # whole rows are added, which a scatter along the last dimension is far from
         total.index_add_(0, rows, of_head.T.contiguous())
+
+
+TERMS: dict[str, type[Term]] = {
+    "distance": DistanceTerm, "query": QueryTerm, "key": KeyTerm, "product": ProductTerm, "full": FullTerm,
+    "values": ValuesTerm,
+}  # fmt: skip
