@@ -258,7 +258,8 @@ def test_dropout_drops_and_scale_overrides():
 def test_what_explain_says_is_what_happens():
     q, k, v = (x.float() for x in tensors(64, 64))
     plain = explain(q, k, v, Rotary(D), causal=True)
-    assert (plain.backend, plain.extra_bytes) == ("sdpa", 0)
+    assert (plain.backend, plain.extra_bytes) == ("sdpa", 2 * q.numel() * 4), "queries and keys, rotated"
+    assert explain(q, k, v, causal=True).extra_bytes == 0
     strided = explain(q, k, v, ALiBi(H), causal=True)
     assert strided.extra_bytes < B * H * 64 * 64 * 4
     assert "strided view" in str(strided)

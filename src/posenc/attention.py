@@ -66,12 +66,13 @@ class Explanation:
     backend: str
     reason: str
     extra_bytes: int
-    """Memory on top of q, k, v and the output."""
+    """Memory on top of q, k, v and the output, as far as the sizes tell: what an encoding computes on its way to its
+    terms is not in it."""
     faster: str
 
     def __str__(self) -> str:
         size = f"{self.extra_bytes / 2**20:.1f} MiB" if self.extra_bytes >= 2**20 else f"{self.extra_bytes} bytes"
-        return f"{self.backend}: {self.reason}; {size} extra" + (f"; {self.faster}" if self.faster else "")
+        return f"{self.backend}: {self.reason}; {size} extra" + (f"; faster: {self.faster}" if self.faster else "")
 
 
 def explain(
@@ -93,7 +94,9 @@ def explain(
     problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
     chosen = _choose(problem, backend)
     name = next(name for name, known in BACKENDS.items() if known is chosen)
-    return Explanation(name, *chosen.plan(problem))
+    why, size, faster = chosen.plan(problem)
+    made = [now for now, given in ((problem.q, q), (problem.k, k), (problem.v, v)) if now is not given]  # rotated
+    return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in made), faster)
 
 
 def _choose(problem: Problem, name: str) -> Backend:
@@ -122,6 +125,11 @@ def _problem(
             _check_keys_unread(encoding, layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
         added = encoding.values(positions, layer)
+        table = added.added if isinstance(added, KeyValues) else added.table if added is not None else v
+        if table.shape[-1] != v.shape[-1]:
+            raise InputError(
+                f"v is {v.shape[-1]} wide, what {encoding} adds to values {table.shape[-1]}: make them equal"
+            )
         if isinstance(added, KeyValues):
             v = v + added.added.to(v.dtype)
         else:

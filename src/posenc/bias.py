@@ -114,7 +114,7 @@ class Positional(Score):
 class _Projected(Score):
     content: Tensor  # (batch, num_heads, n, head_dim), any factor of the scale already applied
     table: Tensor  # (num_heads or 1, rows, head_dim)
-    index: OfDistance  # distance -> row of the table
+    index: OfDistance  # distance -> row of the table, for every distance within positions.span, visible or not
     positions: Positions
 
     def __post_init__(self) -> None:

@@ -1,9 +1,11 @@
 """The fused operator against the reference, forward and backward, in tiles small enough that there are many."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from posenc import ALiBi, Encoding, Positions, create, explain
+from posenc import ALiBi, Encoding, InputError, Positions, create, explain
 from posenc.attention import _problem, attention
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import Lowered, lower
@@ -49,7 +51,7 @@ class Terms(Encoding):
         return (distance.clamp(-3, 3) + 3).long()
 
     def bias(self, q, k, positions, layer=0):
-        shortest, longest = positions.span
+        shortest, longest = positions.span or (0, 0)
         every = self.every[:, : longest - shortest + 1]
         found = {
             "relative": Relative(lambda head, distance: self.curve[head, self.row(distance)], H, positions),
@@ -171,6 +173,118 @@ def test_dropout_keeps_the_mean_and_follows_the_seed():
     assert torch.equal(*again)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Positions.cross(Positions.arange(4, offset=100), Positions.from_mask([[1, 1, 1, 1, 1, 0], [1] * 6])),
+        lambda: Positions.cross(Positions.arange(4, offset=100), Positions.arange(6)).with_causal(True),
+        lambda: Positions.cross(Positions.arange(4), Positions.arange(6)).with_causal(True),
+    ],
+    ids=["against padding", "far ahead", "causal"],
+)
+@pytest.mark.parametrize("kinds", ["none", "factored", "factored dense"])
+def test_queries_far_from_their_keys_lose_none(kinds, make):
+    q, k, v = inputs(4, 6, H)
+    encoding = Terms(kinds, 4, 6)
+    found, expected = (attention(q, k, v, encoding, make(), backend=name) for name in ("sdpa", "reference"))
+    assert found.abs().max() > 0.1
+    assert torch.allclose(found, expected, atol=1e-12)
+
+
+def test_what_is_not_a_number_stays_in_its_row():
+    q, k, v = (torch.randn(2, 2, 600, 8) for _ in range(3))
+    p, encoding = Positions.arange(600, causal=True), ALiBi(2)
+    clean = attention(q, k, v, encoding, p)
+    q[1, 0, 300] = torch.nan
+    found = attention(q, k, v, encoding, p)
+    assert torch.allclose(found[0], clean[0], atol=1e-6)
+    assert found.isnan().any(-1).sum() == 1
+    far = Terms("none", 600, 600)
+    far.bias = lambda q, k, p, layer=0: Relative(
+        lambda head, d: torch.where(d > 500, torch.nan, -5.0 * d.abs() * (head + 1)), 2, p
+    )
+    assert attention(k, k, v, far, p).isnan().any(-1).sum() == 2 * 2 * 99, "rows 501 to 599 of every head"
+
+
+@pytest.mark.parametrize("kinds", ["none", "relative", "query values"])
+def test_nothing_visible_and_no_rows_at_all(kinds):
+    q, k, v = inputs(5, 5, H)
+    for p in (Positions.from_mask([[0] * 5]), Positions.packed(document_ids=torch.full((5,), -1))):
+        out = attention(q, k, v, Terms(kinds, 5, 5), p)
+        assert not out.any()
+        assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+    none = [x.detach()[:0].float() for x in (q, k, v)]
+    assert attention(*none, Terms(kinds, 5, 5), Positions.arange(5)).shape == (0, H, 5, 5)
+
+
+def test_only_scores_of_minus_infinity_give_zeros_in_every_backend():
+    q, k, v = inputs(5, 5, H)
+    hidden = Terms("none", 5, 5)
+    hidden.bias = lambda q, k, p, layer=0: Relative(
+        lambda head, d: torch.where(d == 0, -torch.inf, 0.0) + 0.0 * head, H, p
+    )
+    p = Positions.arange(5, causal=True)
+    for backend in ("sdpa", "reference"):
+        out = attention(q, k, v, hidden, p, backend=backend)
+        assert not out[:, :, 0].any()
+        assert out[:, :, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+@pytest.mark.parametrize("layout", ["bidirectional", "causal", "packed", "left padded, cached"])
+def test_a_scale_that_is_not_positive(layout, scale):
+    queries, keys, make = LAYOUTS[layout]
+    q, k, v = inputs(queries, keys, H)
+    for kinds in ("none", "relative"):
+        encoding = Terms(kinds, queries, keys)
+        found, expected = (
+            attention(q, k, v, encoding, make(), scale=scale, backend=name) for name in ("sdpa", "reference")
+        )
+        assert torch.allclose(found, expected, atol=1e-12)
+
+
+def test_backward_inside_autocast_is_as_precise_as_outside():
+    leaves = [x.detach().float().requires_grad_() for x in inputs(13, 13, H)]
+    encoding, p = Terms("query factored values", 13, 13).float(), Positions.arange(13)
+    outside = torch.autograd.grad(attention(*leaves, encoding, p).square().sum(), leaves)
+    with torch.autocast("cpu"):
+        inside = torch.autograd.grad(attention(*leaves, encoding, p).square().sum(), leaves)
+    for grad, other in zip(inside, outside, strict=True):
+        assert torch.equal(grad, other)
+
+
+def test_forward_mode_is_right_and_second_derivatives_are_refused():
+    q, k, v = (x.detach() for x in inputs(5, 5, H))
+    p, encoding = Positions.arange(5, causal=True), ALiBi(H)
+
+    def tangent(backend):
+        run = partial(attention, k=k, v=v, encoding=encoding, positions=p, backend=backend)
+        return torch.func.jvp(run, (q,), (torch.ones_like(q),))[1]
+
+    assert torch.allclose(tangent("auto"), tangent("reference"), atol=1e-12)
+    q.requires_grad_()
+    (grad,) = torch.autograd.grad(attention(q, k, v, encoding, p).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), q)
+
+
+def test_one_head_may_serve_all():
+    q, k, v = inputs(5, 5, H)
+    shared = Terms("none", 5, 5)
+    shared.bias = lambda q, k, p, layer=0: [
+        Relative(lambda head, d: -0.3 * d.abs() + 0.0 * head, 1, p),
+        QueryRelative(q[:, :1], shared.of_query, shared.row, p),
+    ]
+    found, expected = (attention(q, k, v, shared, Positions.arange(5), backend=b) for b in ("sdpa", "reference"))
+    assert torch.allclose(found, expected, atol=1e-12)
+
+
+def test_values_of_another_width_than_what_is_added():
+    q, k, v = inputs(5, 5, H, width=7)
+    with pytest.raises(InputError, match=r"v is 7 wide, what .* adds to values 5"):
+        attention(q, k, v, Terms("values", 5, 5), Positions.arange(5))
+
+
 def visited(one: call.Call) -> int:
     """Scores that the flash kernel is asked for."""
     return sum(
@@ -247,7 +361,7 @@ def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
 
 @pytest.mark.parametrize("kinds", ["none", "relative query key factored values"])
 def test_the_operators_keep_the_rules_of_pytorch(kinds):
-    q, k, v = inputs(5, 5, H)
+    q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs(5, 5, H))
     problem = _problem(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
     found = lower(problem)
     assert isinstance(found, Lowered)

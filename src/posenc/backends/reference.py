@@ -31,10 +31,9 @@ class Reference:
         bias = dense_sum(problem.bias, q.device)
         if bias is not None:
             scores = scores + bias.to(precise)
-        visible = positions.mask()
-        scores = scores.masked_fill(~visible, -torch.inf)
-        # a row without any visible key has no softmax; its weights are zero
-        empty = ~visible.any(-1, keepdim=True)
+        scores = scores.masked_fill(~positions.mask(), -torch.inf)
+        # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
+        empty = (scores == -torch.inf).all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
         weights = scores.softmax(-1)
         if problem.sink is not None:

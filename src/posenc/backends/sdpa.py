@@ -14,6 +14,7 @@ from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
+from posenc.rotation import transformed
 
 BLOCK_CELLS = 2**23
 """Scores of a block of queries, at least: 32 MiB in float32, which glibc gives back to the system when they are freed;
@@ -30,6 +31,8 @@ class SDPA:
     """
 
     def refusal(self, problem: Problem) -> str | None:
+        if not torch.compiler.is_compiling() and transformed():
+            return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.values is None:
             return None
         found = _lowered(problem)
@@ -47,7 +50,7 @@ class SDPA:
         if _is_plain(problem):
             width = _padded_width(problem)
             rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
-            return "no bias and contiguous positions: no mask is built", rows * (width or 0) * size, ""
+            return "no bias, and nothing hidden but the future: no mask is built", rows * (width or 0) * size, ""
         found = _lowered(problem)
         if isinstance(found, Lowered):
             return _plan_fused(problem, found)
@@ -67,6 +70,8 @@ class SDPA:
         return f"{found.why}: a dense float mask", max(copies, 1) * per_row, found.faster
 
     def attend(self, problem: Problem) -> Tensor:
+        if problem.scale <= 0:  # the kernels mask before they scale
+            problem = replace(problem, q=problem.q * problem.scale, scale=1.0)
         if _widens(problem):
             problem = _wider(problem)
         if _is_plain(problem):
@@ -178,10 +183,14 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
         working = 2 * batch * heads * min(queries, 4 * ROWS) * width
     else:
         how = "terms are computed a tile at a time"
+        if "full" in found.kinds:
+            how = "a term is one queries x keys tensor of the encoding's own, the rest is computed a tile at a time"
         products = [x.shape[2] for x in found.tensors if x.dim() == 4]  # of queries or keys with each row of a table
         rows = max((x.shape[1] for x in found.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
         working = 2 * max(min(CELLS, heads * queries * keys), min(queries, ROWS) * keys)
         working += rows * max(products, default=0) + problem.q.numel() + problem.k.numel() + problem.v.numel()
+    if problem.sink is not None:
+        working += batch * heads * queries * problem.v.shape[-1]
     inputs = problem.q, problem.k, problem.v, *found.tensors
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0

@@ -13,6 +13,7 @@ from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
 from posenc.rotation import added_angles, contiguous_tables
+from posenc.segments import segments
 
 
 class TransformerXL(ContentBias):
@@ -95,7 +96,8 @@ class TransformerXL(ContentBias):
             self.check_integers(positions)
             return QueryRelative(queries, self.projection(self.codes.to(q.device, dtype), own), self.row, positions)
         positions.require_one_axis(type(self).__name__)
-        if positions.span is not None and positions.num_queries > 1:
+        visible = segments(positions)
+        if positions.num_queries > 1 and positions.span is not None and visible is not None and visible.regular:
             return QueryRelative(queries, *self.keys_of_distance(positions, own, dtype), positions)
         # (q + v) . W_R R_t = w . R_t with w = W_R^T (q + v), and R_(i-j) is R_(-j) turned by i, one angle per pair
         w = queries @ self.projection.weight[own].to(dtype)
