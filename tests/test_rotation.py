@@ -259,16 +259,16 @@ def test_empty_inputs(layout, shape, inplace):
 
 
 @LAYOUTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", [("cos",), ("sin",), ("cos", "sin")])
 @pytest.mark.usefixtures("small_blocks")
-def test_in_place_with_tables_that_are_part_of_x(layout):
-    both = torch.randn(2, 60, 16, dtype=torch.bfloat16)
-    for cos, sin in ((both[0, :, :8], both[0, :, 8:]), (both[1, :, 4:12], torch.randn(60, 8))):
-        wanted = rotary(both, cos, sin, layout=layout)
-        x = both.clone()
-        cos, sin = (
-            x.as_strided(t.shape, t.stride(), t.storage_offset()) if t.dtype == x.dtype else t for t in (cos, sin)
-        )
-        assert torch.equal(rotary(x, cos, sin, layout=layout, inplace=True), wanted)
+def test_in_place_with_tables_that_are_part_of_x(layout, dtype, shared):
+    x = torch.randn(2, 60, 16).to(dtype)
+    parts = {"cos": x[0, :, 4:12], "sin": x[1, :, 8:]}
+    apart = {name: part.clone() for name, part in parts.items()}
+    wanted = rotary(x, **apart, layout=layout)
+    found = rotary(x, **apart | {name: parts[name] for name in shared}, layout=layout, inplace=True)
+    assert torch.equal(found, wanted)
 
 
 def test_in_place_refuses_what_overlaps():
