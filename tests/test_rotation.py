@@ -356,6 +356,14 @@ def test_float64_inputs_get_exact_tables():
 
 
 @LAYOUTS
+def test_compiled_with_one_tensor_as_both_tables(layout):
+    torch._dynamo.reset()
+    compiled = torch.compile(rotary, backend="aot_eager", fullgraph=True)
+    x, table = torch.randn(2, 5, 8, requires_grad=True), torch.randn(5, 4)
+    assert_close(compiled(x, table, table, layout=layout), rotary(x, table, table, layout=layout))
+
+
+@LAYOUTS
 @pytest.mark.parametrize("start", [0, 2])
 def test_compiled_and_exported(layout, start):
     torch._dynamo.reset()

@@ -72,6 +72,7 @@ def rotary(
     if torch.compiler.is_compiling():
         alone = training and x.requires_grad and not learned
         turn = _Traced.apply if alone else formula
+        sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
         turned = turn(x, cos, sin, layout, start)
         return x.copy_(turned) if inplace else turned
     if learned or transformed():
