@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, one-line errors, JSON."""
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -61,6 +62,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert message in err
     assert len(err.splitlines()) == 1
     assert err.startswith("posenc")
+
+
+@pytest.mark.parametrize("command", ["list", "cite", "conform", "compare", "bench"])
+def test_help_tells_each_default_once_and_none_that_is_nothing(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert not re.findall(r"\(default: (?:None|False|\[\])\)|\(default: [^)]*\) \(default", told)
 
 
 def test_help_and_version(capsys):

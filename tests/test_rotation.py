@@ -245,6 +245,60 @@ def test_in_place_refuses_what_autograd_forbids():
         rotary(x.requires_grad_(), cos, sin, inplace=True)
 
 
+@LAYOUTS
+@pytest.mark.parametrize("shape", [(1, 1, 0, 8), (0, 2, 3, 8), (2, 0, 3, 8), (0, 2, 1, 8)])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.usefixtures("small_blocks")
+def test_empty_inputs(layout, shape, inplace):
+    x, (cos, sin) = torch.zeros(shape), tables(shape[2], 4, torch.float32)
+    assert rotary(x, cos, sin, layout=layout, inplace=inplace).shape == shape
+    if shape[2] == 1:
+        assert [y.shape for y in turn_together(x, x, *widened(cos, sin, layout), layout)] == [shape, shape]
+    nothing = cos[:, :0]
+    assert torch.equal(rotary(x, nothing, nothing, layout=layout, inplace=inplace), x)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", [("cos",), ("sin",), ("cos", "sin")])
+@pytest.mark.usefixtures("small_blocks")
+def test_in_place_with_tables_that_are_part_of_x(layout, dtype, shared):
+    x = torch.randn(2, 60, 16).to(dtype)
+    parts = {"cos": x[0, :, 4:12], "sin": x[1, :, 8:]}
+    apart = {name: part.clone() for name, part in parts.items()}
+    wanted = rotary(x, **apart, layout=layout)
+    found = rotary(x, **apart | {name: parts[name] for name in shared}, layout=layout, inplace=True)
+    assert torch.equal(found, wanted)
+
+
+def test_in_place_refuses_what_overlaps():
+    line, (cos, sin) = torch.randn(60), tables(5, 4, torch.float32)
+    for x in (line.unfold(0, 8, 4)[:5], line[None].expand(5, -1)[:, :8], line.as_strided((5, 8), (1, 1))):
+        before = line.clone()
+        with pytest.raises(InputError, match="one in memory"):
+            rotary(x, cos, sin, inplace=True)
+        assert torch.equal(line, before)
+    for x in (line.view(6, 10)[:5, 1:9], line.view(10, 6).mT[:5, :8], line.as_strided((1, 5, 8), (0, 8, 1))):
+        wanted = rotary(x, cos, sin)
+        assert_close(rotary(x, cos, sin, inplace=True), wanted)
+
+
+@pytest.mark.parametrize(
+    ("x", "cos", "sin", "message"),
+    [
+        (torch.ones(3, 8).long(), (3, 4), (3, 4), r"x of torch.int64.*x.float\(\)"),
+        (torch.ones(3, 8), (2, 4), (2, 4), r"cos \(2, 4\) and sin \(2, 4\) do not fit x \(3, 8\)"),
+        (torch.ones(3, 8), (3, 4), (2, 4), "do not fit"),
+        (torch.ones(3, 8), (3, 4), (3, 1), "do not fit"),
+        (torch.ones(2, 1, 3, 8), (3, 1, 3, 4), (3, 1, 3, 4), "do not fit"),
+    ],
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_does_not_fit_is_refused(x, cos, sin, message, inplace):
+    with pytest.raises(InputError, match=message):
+        rotary(x, torch.ones(cos), torch.ones(sin), inplace=inplace)
+
+
 @pytest.mark.parametrize("start", [-1, 1, 5])
 def test_a_start_that_does_not_fit(start):
     with pytest.raises(InputError, match="4 columns"):
@@ -299,6 +353,14 @@ def test_float64_inputs_get_exact_tables():
 
 
 # ---------------------------------------------------------------- compiled
+
+
+@LAYOUTS
+def test_compiled_with_one_tensor_as_both_tables(layout):
+    torch._dynamo.reset()
+    compiled = torch.compile(rotary, backend="aot_eager", fullgraph=True)
+    x, table = torch.randn(2, 5, 8, requires_grad=True), torch.randn(5, 4)
+    assert_close(compiled(x, table, table, layout=layout), rotary(x, table, table, layout=layout))
 
 
 @LAYOUTS

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, (add, help_text) in COMMANDS.items():
-        add(commands.add_parser(name, help=help_text, description=help_text, formatter_class=_help_formatter))
+        add(commands.add_parser(name, help=help_text, description=help_text, formatter_class=_HelpFormatter))
     named = f"posenc {arguments[0]}" if arguments and arguments[0] in COMMANDS else "posenc"
     try:
         if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
@@ -57,8 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _help_formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.ArgumentDefaultsHelpFormatter(prog, max_help_position=32, width=110)
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Names the defaults that say something."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=110)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.default in (None, False, []) or "(default: " in (action.help or "")
+        return action.help if told else super()._get_help_string(action)
 
 
 # -------------------------------------------------------------------- list, cite
@@ -105,7 +112,7 @@ def _cite(options: argparse.Namespace, command: str) -> int:
 # -------------------------------------------------------------------- conform
 
 
-class _TableFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+class _TableFormatter(_HelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Leaves the table under the options as it is."""
 
 

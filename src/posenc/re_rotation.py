@@ -49,6 +49,8 @@ def re_rotate(
             not fit.
     """
     target = encoding if into is None else into
+    if not isinstance(target, Encoding):
+        raise InputError(f"into={target!r}: pass an encoding, such as encoding.with_schedule('yarn', factor=4, ..)")
     here = _keys_at("positions", positions, keys)
     before = encoding.key_angles(here, layer)
     after = target.key_angles(here if to is None else _keys_at("to", to, keys), layer)

@@ -42,10 +42,16 @@ def rotary(
     transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J). inplace: overwrite x and return it.
     Half precision is computed in float32 and rounded once. The result lies in memory as x does.
 
+    transformers' tables hold each angle twice: pass cos[..., :rotary_dim // 2]. Under partial rotary the whole of them
+    fits x too, and turns twice the channels that it should.
+
     Raises:
-        InputError: tables wider than half of head_dim, an unknown layout, or inplace where autograd needs the old x.
+        InputError: x of integers, tables that do not fit x, an unknown layout, or inplace where autograd needs the old x
+            or where entries of x share memory.
     """
     pairs, width = cos.shape[-1], x.shape[-1]
+    if not x.is_floating_point():
+        raise InputError(f"x of {x.dtype}: a turned integer is none; pass x.float()")
     if start < 0 or start + 2 * pairs > width:
         raise InputError(
             f"cos has {pairs} columns for head_dim={width}{f' and start={start}' if start else ''}: pass one per "
@@ -54,6 +60,11 @@ def rotary(
         )
     if layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
+    if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
+        raise InputError(
+            f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
+            "per token of x or one for all"
+        )
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
     if inplace:
@@ -61,6 +72,7 @@ def rotary(
     if torch.compiler.is_compiling():
         alone = training and x.requires_grad and not learned
         turn = _Traced.apply if alone else formula
+        sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
         turned = turn(x, cos, sin, layout, start)
         return x.copy_(turned) if inplace else turned
     if learned or transformed():
@@ -118,7 +130,7 @@ def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout
     if layout == "half":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:
-        partner = x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
+        partner = x.view(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).view(x.shape)
     turned = torch.addcmul(x * cos, partner, sin)
     if turned.dtype != q.dtype:
         turned = turned.to(q.dtype)
@@ -192,14 +204,38 @@ class _Traced(torch.autograd.Function):
         return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None
 
 
+def _fits(table: Tensor, x: Tensor) -> bool:
+    """Whether everything but the channels broadcasts."""
+    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
+    return all(n == m or n == 1 or m == 1 for n, m in pairs)
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether entries of x are, or for strides that interlock may be, one in memory."""
+    if torch.compiler.is_compiling():
+        return False
+    reach = 0
+    for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
+        if n > 1:
+            if step <= reach:
+                return x.numel() > 0
+            reach += (n - 1) * step
+    return False
+
+
+def kept_apart(table: Tensor, x: Tensor) -> Tensor:
+    """A table that stays as it is while x is overwritten."""
+    return table.clone() if table.untyped_storage()._cdata == x.untyped_storage()._cdata else table
+
+
 def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
     remedy = "pass inplace=False"
     if learned:
         raise InputError(f"inplace=True: the gradient of cos and sin needs the unrotated x; {remedy}")
     if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
         raise InputError(f"inplace=True: x is a leaf that requires grad, which autograd forbids to overwrite; {remedy}")
-    if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
-        raise InputError(f"inplace=True: x is expanded, several of its entries are one in memory; {remedy}")
+    if overlaps(x):
+        raise InputError(f"inplace=True: x is expanded or overlaps, several of its entries are one in memory; {remedy}")
     if torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) != x.shape[:-1]:
         raise InputError(f"inplace=True: the result for tables {tuple(cos.shape)} is larger than x; {remedy}")
 
@@ -221,6 +257,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inpla
     if not inplace and _COMPILED.serves(x, layout):
         return _COMPILED(x, cos, sin, layout, start)
     pairs = cos.shape[-1]
+    if inplace:
+        cos, sin = kept_apart(cos, x), kept_apart(sin, x)
     out = x if inplace else torch.empty_like(x)
     if not inplace and 2 * pairs < x.shape[-1]:
         for rest in (slice(start), slice(start + 2 * pairs, None)):
@@ -267,7 +305,7 @@ def _is_complex(x: Tensor) -> bool:
 
 
 def _as_complex(x: Tensor) -> Tensor:
-    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    return torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2))
 
 
 def _blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:

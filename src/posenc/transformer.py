@@ -59,8 +59,8 @@ class Cache:
     """Keys and values of the tokens read so far, per layer.
 
     rotated: False keeps keys as projected, so that one cache serves every encoding and every frequency schedule, and
-    each call rotates all of them. True keeps them rotated, each rotated once; `posenc.re_rotate` moves them. An
-    encoding that cannot rotate keys by themselves refuses it.
+    each call rotates all of them: what `Transformer.generate` does. True keeps them rotated, each rotated once, for a
+    cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys by themselves refuses it.
     """
 
     def __init__(self, rotated: bool = False) -> None:

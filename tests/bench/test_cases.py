@@ -7,10 +7,12 @@ from functools import cache
 import pytest
 import torch
 
+import posenc
 from posenc.bench import attention, rotary
 from posenc.bench.case import DTYPES, Built, Case, Missing, Peer, Problem, Refusal, difference, load
 from posenc.bench.cases import CASES
 from posenc.bench.schemes import CLIP, SCHEMES
+from posenc.rotation import FINE
 
 LENGTH = 2 * CLIP + 30  # some distances are clipped
 ASKED = [
@@ -119,6 +121,24 @@ def test_a_step_of_decoding_can_be_repeated():
     cache = given.cache()
     assert cache.get_seq_length() == LENGTH - 1
     assert cache.keys.shape[2] == LENGTH
+
+
+def test_only_the_new_key_is_turned_where_the_cache_holds_rotated_ones(monkeypatch):
+    made = candidate(CASES["rope"], "posenc, rotated cache").build(inputs("rope", "decode", "float32"))
+    turned, turn = [], posenc.Rotary.turn
+    monkeypatch.setattr(posenc.Rotary, "turn", lambda *a, **kw: turned.append(a[1].shape[2]) or turn(*a, **kw))
+    made.run()
+    assert turned == [1, 1], "the query and its key"
+
+
+def test_the_tables_that_are_timed_are_those_that_rotate_takes():
+    length = 2 * FINE + 100  # enough for angles to be added
+    problem = Problem(length)
+    found = candidate(CASES["tables"], "posenc").build(CASES["tables"].prepare(problem)).run()
+    rope = posenc.Rotary(rotary.HEAD_DIM, rotary.THETA)
+    taken, _ = rope.turns(posenc.Positions.arange(length), torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(found, taken, strict=True))
+    assert not torch.equal(found[0], rope.cos_sin(torch.arange(length)[None], torch.float32)[0])
 
 
 def test_missing_peers_say_what_to_install(monkeypatch):

@@ -73,13 +73,30 @@ def results():
 
 def test_the_summary_shows_ours_and_the_best_peer(results):
     lines = summary(results).splitlines()
-    assert "| `alibi` | 1.05 | 2.50 (BLOOM) | failed |  | 45 | 1500 (MPT) |" in lines
+    assert "| `alibi` | 1.05 | 1.80 (naive) | failed |  | 45 | 1500 (MPT) |" in lines
     assert "| `tupe` | 1.05 | 1.80 (naive) |  |  |  |  |" in lines
     assert "| posenc | 1.25 |" in lines
     assert "| rotary-embedding-torch | differs by 0.5 |" in lines
     assert "| torchtune | not installed |" in lines
     assert any("without position: 44 MiB" in line for line in lines)
     assert lines[0].startswith("On A CPU (2 cores, AVX512), 1 thread, processor time; Python 3.11.7, posenc 0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("fastest", "told"),
+    [
+        (row("transformers T5, bias given", 1.35, package="transformers"), "1.35 (T5, bias given)"),
+        (row("flex_attention, compiled", 1.2), "1.20 (flex_attention, compiled)"),
+        (row("transformers T5", 1.3, package="transformers"), "1.30 (T5)"),
+        (row("posenc, rotated cache", 1.01), "1.76 (BLOOM)"),
+        (row("transformers MPT", package="transformers", status="differs"), "1.76 (BLOOM)"),
+    ],
+)  # fmt: skip
+def test_the_best_of_the_others_is_shown_whoever_it_is(results, fastest, told):
+    slow = row("transformers BLOOM", 1.76, package="transformers")
+    rows = [row("plain SDPA", 1.0), row("posenc", 1.02), row("SDPA with a dense bias", 1.8), slow, fastest]
+    results["trials"] = [trial("t5", "forward", 2048, rows)]
+    assert f"| `t5` | 1.02 | {told} |  |  |  |  |" in summary(results).splitlines()
 
 
 def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
@@ -126,7 +143,7 @@ def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, re
     path.write_text(json.dumps(results))
     assert readme.main([str(path)]) == 0
     assert json.loads((tmp_path / "benchmarks" / "results" / "cpu.json").read_text()) == results
-    assert "BLOOM" in (tmp_path / "README.md").read_text()
+    assert "(MPT)" in (tmp_path / "README.md").read_text()
     assert "transformers MPT" in (tmp_path / "docs" / "bench.md").read_text()
     path.write_text(json.dumps(results | {"complete": False}))
     assert readme.main([str(path)]) == 2

@@ -8,6 +8,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
@@ -60,6 +61,23 @@ def test_hierarchical_extends_a_table_as_it_is():
     assert (torch.cdist(found, found) < 1e-6).sum() == 25, "all codes differ"
     encoding.alpha = 0.5
     assert (torch.cdist(*[codes(encoding, Positions.arange(25))[0]] * 2) < 1e-6).sum() == 25 + 20, "(i, j) is (j, i)"
+
+
+@pytest.mark.parametrize(
+    "encoding", [Hierarchical(64, 4), GridTable(4, 8, 8, prefix=1), GridTable(4, 8, 8)], ids=lambda e: e.name
+)  # fmt: skip
+def test_one_token_reads_its_rows_alone(encoding):
+    made = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            made.append(found.numel() if isinstance(found, torch.Tensor) else 0)
+            return found
+
+    with torch.no_grad(), Sizes():
+        encoding.codes(Positions.arange(1, 40))
+    assert 4 <= max(made) < encoding.table.numel() // 4
 
 
 def test_hierarchical_reaches_the_square_of_its_rows():

@@ -152,6 +152,64 @@ def test_without_triton_the_remedy_is_named():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@LAYOUTS
+@pytest.mark.parametrize("inplace", [False, True])
+def test_no_pairs_turn_nothing(layout, inplace):
+    q, k, (cos, sin) = random(3, 4, 8), random(1, 4, 8), tables(1, 4, 0)
+    found = turn(q, k, cos, sin, layout=layout, inplace=inplace)
+    assert_close(found, (q, k), rtol=0, atol=0)
+    assert (found[0] is q) == inplace
+
+
+@pytest.mark.parametrize("heads", [(0, 2), (3, 0), (0, 0)])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_queries_or_keys_without_heads(heads, inplace):
+    q, k, (cos, sin) = random(heads[0], 4, 8), random(heads[1], 4, 8), tables(1, 4, 4)
+    wanted = rotary(q, cos, sin), rotary(k, cos, sin)
+    assert_close(turn(q, k, cos, sin, inplace=inplace), wanted)
+
+
+def test_the_grid_grows_along_its_one_long_axis(monkeypatch):
+    """CUDA's other axes end at 65535."""
+    import posenc.kernels.rotary as module
+
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    monkeypatch.setattr(module, "_kernel", Recorder())
+    x = torch.zeros(1, 1, 3, 4, device=DEVICE).expand(70000, 1, 3, 4)
+    turn(x, x, *tables(1, 3, 2))
+    assert grids == [(210000,)]
+
+
+def test_tables_may_lie_in_what_is_overwritten():
+    x, k = random(3, 4, 8, "plain"), random(1, 4, 8)
+    cos, sin = x[:1, :1, :, :4], x[:1, :1, :, 4:]
+    wanted = rotary(x, cos, sin), rotary(k, cos, sin)
+    assert_close(turn(x, k, cos, sin, inplace=True), wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda x: x.double(), {}, "q of torch.float64"),
+        (lambda x: x, {"layout": "halves"}, "unknown layout 'halves'"),
+        (lambda x: x[:1].expand(2, -1, -1, -1), {"inplace": True}, "one in memory"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(change, options, message):
+    q, k = change(random(3, 3, 8)), random(1, 3, 8)
+    with pytest.raises(InputError, match=message):
+        turn(q, k.to(q.dtype), *tables(1, 3, 4), **options)
+    if not options.get("layout"):
+        with pytest.raises(InputError, match=message):
+            turn(k.to(q.dtype), q, *tables(1, 3, 4), **options)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -102,6 +102,19 @@ class Cache:
         return self.keys, self.values
 
 
+class RotatedCache(Cache):
+    """A cache of keys as rotated: those of `cache` at once, and each new one as it comes."""
+
+    def __init__(self, cache: Cache, encoding: Encoding) -> None:
+        length = cache.keys.shape[2]
+        ids = torch.arange(length, device=cache.keys.device)
+        super().__init__(encoding.rotate_keys(cache.keys, Positions.from_ids(ids)), cache.values)
+        self.encoding, self.newest = encoding, Positions.from_ids(ids[-1:])
+
+    def update(self, keys: Tensor, values: Tensor, layer: int | None = None) -> tuple[Tensor, Tensor]:
+        return super().update(self.encoding.rotate_keys(keys, self.newest), values, layer)
+
+
 class Host(nn.Module):
     """The module round a core, with the case's projections."""
 
@@ -259,6 +272,17 @@ def ours(make: Callable[[Inputs, Host], tuple[Encoding, Gradient | None]], input
 
     host.core = core
     return measured(inputs, host, learned)
+
+
+def rotated_cache(inputs: Inputs) -> Built:
+    """posenc.attention with RoPE over keys that were rotated when they were cached."""
+    host, positions = Host(inputs), inputs.positions()
+    encoding, _ = rope("interleaved", inputs, host)
+    host.own = encoding.to(inputs.problem.device, inputs.problem.dtype)
+    assert host.cache is not None  # it decodes only
+    host.cache = RotatedCache(host.cache, encoding)
+    host.core = partial(posenc.attention, encoding=encoding, positions=positions, keys_rotated=True)
+    return measured(inputs, host)
 
 
 def t5(bidirectional: bool, inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:

@@ -73,7 +73,11 @@ CASES: dict[str, Case] = {
         _attention(
             "rope", "RoPE, applying included",
             _hf("RoFormer", transformers_peers.roformer, 16, DECODES),
-            naive=0, ours_too=(Candidate("posenc, half layout", partial(ours, partial(attention.rope, "half"))),),
+            naive=0,
+            ours_too=(
+                Candidate("posenc, half layout", partial(ours, partial(attention.rope, "half"))),
+                Candidate("posenc, rotated cache", attention.rotated_cache, modes=("decode",)),
+            ),
         ),
         ROTARY,
         TABLES,

@@ -49,9 +49,8 @@ class Hierarchical(Absolute):
 
     def codes(self, positions: Positions) -> Tensor:
         ids = rows_of(self, positions, (self.rows**2,), self.beyond)
-        table = (self.table - self.alpha * self.table[:1]) / (1 - self.alpha)
-        coarse, fine = embedding(ids // self.rows, table), embedding(ids % self.rows, table)
-        return self.alpha * coarse + (1 - self.alpha) * fine
+        coarse, fine = embedding(ids // self.rows, self.table), embedding(ids % self.rows, self.table)
+        return fine + (coarse - self.table[:1]) * (self.alpha / (1 - self.alpha))  # the same, with u written out
 
 
 class Multiplicative(Learned):
@@ -171,9 +170,12 @@ class GridTable(Absolute):
         remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
         ids = rows_of(self, positions, (self.height, self.width), self.beyond, remedy, prefix=True)
         apart = ids < 0
-        further = len(self.table) + (_count(apart, positions.q_document) - 1).clamp(max=self.prefix)
-        tables = [self.table, *([self.prefix_table] if self.prefix else []), self.table.new_zeros(1, self.dim)]
-        return embedding(torch.where(apart, further, ids), torch.cat(tables))
+        codes = embedding(ids.clamp(min=0), self.table)
+        if not self.prefix:
+            return codes.masked_fill(apart[..., None], 0)
+        place = (_count(apart, positions.q_document) - 1).clamp(0, self.prefix)
+        rows = torch.cat((self.prefix_table, self.table.new_zeros(1, self.dim)))
+        return torch.where(apart[..., None], embedding(place, rows), codes)
 
     def resized(self, height: int, width: int) -> "GridTable":
         """The same encoding for an image of height x width patches: the table interpolated bicubically (corners not

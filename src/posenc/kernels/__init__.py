@@ -9,12 +9,13 @@ from posenc.errors import InputError
 from posenc.rotation import Layout, transformed
 
 HAS_TRITON = find_spec("triton") is not None
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What `rotary_kernel` serves; wider ones would lose digits."""
 
 
 def fits_kernel(q: Tensor, k: Tensor) -> bool:
     """Whether `rotary_kernel` can serve: CUDA tensors, Triton is installed, and torch.func is not at work."""
-    known = q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    served = HAS_TRITON and known and q.is_cuda and k.is_cuda
+    served = HAS_TRITON and q.dtype in DTYPES and q.is_cuda and k.is_cuda
     return served and (torch.compiler.is_compiling() or not transformed())
 
 
@@ -27,7 +28,8 @@ def rotary_kernel(
     cos, sin: (batch or 1, 1, n, pairs), constants. Any strides; float32, bfloat16, float16, computed in float32.
 
     Raises:
-        InputError: Triton is missing, or shapes that do not fit.
+        InputError: Triton is missing, shapes that do not fit, another dtype, an unknown layout, or inplace where entries
+            share memory.
     """
     if not HAS_TRITON:
         raise InputError("rotary_kernel needs Triton: pip install triton, or use posenc.functional.rotary")

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from posenc.errors import InputError
-from posenc.rotation import Layout
+from posenc.errors import InputError, unknown
+from posenc.kernels import DTYPES
+from posenc.rotation import Layout, kept_apart, overlaps
 
 
 @triton.jit
@@ -46,10 +47,11 @@ def _kernel(
     q_row, q_head, q_token, q_channel, q_out_row, q_out_head, q_out_token, q_out_channel,
     k_row, k_head, k_token, k_channel, k_out_row, k_out_head, k_out_token, k_out_channel,
     cos_row, cos_token, cos_pair, sin_row, sin_token, sin_pair,
-    q_heads, k_heads, start, width, sign,
+    tokens, q_heads, k_heads, start, width, sign,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    token, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)  # one axis: CUDA's others end at 65535
+    token, row = program % tokens, program // tokens
     pair = tl.arange(0, BLOCK)
     c = tl.load(cos + row * cos_row + token * cos_token + pair * cos_pair, mask=pair < PAIRS, other=0.0)
     s = tl.load(sin + row * sin_row + token * sin_token + pair * sin_pair, mask=pair < PAIRS, other=0.0)
@@ -79,6 +81,10 @@ def rotate(
         )
     if not 0 <= start <= width - 2 * cos.shape[-1]:
         raise InputError(f"start={start}: {cos.shape[-1]} pairs from there do not fit into {width} channels")
+    if q.dtype not in DTYPES:
+        raise InputError(f"q of {q.dtype}: the kernel computes in float32; use posenc.functional.rotary")
+    if layout not in ("half", "interleaved"):
+        raise unknown("layout", layout, ("half", "interleaved"))
     training = torch.is_grad_enabled()
     if training and (cos.requires_grad or sin.requires_grad):
         raise InputError("the kernel has no gradient for cos and sin: use posenc.functional.rotary, or detach them")
@@ -86,6 +92,9 @@ def rotate(
     if inplace:
         if wanted:
             raise InputError("inplace=True: q and k require grad, and the kernel would overwrite them; pass False")
+        if overlaps(q) or overlaps(k):
+            raise InputError("inplace=True: q or k is expanded, several of its entries are one in memory; pass False")
+        cos, sin = (kept_apart(kept_apart(table, q), k) for table in (cos, sin))
         _launch(q, k, q, k, cos, sin, layout, start, 1.0)
         return q, k
     if wanted or torch.compiler.is_compiling():
@@ -105,16 +114,20 @@ def _launch(
     q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
 ) -> None:
     (batch, q_heads, tokens, width), pairs = q.shape, cos.shape[-1]
-    if q.numel() == 0:
+    if pairs == 0:
+        q_out.copy_(q)
+        k_out.copy_(k)
+        return
+    if batch * tokens == 0:
         return
     table_strides = [
         step for t in (cos, sin) for step in (t.stride(0) if t.shape[0] > 1 else 0, t.stride(2), t.stride(3))
     ]
     block = triton.next_power_of_2(pairs)
-    _kernel[(tokens, batch)](
+    _kernel[(batch * tokens,)](
         q, q_out, k, k_out, cos, sin,
         *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), *table_strides,
-        q_heads, k.shape[1], start, width, sign,
+        tokens, q_heads, k.shape[1], start, width, sign,
         PAIRS=pairs, BLOCK=block, INTERLEAVED=layout == "interleaved",
         REST=triton.next_power_of_2(width) if q is not q_out and 2 * pairs < width else 0,
         HEADS=max(1, min(triton.next_power_of_2(q_heads), 2048 // block)),
