@@ -76,6 +76,7 @@ KINDS = ["relative", "relative other", "query", "direct", "key", "factored", "de
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(call, "ROWS", 3)
+    monkeypatch.setattr(call, "MANY", 5)
     monkeypatch.setattr(call, "COLUMNS", 4)
 
 

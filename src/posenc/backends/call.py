@@ -12,6 +12,8 @@ from posenc.segments import Segments
 
 ROWS = 256
 """Queries of a tile."""
+MANY = 4096
+"""Queries that the flash kernel is given at a time where it visits every key: it goes through all of them at each call."""
 COLUMNS = 1024
 """Keys of a tile, where the softmax is known already: with ROWS, what stays in a core's second-level cache."""
 CELLS = 2**19
@@ -125,7 +127,7 @@ class Call:
         """How many queries the flash kernel is given at a time; None: all of a rectangle."""
         if self.square:
             return None
-        return ROWS if self.causal or band.entries is not None else 4 * ROWS
+        return ROWS if self.causal or band.entries is not None else MANY
 
     def regions(self, whole_rows: bool) -> Iterator[tuple[int, Slice, list[Tile]]]:
         """Row of the batch, a few heads, and the tiles of all that is visible there: of ROWS queries and COLUMNS keys,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.call import CELLS, ROWS
+from posenc.backends.call import CELLS, MANY, ROWS
 from posenc.backends.lower import Lowered, Refused, lower
 from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
@@ -180,7 +180,7 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
         how = "no bias: only what is visible is visited"
         if found.kinds:
             how = "a bias of the distance alone, read through a strided view of one vector"
-        working = 2 * batch * heads * min(queries, 4 * ROWS) * width
+        working = 2 * batch * heads * min(queries, MANY) * width
     else:
         how = "terms are computed a tile at a time"
         if "full" in found.kinds:
