@@ -1,9 +1,7 @@
 """A benchmark as a page, and on the terminal while it runs."""
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from posenc.bench.measure import Row
@@ -12,12 +10,11 @@ from posenc.bench.run import Progress
 from posenc.bench.table import Table, machine_line, notes, tables
 from posenc.report import figures
 from posenc.report.page import rendered
-from posenc.report.terminal import bar_columns  # before rich: it says what to install if that is missing
+from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
 
 # isort: split
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress as Bar
 from rich.table import Table as Grid
 
 Results = Mapping[str, Any]
@@ -43,23 +40,13 @@ def _timed_by_case(results: Results) -> dict[str, list[Any]]:
     return found
 
 
-class Terminal:
-    """Shows progress on stderr: a bar on a terminal, a line per finished trial elsewhere."""
+class Terminal(ShowsProgress):
+    """Shows a benchmark's progress, with a line per finished trial where there is no terminal, and its results."""
 
     def __init__(self, directory: str) -> None:
-        self.directory = Path(directory)
-        self.err = Console(stderr=True, highlight=False)
-        self.bar = Bar(*bar_columns(), console=self.err, disable=not self.err.is_terminal, transient=True)
+        super().__init__(directory)
         self.task = self.bar.add_task("", total=None)
         self.trials = self.done = 0
-        self.started = time.perf_counter()
-
-    def __enter__(self) -> "Terminal":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
     @property
     def progress(self) -> Progress:
@@ -77,9 +64,7 @@ class Terminal:
     def _finished(self, trial: Trial, rows: Sequence[Row]) -> None:
         self.done += 1
         self.bar.update(self.task, completed=self.done)
-        if not self.err.is_terminal:
-            seconds = time.perf_counter() - self.started
-            print(f"[{self.done}/{self.trials}] {seconds:5.0f} s  {trial}", file=sys.stderr)
+        self.line(self.done, self.trials, str(trial))
 
     def show(self, results: Results) -> None:
         """The tables, what is not in them, and the files, on stdout."""

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from posenc.errors import InputError
 from posenc.lab.compare import Progress
@@ -13,30 +13,44 @@ from posenc.lab.store import Cell
 
 try:
     from rich.console import Console
-    from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
     from rich.table import Table
 except ImportError:
     raise InputError("the lab needs rich and plotly, which are not installed: pip install 'posenc[lab]'") from None
 
 
-class Terminal:
-    """Shows progress on stderr: a bar with the time left on a terminal, a line per finished run elsewhere."""
+class ShowsProgress:
+    """A bar with the time left on stderr, while it is entered; nothing where that is no terminal."""
 
     def __init__(self, directory: str) -> None:
+        share, left = TextColumn("{task.percentage:>3.0f} %"), TextColumn("left")
+        columns = TextColumn("{task.description}"), BarColumn(), share, TimeElapsedColumn(), left, TimeRemainingColumn()
         self.directory = Path(directory)
         self.err = Console(stderr=True, highlight=False)
-        self.bar = Bar(*bar_columns(), console=self.err, disable=not self.err.is_terminal, transient=True)
-        self.task: TaskID | None = None
-        self.runs = self.done = 0
+        self.bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
         self.started = time.perf_counter()
 
-    def __enter__(self) -> "Terminal":
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+
+    def line(self, done: int, count: int, what: str) -> None:
+        """Say what has been finished, where there is no bar."""
+        if not self.err.is_terminal:
+            print(f"[{done}/{count}] {time.perf_counter() - self.started:5.0f} s  {what}", file=sys.stderr)
+
+
+class Terminal(ShowsProgress):
+    """Shows a comparison's progress, with a line per finished run where there is no terminal, and its results."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.task: TaskID | None = None
+        self.runs = self.done = 0
 
     @property
     def progress(self) -> Progress:
@@ -56,9 +70,7 @@ class Terminal:
         self.done += 1
         if self.task is not None:
             self.bar.update(self.task, description=f"{self.done}/{self.runs} runs")
-        if not self.err.is_terminal:
-            seconds = time.perf_counter() - self.started
-            print(f"[{self.done}/{self.runs}] {seconds:5.0f} s  {run.encoding}, seed {run.seed}", file=sys.stderr)
+        self.line(self.done, self.runs, f"{run.encoding}, seed {run.seed}")
 
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
@@ -82,12 +94,6 @@ class Terminal:
         out.print("Nats per byte, lower is better; ± is half a 95 % interval.", markup=False)
         out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
         out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
-
-
-def bar_columns() -> list[ProgressColumn]:
-    """What a progress bar shows."""
-    share, left = TextColumn("{task.percentage:>3.0f} %"), TextColumn("left")
-    return [TextColumn("{task.description}"), BarColumn(), share, TimeElapsedColumn(), left, TimeRemainingColumn()]
 
 
 def _with_half_width(estimate: Mapping[str, float], form: str) -> str:
