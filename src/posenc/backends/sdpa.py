@@ -9,7 +9,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from posenc.backends.call import CELLS, MANY, ROWS
-from posenc.backends.lower import Lowered, Refused, lower
+from posenc.backends.lower import Lowered, Refused, lower, obstacle
 from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
@@ -35,10 +35,8 @@ class SDPA:
             return "torch.func and forward-mode differentiation know formulas, not kernels"
         if problem.values is None:
             return None
-        found = _lowered(problem)
-        return (
-            f"a term on the values (w_ij) needs the probabilities: {found.why}" if isinstance(found, Refused) else None
-        )
+        refused = _obstacle(problem)
+        return None if refused is None else f"a term on the values (w_ij) needs the probabilities: {refused.why}"
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         if _widens(problem):
@@ -51,9 +49,9 @@ class SDPA:
             width = _padded_width(problem)
             rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
             return "no bias, and nothing hidden but the future: no mask is built", rows * (width or 0) * size, ""
-        found = _lowered(problem)
-        if isinstance(found, Lowered):
-            return _plan_fused(problem, found)
+        refused = _obstacle(problem)
+        if refused is None:
+            return _plan_fused(problem, lower(problem))
         if _trains_sink(problem):
             return "the gradient of a learned sink needs scores and probabilities", (
                 3 * batch * heads * queries * keys * size
@@ -62,12 +60,12 @@ class SDPA:
         cells = batch * heads * keys * min(rows, queries)
         if rows < queries:
             again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
-            return f"{found.why}: a dense mask for {rows} queries at a time{again}", 3 * cells * size, found.faster
+            return f"{refused.why}: a dense mask for {rows} queries at a time{again}", 3 * cells * size, refused.faster
         if not problem.bias and problem.sink is None:
-            return f"{found.why}: a dense bool mask", positions.batch * queries * keys, found.faster
+            return f"{refused.why}: a dense bool mask", positions.batch * queries * keys, refused.faster
         copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
         per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
-        return f"{found.why}: a dense float mask", max(copies, 1) * per_row, found.faster
+        return f"{refused.why}: a dense float mask", max(copies, 1) * per_row, refused.faster
 
     def attend(self, problem: Problem) -> Tensor:
         if problem.scale <= 0:  # the kernels mask before they scale
@@ -76,9 +74,8 @@ class SDPA:
             problem = _wider(problem)
         if _is_plain(problem):
             return _plain(problem)
-        found = _lowered(problem)
-        if isinstance(found, Lowered):
-            return _fused(problem, found)
+        if _obstacle(problem) is None:
+            return _fused(problem, lower(problem))
         if _trains_sink(problem):
             # SDPA would take its own N x N path, with an extra column that defies export for any length
             return Reference().attend(problem)
@@ -153,13 +150,13 @@ def _padded(problem: Problem) -> tuple[Tensor, ...]:
 # -------------------------------------------------------------------- the fused operator
 
 
-def _lowered(problem: Problem) -> Lowered | Refused:
-    """The operator's arguments, or why it is not used."""
+def _obstacle(problem: Problem) -> Refused | None:
+    """Why the operator is not used; None if it is."""
     if problem.q.device.type != "cpu":
         return Refused("the fused operator is for the CPU", "backend='flex'")
     if problem.q.shape[2] == 1 and problem.values is None and problem.sink is None and problem.dropout_p == 0:
         return Refused("a single query")  # whose dense mask is a row
-    return lower(problem)
+    return obstacle(problem)
 
 
 def _fused(problem: Problem, found: Lowered) -> Tensor:
