@@ -34,9 +34,9 @@ def test_snippets_run(path, monkeypatch):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_commands_parse(path, monkeypatch):
     parsed = []
-    monkeypatch.setattr(cli, "_compare", lambda options, command: parsed.append(options) or 0)
-    monkeypatch.setattr(cli, "_conform", lambda options, command: KINDS[options.kind] and 0)
-    monkeypatch.setattr(cli, "_bench", lambda options, command: plan(options.cases) and 0)
+    monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: parsed.append(options) or 0)
+    monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
+    monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
     for block in blocks(path, "sh"):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)

@@ -1,0 +1,70 @@
+"""The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; a user's mistake is one line."""
+
+import argparse
+import io
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from posenc import __version__
+from posenc.cli.bench import add_bench
+from posenc.cli.catalogue import add_cite, add_list
+from posenc.cli.common import FAILED, USAGE, HelpFormatter
+from posenc.cli.compare import add_compare
+from posenc.cli.conform import add_conform
+from posenc.errors import InputError, unknown
+
+COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "list": (add_list, "Every encoding: what it is, where it acts, its paper."),
+    "compare": (
+        add_compare,
+        "Train the same small Transformer with each encoding and test it past its training length.",
+    ),
+    "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
+    "bench": (add_bench, "Measure speed and memory against the packages installed here."),
+    "cite": (add_cite, "BibTeX of an encoding's papers."),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
+    parser = _Parser(prog="posenc", description="Positional encodings: list, compare, conform, bench, cite.")
+    parser.add_argument("--version", action="version", version=f"posenc {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, (add, help_text) in COMMANDS.items():
+        add(commands.add_parser(name, help=help_text, description=help_text, formatter_class=HelpFormatter))
+    named = f"posenc {arguments[0]}" if arguments and arguments[0] in COMMANDS else "posenc"
+    try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            raise unknown("command", arguments[0], COMMANDS)
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return USAGE
+        run: Callable[[argparse.Namespace, str], int] = options.run
+        code = run(options, shlex.join(["posenc", *arguments]))
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        print(f"{named}: error: {error}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:  # whoever read our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"{named}: interrupted", file=sys.stderr)
+        return FAILED
+    except RuntimeError as error:
+        print(f"{named}: failed: {error}", file=sys.stderr)
+        return FAILED
