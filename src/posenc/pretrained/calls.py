@@ -1,0 +1,31 @@
+"""How posenc calls a model of transformers: without a trace in it, and with what its forward understands."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout; each of its modules is then set back to train or eval as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def last_logits(model: nn.Module, **inputs: Any) -> tuple[Tensor, Any]:
+    """The logits (batch, vocabulary) of the last column, in float32, and the cache that the call filled.
+
+    A model whose forward can is told to compute no others: over a long prompt they take more memory than the model.
+    """
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        inputs["logits_to_keep"] = 1
+    output = model(**inputs, use_cache=True)
+    return output.logits[:, -1].float(), output.past_key_values

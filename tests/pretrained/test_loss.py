@@ -1,0 +1,79 @@
+"""Loss by position: one pass in chunks says what a full pass says; a window says what the tail alone says."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from posenc.errors import InputError
+from posenc.pretrained import loss_by_position
+
+
+def whole(model, ids):
+    """The loss of each token but the first, from one call without a cache."""
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(97, (2, 41), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 512])
+def test_chunks_change_nothing(llama, ids, chunk):
+    llama.train()
+    llama.model.layers[0].eval()
+    loss = loss_by_position(llama, ids, chunk=chunk)
+    assert loss[:, 0].isnan().all()
+    torch.testing.assert_close(loss[:, 1:], whole(llama.eval(), ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss_by_position(llama, ids[0], chunk=chunk), loss[0], equal_nan=True)
+
+
+def test_the_model_is_left_as_it_was(llama, ids):
+    llama.train()
+    llama.model.layers[0].eval()
+    before = [module.training for module in llama.modules()]
+    assert not loss_by_position(llama, ids).requires_grad
+    assert [module.training for module in llama.modules()] == before
+
+
+@pytest.mark.parametrize(("window", "stride"), [(16, None), (16, 1), (16, 15), (9, 4), (40, 3), (41, None), (2, 1)])
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_a_window_sees_the_tokens_it_holds_and_no_others(llama, ids, window, stride, chunk):
+    loss = loss_by_position(llama, ids, window=window, stride=stride, chunk=chunk)
+    step = window // 2 if stride is None else stride
+    for token in range(1, 41):
+        end = window  # the first window that holds the token, the last one pushed back to the text's end
+        while end <= token:
+            end += step
+        end = min(end, 41)
+        start = max(end - window, 0)
+        alone = whole(llama, ids[:, start:end])[:, token - start - 1]
+        torch.testing.assert_close(loss[:, token], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_progress_counts_the_tokens(llama, ids):
+    seen = []
+    loss_by_position(llama, ids, chunk=16, progress=lambda done, count: seen.append((done, count)))
+    assert seen == [(16, 41), (32, 41), (41, 41)]
+    seen.clear()
+    loss_by_position(llama, ids, window=16, progress=lambda done, count: seen.append(done))
+    assert seen == sorted(seen)
+    assert seen[-1] == 41
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((1,), {}, r"ids of shape \(1,\)"),
+        ((1, 2, 3), {}, r"ids of shape \(1, 2, 3\)"),
+        ((9,), {"chunk": 0}, r"chunk=0"),
+        ((9,), {"stride": 2}, r"stride=2 says"),
+        ((9,), {"window": 4, "stride": 4}, r"window=4, stride=4"),
+        ((9,), {"window": 1}, r"window=1"),
+    ],
+)
+def test_mistakes_are_named(llama, shape, options, message):
+    with pytest.raises(InputError, match=message):
+        loss_by_position(llama, torch.zeros(shape, dtype=torch.long), **options)
