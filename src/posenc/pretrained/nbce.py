@@ -1,0 +1,276 @@
+"""NBCE: read many contexts at once without longer positions, by naive Bayes over one language model (Su 2023).
+
+Each context is read with the question in a row of its own, and one row has no context. Token by token the context
+whose prediction is surest is followed, less what the model would say anyway:
+
+    log p(T | S_1, ..., S_n) = (1 + beta) P[log p(T | S_1), ..., log p(T | S_n)] - beta log p(T) + constant
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.errors import InputError
+from posenc.pretrained.calls import evaluating, last_logits
+
+POOLINGS = ("min_entropy", "average")
+TEMPLATE = "User: {context}\n\n{question}\n\nAssistant:"
+"""The prompt of the authors' code. Without a context it keeps its empty line."""
+
+Template = str | Callable[[str, str], str]
+_FLOOR = -100.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token as it is generated."""
+
+    token: int
+    text: str
+    """What the token adds to the text: empty where it is the first part of a character."""
+    context: int | None
+    """Index of the context that was followed; None under average pooling."""
+    entropies: tuple[float, ...]
+    """Of each context's prediction, in nats, after top-p and before the bonus for the context followed last."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was generated, without the end-of-text token, and how."""
+
+    text: str
+    steps: tuple[Step, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [step.token for step in self.steps]
+
+    @property
+    def contexts(self) -> list[int | None]:
+        """The context that was followed at each token."""
+        return [step.context for step in self.steps]
+
+
+def combine(
+    log_probs: Tensor,
+    *,
+    pooling: str = "min_entropy",
+    beta: float = 0.25,
+    eta: float = 0.1,
+    top_p: float = 0.95,
+    previous: int | None = None,
+) -> tuple[Tensor, int | None, Tensor]:
+    """One step of NBCE: the predictions of all rows merged into one.
+
+    Min-entropy pooling cuts each row to its top-p set, without normalising it again, and follows the context of least
+    entropy. Average pooling takes the mean of the contexts' log-probabilities and cuts that: cut before, a token that
+    one context rules out would be ruled out by all. A token that the row without a context has cut gets no bonus.
+
+    Args:
+        log_probs: (n + 1, vocabulary), natural logarithms; row 0 is the row without a context.
+        pooling: "min_entropy" or "average"; the latter with beta = n - 1 is naive Bayes itself.
+        beta: how much of the prediction without a context is taken away. -1 leaves nothing but it, among the tokens
+            that are left by top_p.
+        eta: taken off the entropy of the context followed last, so that the choice does not flicker.
+        top_p: the share of probability that is kept, in (0, 1].
+        previous: index of the context followed last, None at the first token.
+
+    Returns:
+        Log-probabilities (vocabulary,); the index of the context followed (None for average pooling); the contexts'
+        entropies (n,) in nats, without eta.
+
+    Raises:
+        InputError: an unknown pooling, top_p out of range, or no context.
+
+    Source: kexue.fm 9617; bojone/NBCE, test.py.
+    """
+    _check(pooling, top_p)
+    if log_probs.ndim != 2 or len(log_probs) < 2:
+        raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: give (contexts + 1, vocabulary), row 0 first")
+    kept = _top_p(log_probs, top_p)
+    entropies = -(kept.exp() * kept.clamp(_FLOOR, 0)).sum(-1)[1:]
+    if pooling == "average":
+        chosen, pooled = None, _top_p(log_probs[1:].mean(0).log_softmax(-1), top_p)
+    else:
+        sticky = entropies.clone()
+        if previous is not None:
+            sticky[previous] -= eta
+        chosen = int(sticky.argmin())
+        pooled = kept[1 + chosen]
+    alone = kept[0]
+    both = (alone > _FLOOR) & (pooled > -torch.inf)  # else one of them is -inf, and a difference may be NaN
+    merged = torch.where(both, (1 + beta) * pooled - beta * torch.where(both, alone, 0), pooled)
+    return merged.log_softmax(-1), chosen, entropies
+
+
+def nbce_generate(model: nn.Module, tokenizer: Any, contexts: Sequence[str], question: str, **options: Any) -> Answer:
+    """Answer a question from several contexts, each no longer than the model can read.
+
+    The arguments are those of `nbce_steps`, and `streamer`: an object with put(tokens) and end(), such as
+    transformers' TextStreamer, which is given each token as it comes.
+    """
+    streamer = options.pop("streamer", None)
+    steps = []
+    for step in nbce_steps(model, tokenizer, contexts, question, **options):
+        steps.append(step)
+        if streamer is not None:
+            streamer.put(torch.tensor([step.token]))
+    if streamer is not None:
+        streamer.end()
+    return Answer("".join(step.text for step in steps), tuple(steps))
+
+
+@torch.no_grad()
+def nbce_steps(
+    model: nn.Module,
+    tokenizer: Any,
+    contexts: Sequence[str],
+    question: str,
+    *,
+    template: Template = TEMPLATE,
+    pooling: str = "min_entropy",
+    beta: float = 0.25,
+    eta: float = 0.1,
+    top_p: float = 0.95,
+    temperature: float = 0.0,
+    max_new_tokens: int = 256,
+    batch_size: int | None = None,
+    seed: int | None = None,
+) -> Iterator[Step]:
+    """The tokens of the answer one by one, until the model ends its text or `max_new_tokens` have come.
+
+    Args:
+        model: any causal language model of transformers, extended ones too.
+        tokenizer: its tokenizer.
+        contexts: texts to read. Their order plays no part: what relates one to another is not seen.
+        question: put to each of them.
+        template: a text with {context} and {question}, or a function of both that gives the prompt, such as
+            `chat(tokenizer)`.
+        pooling, beta, eta, top_p: see `combine`.
+        temperature: 0 takes the likeliest token (the authors draw at 0.01, which is nearly that).
+        max_new_tokens: the answer's greatest length.
+        batch_size: rows that the model is given at a time, len(contexts) + 1 by default; fewer take less memory.
+        seed: of the draws, where temperature > 0.
+
+    Each row keeps a cache of its own. Prompts are padded on the left, and positions are passed to the model, so that
+    padding shifts nothing.
+
+    Raises:
+        InputError: no contexts, or a number out of range.
+    """
+    _check(pooling, top_p)
+    if isinstance(contexts, str) or not contexts:
+        raise InputError(f"contexts={contexts!r}: give a list of at least one text")
+    for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("batch_size", batch_size, 1)):
+        if value is not None and value < least:
+            raise InputError(f"{name}={value}: must be at least {least}")
+    if temperature < 0:
+        raise InputError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
+    device = next(model.parameters()).device
+    write = template if callable(template) else lambda c, q: template.format(context=c, question=q)
+    prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
+    size = batch_size or len(prompts)
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    ends, text, tokens = _ends(model, tokenizer), "", list[int]()
+    previous: int | None = None
+    with evaluating(model):
+        groups = [_Rows(model, prompts[at : at + size], device) for at in range(0, len(prompts), size)]
+        for _ in range(max_new_tokens):
+            log_probs = torch.cat([group.log_probs for group in groups])
+            merged, previous, entropies = combine(
+                log_probs, pooling=pooling, beta=beta, eta=eta, top_p=top_p, previous=previous
+            )
+            if temperature:
+                token = int((merged / temperature).softmax(-1).multinomial(1, generator=generator))
+            else:
+                token = int(merged.argmax())
+            if token in ends:
+                return
+            tokens.append(token)
+            told = tokenizer.decode(tokens, skip_special_tokens=True)
+            whole = "" if told.endswith("\N{REPLACEMENT CHARACTER}") else told[len(text) :]
+            text += whole
+            yield Step(token, whole, previous, tuple(entropies.tolist()))
+            if len(tokens) < max_new_tokens:
+                for group in groups:
+                    group.feed(token)
+
+
+def chat(tokenizer: Any, system: str | None = None) -> Callable[[str, str], str]:
+    """A template that asks in the tokenizer's own chat format."""
+
+    def write(context: str, question: str) -> str:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        content = f"{context}\n\n{question}" if context else question
+        messages.append({"role": "user", "content": content})
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    return write
+
+
+class _Rows:
+    """Some of the rows, left-padded to one length, with their cache and their newest predictions."""
+
+    def __init__(self, model: nn.Module, prompts: Sequence[list[int]], device: torch.device) -> None:
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
+        self.model, self.mask = model, torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt, device=device)
+            self.mask[row, longest - len(prompt) :] = 1
+        self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        self.cache = None
+        self._run(ids)
+
+    def feed(self, token: int) -> None:
+        """Give every row the same next token."""
+        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+        self.positions = self.positions[:, -1:] + 1
+        self._run(torch.full_like(self.positions, token))
+
+    def _run(self, ids: Tensor) -> None:
+        logits, self.cache = last_logits(
+            self.model,
+            input_ids=ids,
+            attention_mask=self.mask,
+            position_ids=self.positions,
+            past_key_values=self.cache,
+        )
+        self.log_probs = logits.log_softmax(-1)
+
+
+def _check(pooling: str, top_p: float) -> None:
+    if pooling not in POOLINGS:
+        raise InputError(f"pooling={pooling!r}: must be {' or '.join(map(repr, POOLINGS))}")
+    if not 0 < top_p <= 1:
+        raise InputError(f"top_p={top_p}: must lie in (0, 1]; 1 keeps every token")
+
+
+def _top_p(log_probs: Tensor, top_p: float) -> Tensor:
+    """-inf outside the smallest set of likeliest tokens that holds `top_p` of each row's probability."""
+    if top_p == 1:
+        return log_probs
+    ascending, order = log_probs.sort(-1)
+    cut = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
+    cut[..., -1] = False
+    return log_probs.masked_fill(cut.scatter(-1, order, cut), -torch.inf)
+
+
+def _encode(tokenizer: Any, prompt: str) -> list[int]:
+    """Token ids; a prompt that brings its own first token, as chat formats do, is given no second one."""
+    begins = bool(tokenizer.bos_token) and prompt.startswith(tokenizer.bos_token)
+    ids: list[int] = tokenizer(prompt, add_special_tokens=not begins).input_ids
+    if not ids:
+        raise InputError(f"template: the prompt {prompt!r} has no tokens")
+    return ids
+
+
+def _ends(model: nn.Module, tokenizer: Any) -> set[int]:
+    """The tokens that end a text."""
+    told = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if told is None:
+        told = tokenizer.eos_token_id
+    return set() if told is None else {told} if isinstance(told, int) else set(told)

