@@ -25,7 +25,6 @@ __all__ += encodings.__all__
 _LAZY = {
     "extend": "posenc.pretrained.extend",
     "restore": "posenc.pretrained.extend",
-    "anatomy": "posenc.pretrained.anatomy",
 }
 """Names for pretrained models, imported when first used: transformers, which they need, is optional and slow to import."""
 __all__ += [*_LAZY]
