@@ -58,7 +58,7 @@ def test_a_gguf_file_holds_interleaved_weights_and_gives_the_same_logits(llama, 
     model, tokenizer = load(path if name == "file" else tmp_path)
     torch.testing.assert_close(logits(model), logits(llama), rtol=1e-4, atol=1e-5)
     assert model.config.max_position_embeddings == 64
-    assert tokenizer("w0").input_ids[-1] == WORDS.index("w0")
+    assert tokenizer("w0").tokens() == ["w", "0"]
     assert load(path, dtype=torch.float16)[0].dtype == torch.float16
 
 
