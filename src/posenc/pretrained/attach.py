@@ -63,15 +63,18 @@ class Memory:
     """What the layers of one forward pass share: where its tokens are. Copies start empty."""
 
     def __init__(self) -> None:
-        self.key: tuple[Any, ...] = ()
+        self.tensors: tuple[_Same, ...] = ()
+        self.sizes: tuple[object, ...] = ()
         self.found: Seen | None = None
 
     def seen(self, mask: Tensor | None, ids: Tensor | None, queries: int, keys: int, device: torch.device) -> Seen:
         if torch.compiler.is_compiling():
             return seen(mask, ids, queries, keys, device)
-        key = _identity(mask), _identity(ids), queries, keys, device
-        if self.found is None or key != self.key:
-            self.key, self.found = key, seen(mask, ids, queries, keys, device)
+        sizes = queries, keys, device
+        same = self.sizes == sizes and all(old.holds(x) for old, x in zip(self.tensors, (mask, ids), strict=True))
+        if self.found is None or not same:
+            self.found = seen(mask, ids, queries, keys, device)
+            self.sizes, self.tensors = sizes, (_Same(mask), _Same(ids))
         return self.found
 
     def __deepcopy__(self, memo: Any) -> "Memory":
@@ -81,11 +84,17 @@ class Memory:
         return Memory, ()
 
 
-def _identity(x: Tensor | None) -> object:
-    """Equal for the same tensor with the same values, as far as that is known."""
-    if x is None:
-        return None
-    return object() if x.is_inference() else (weakref.ref(x), x._version)
+class _Same:
+    """Recognises a tensor, as long as its values have not changed, without keeping it alive."""
+
+    def __init__(self, x: Tensor | None) -> None:
+        self.ref = None if x is None else weakref.ref(x)
+        self.version = None if x is None or x.is_inference() else x._version
+
+    def holds(self, x: Tensor | None) -> bool:
+        if self.ref is None or x is None:
+            return self.ref is None and x is None
+        return self.ref() is x and self.version is not None and self.version == x._version
 
 
 @dataclass(frozen=True, eq=False)
