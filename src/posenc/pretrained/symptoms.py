@@ -1,0 +1,352 @@
+"""What can be wrong with where a model thinks its tokens are: each symptom, how it is measured, what to do."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from posenc import frequencies
+from posenc.pretrained.attach import NAME, Turns
+from posenc.pretrained.loss import loss_by_position
+from posenc.pretrained.patient import PROBE, Patient, Table, tables_of
+
+Severity = Literal["wrong", "hazard", "note"]
+Symptom = Iterator[tuple[str, str, float | None]]
+"""Name in FINDINGS, evidence in words, and the number measured."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """severity: "wrong" gives other numbers than the model was made for; "hazard" will, in a use that is named; "note"."""
+
+    severity: Severity
+    meaning: str
+    remedy: str
+
+
+FINDINGS: dict[str, Kind] = {
+    "config_not_applied": Kind(
+        "wrong",
+        "The model rotates by other frequencies than its configuration asks for: the configuration was edited after "
+        "loading, or the table was overwritten. What is saved will not be what was run.",
+        "Build the table anew: decoder.rotary_emb = type(decoder.rotary_emb)(model.config).to(model.device), or "
+        "posenc.extend for another schedule",
+    ),
+    "config_not_buildable": Kind(
+        "wrong",
+        "transformers cannot build a rotary module from the configuration as it stands: the model runs on what it was "
+        "loaded with, and will not load again once saved. Without rope_theta there is no base; dynamic, yarn and "
+        "longrope fail when head_dim is None.",
+        "Change rope_parameters by model.config.rope_parameters | {...}, which keeps rope_theta, and set "
+        "head_dim = hidden_size // num_attention_heads",
+    ),
+    "frequencies_rounded": Kind(
+        "wrong",
+        "The frequencies were cast to half precision: model.bfloat16(), .half() or .to(dtype) casts buffers as well. "
+        "Their error grows with the position.",
+        "Load with from_pretrained(..., dtype=torch.bfloat16), which leaves them in float32; or build the table anew "
+        "as for config_not_applied",
+    ),
+    "truncate_ignored": Kind(
+        "wrong",
+        "truncate=False stands in the rope_parameters of a layer type, and transformers reads it only beside them: "
+        "YaRN's ramp is cut to whole pairs all the same.",
+        'posenc.extend(model, "yarn", truncate=False), which hears it',
+    ),
+    "partial_rotary_ignored": Kind(
+        "wrong",
+        "The configuration asks for a part of each head to rotate (partial_rotary_factor), and this model type rotates "
+        "another part.",
+        "Load it as a model type that rotates in part, or take partial_rotary_factor out of the configuration",
+    ),
+    "not_finite": Kind(
+        "wrong",
+        "The logits of a short text are not finite. Nothing else was measured.",
+        "Look for weights that were not loaded, and for float16 where bfloat16 is needed",
+    ),
+    "sees_the_future": Kind(
+        "wrong",
+        "Another last token changes the predictions before it: attention has no causal mask. A function registered "
+        "with AttentionInterface alone is given none.",
+        "Register a mask function under the same name with AttentionMaskInterface, as posenc.extend does",
+    ),
+    "cache_differs": Kind(
+        "wrong",
+        "Decoding with a cache gives other logits than one pass over the same tokens. Schedules that depend on the "
+        "length of the text (dynamic, longrope) rotate keys by the frequencies of the moment, and the cache keeps them.",
+        "Freeze the schedule for the length you need: posenc.extend(model, method, target_length=...)",
+    ),
+    "padding_differs": Kind(
+        "wrong",
+        "A left-padded text gives other logits than the text alone, although its attention_mask and position_ids are "
+        "right.",
+        "Do not batch texts of unequal lengths with this attention implementation",
+    ),
+    "attention_bypassed": Kind(
+        "wrong",
+        "posenc.extend works on this model's attention, and another implementation was set since.",
+        "posenc.restore(model), then posenc.extend again",
+    ),
+    "positions_from_padding": Kind(
+        "hazard",
+        "A left-padded text without position_ids gives other logits than the text alone: positions then count the "
+        "padding, and this model does not only see distances. model.generate passes position_ids; a call of the model "
+        "does not.",
+        "Pass position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)",
+    ),
+    "packing_leaks": Kind(
+        "hazard",
+        "Two texts in one row, whose position_ids start again, see each other.",
+        "Pad instead of packing, or give a block-diagonal attention_mask",
+    ),
+    "attention_differs": Kind(
+        "hazard",
+        "The attention implementation gives other logits than the formula (eager).",
+        'model.set_attn_implementation("eager"), or another one that agrees with it',
+    ),
+    "length_not_declared": Kind(
+        "hazard",
+        "The frequencies are stretched for more tokens than max_position_embeddings says. transformers enforces "
+        "neither; other software takes it for the limit, and posenc.extend counts from it.",
+        "Set model.config.max_position_embeddings to the stretched length",
+    ),
+    "layout_swapped": Kind(
+        "wrong",
+        "The model predicts a plain text better with the channels of its queries and keys in the other order: the "
+        "weights were converted for interleaved rotation, and are rotated by halves, or the reverse.",
+        'posenc.convert_layout(state_dict, head_dim, "interleaved", "half")',
+    ),
+    "llama3_without_effect": Kind(
+        "note",
+        "llama3 scaling with an original length equal to the model's own: transformers warns at each load. Harmless.",
+        "Nothing; the frequencies are those that the schedule asks for",
+    ),
+}
+"""All that `doctor` can find, by name."""
+
+
+def symptoms(case: Patient, tokenizer: Any | None) -> Symptom:
+    """Everything found, the configuration first, then what the model does."""
+    if case.record is None:
+        yield from _configuration(case)
+    yield from _declared(case)
+    if not torch.isfinite(case.logits(case.ids())).all():
+        yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
+        return
+    for probe in (_future, _cache, _padding, _packing, _implementation):
+        yield from probe(case)
+    if tokenizer is not None:
+        yield from _layout(case, tokenizer)
+
+
+def _configuration(case: Patient) -> Symptom:
+    """The table that the model holds against the one that its configuration makes."""
+    try:
+        rebuilt = case.rebuilt_rotary()
+    except Exception as error:  # what transformers raises at a configuration is anything
+        yield "config_not_buildable", f"{type(error).__name__}: {' '.join(str(error).split())}", None
+        return
+    held, asked = case.tables(at_rest=True), tables_of(rebuilt, case.parameters)
+    for kind in asked:
+        where = "" if len(asked) == 1 else f" of {kind}"
+        if kind not in held:
+            yield "config_not_applied", f"the model has no frequencies{where}", None
+            continue
+        yield from _compared(case, held[kind], asked[kind], rebuilt, where)
+        yield from _ignored(case, held[kind], where)
+
+
+def _compared(case: Patient, held: Table, asked: Table, rebuilt: nn.Module, where: str) -> Symptom:
+    ours, theirs = held.inv_freq.double(), asked.inv_freq.double()
+    same_size = ours.shape == theirs.shape
+    if same_size and torch.allclose(ours, theirs, rtol=1e-6, atol=0):
+        if not math.isclose(held.attention_factor, asked.attention_factor, rel_tol=1e-6):
+            told = f"attention factor{where} {held.attention_factor:.4g}, asked for {asked.attention_factor:.4g}"
+            yield "config_not_applied", told, held.attention_factor
+        return
+    error = float((ours - theirs).abs().max()) * (case.length - 1) if same_size else math.nan
+    phase = f"{error:.3g} rad at position {case.length - 1}"
+    rounded = [asked.inv_freq.to(dtype).double() for dtype in (torch.bfloat16, torch.float16)]
+    if same_size and any(torch.equal(ours, x.to(ours.device)) for x in rounded):
+        yield "frequencies_rounded", f"frequencies{where} held in half precision: phases are off by {phase}", error
+        return
+    before = case.logits(case.ids())
+    with case.with_rotary(rebuilt):
+        change = float((case.logits(case.ids()) - before).abs().max())
+    told = f"frequencies{where} differ from the configuration's by {phase}; with these, {PROBE} tokens' logits change"
+    yield "config_not_applied", f"{told} by up to {change:.3g}", change
+
+
+def _ignored(case: Patient, held: Table, where: str) -> Symptom:
+    """What a layer type's parameters say and transformers does not do."""
+    said, width = held.parameters, held.rotary_dim
+    if said.get("rope_type") == "yarn" and said.get("truncate") is False:
+        original = int(said.get("original_max_position_embeddings") or case.length)
+        options = {key: said[key] for key in ("beta_fast", "beta_slow") if said.get(key) is not None}
+        asked = frequencies.yarn(
+            width, said["rope_theta"], factor=said["factor"], original_max_positions=original, truncate=False, **options
+        ).inv_freq
+        difference = (held.inv_freq.double().cpu() - asked).abs()
+        if float((difference / asked).max()) > 1e-3:
+            error = float(difference.max()) * (case.length - 1)
+            yield "truncate_ignored", f"phases{where} are off by {error:.3g} rad at position {case.length - 1}", error
+    part = said.get("partial_rotary_factor")
+    if part is not None and said.get("rope_type") != "proportional" and int(case.head_dim * part) != width:
+        told = f"{width} of {case.head_dim} channels rotate{where}, asked for {int(case.head_dim * part)}"
+        yield "partial_rotary_ignored", told, width / case.head_dim
+    same = said.get("original_max_position_embeddings") == case.length
+    if said.get("rope_type") == "llama3" and same:
+        yield "llama3_without_effect", f"original_max_position_embeddings is {case.length} too", None
+
+
+def _declared(case: Patient) -> Symptom:
+    """The length that the frequencies are made for against the one that the configuration gives."""
+    record = case.record
+    if record is not None:
+        bypassed = bool(record.design.encodings) and case.config._attn_implementation != NAME
+        if bypassed or (record.design.rotations and not isinstance(case.decoder.rotary_emb, Turns)):
+            told = f"extended by {record.report.method}; attention is {case.config._attn_implementation!r} now"
+            yield "attention_bypassed", told, None
+        meant = record.design.length
+    else:
+        stretched = [
+            said["factor"] * said["original_max_position_embeddings"]
+            for said in case.parameters.values()
+            if said.get("factor") and said.get("original_max_position_embeddings")
+            if said.get("rope_type") in ("yarn", "longrope")
+        ]
+        meant = round(max(stretched, default=0))
+    if meant > case.length:
+        told = f"stretched for {meant} tokens, and max_position_embeddings is {case.length}"
+        yield "length_not_declared", told, meant / case.length
+
+
+def _future(case: Patient) -> Symptom:
+    ids = case.ids()
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % case.config.vocab_size
+    first = case.logits(ids)
+    change = (case.logits(other) - first)[:, :-1].abs().max()
+    if _matters(case, change, first, exact=True):
+        yield "sees_the_future", f"earlier logits change by up to {change:.3g}", float(change)
+
+
+def _cache(case: Patient) -> Symptom:
+    """Half of the probe in one call, the rest token by token; at the start, and across a length where tables change.
+
+    Positions are passed, so that no long text is needed to get there."""
+    starts = {0}
+    if case.record is None:
+        for said in case.parameters.values():
+            if said.get("rope_type") in ("dynamic", "longrope"):
+                name = "original_max_position_embeddings"
+                starts.add(int((said["rope_type"] == "longrope" and said.get(name)) or case.length) - PROBE // 2)
+    for start in sorted(max(start, 0) for start in starts):
+        ids = case.ids()
+        positions = torch.arange(start, start + PROBE, device=ids.device)[None]
+        whole = case.logits(ids, position_ids=positions)
+        parts, cache = [], None
+        for part in torch.arange(PROBE, device=ids.device).split([PROBE // 2, *[1] * (PROBE // 2)]):
+            output = case.model(ids[:, part], position_ids=positions[:, part], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            parts.append(output.logits.float())
+        change = (torch.cat(parts, 1) - whole).abs().max()
+        if _matters(case, change, whole):
+            at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
+            yield "cache_differs", f"logits differ by up to {change:.3g} {at} ({_spread(whole)})", float(change)
+
+
+def _padding(case: Patient) -> Symptom:
+    """A padded row beside a full one, with the right positions and with none."""
+    ids = case.ids(batch=2)
+    pads = PROBE // 3
+    mask = torch.ones_like(ids)
+    mask[1, :pads] = 0
+    alone = case.logits(ids[1:, pads:])
+    right = (mask.cumsum(-1) - 1).clamp(min=0)
+    change = (case.logits(ids, attention_mask=mask, position_ids=right)[1:, pads:] - alone).abs().max()
+    if _matters(case, change, alone):
+        told = f"logits differ by up to {change:.3g} behind {pads} pads ({_spread(alone)})"
+        yield "padding_differs", told, float(change)
+        return
+    change = (case.logits(ids, attention_mask=mask)[1:, pads:] - alone).abs().max()
+    if _matters(case, change, alone):
+        told = f"logits differ by up to {change:.3g} behind {pads} pads ({_spread(alone)})"
+        yield "positions_from_padding", told, float(change)
+
+
+def _packing(case: Patient) -> Symptom:
+    ids = case.ids()
+    first = PROBE // 3
+    positions = torch.cat([torch.arange(first), torch.arange(PROBE - first)])[None].to(ids.device)
+    alone = case.logits(ids[:, first:])
+    change = (case.logits(ids, position_ids=positions)[:, first:] - alone).abs().max()
+    if _matters(case, change, alone):
+        yield (
+            "packing_leaks",
+            f"the second text's logits differ by up to {change:.3g} ({_spread(alone)})",
+            float(change),
+        )
+
+
+def _implementation(case: Patient) -> Symptom:
+    name = case.config._attn_implementation
+    if name == "eager" or (case.record is not None and case.record.design.encodings):
+        return
+    ours = case.logits(case.ids())
+    with case.with_implementation("eager"):
+        change = (case.logits(case.ids()) - ours).abs().max()
+    if _matters(case, change, ours):
+        yield "attention_differs", f"{name}: logits differ by up to {change:.3g} ({_spread(ours)})", float(change)
+
+
+TEXT = (
+    "The sun rose over the hills, and the birds began to sing. A farmer opened his gate and led the cows to the field, "
+    "as he did every morning. His daughter came after him with a basket of bread and cheese. They sat down under the "
+    'old tree by the river and ate. "It will rain tomorrow," he said, and looked at the sky.'
+)
+
+
+def _layout(case: Patient, tokenizer: Any) -> Symptom:
+    """Only where queries and keys come from a projection each and meet no norm of their own."""
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    projections = [
+        getattr(module, name)
+        for module in case.decoder.modules()
+        if hasattr(module, "q_proj") and hasattr(module, "k_proj") and not hasattr(module, "q_norm")
+        for name in ("q_proj", "k_proj")
+    ]
+    table = next(iter(case.tables().values()))
+    if not projections or ids.shape[1] < PROBE or table.rotary_dim != case.head_dim:
+        return
+    other = "interleaved" if case.family.layout == "half" else "half"
+
+    def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        heads = output.unflatten(-1, (-1, case.head_dim))
+        return heads[..., order].flatten(-2)
+
+    order = torch.arange(case.head_dim)
+    order = order.view(-1, 2).T.flatten() if other == "interleaved" else order.view(2, -1).T.flatten()
+    as_it_is = float(loss_by_position(case.model, ids)[:, 1:].mean())
+    hooks = [projection.register_forward_hook(reorder) for projection in projections]
+    try:
+        swapped = float(loss_by_position(case.model, ids)[:, 1:].mean())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if swapped < as_it_is - 0.5:
+        told = f"loss {as_it_is:.2f} on a plain text as rotated ({case.family.layout}), {swapped:.2f} as {other}"
+        yield "layout_swapped", told, as_it_is - swapped
+
+
+def _matters(case: Patient, change: Tensor, logits: Tensor, exact: bool = False) -> bool:
+    """Whether a difference is more than rounding, by the spread of the logits and the model's precision."""
+    rounding = 0.25 if case.model.dtype in (torch.bfloat16, torch.float16) else 1e-2
+    return bool(change > (1e-3 if exact else rounding) * logits.std())
+
+
+def _spread(logits: Tensor) -> str:
+    return f"their spread is {logits.std():.3g}"

@@ -1,0 +1,373 @@
+"""doctor finds each trap where it is set, raises no alarm where none is, and leaves the model as it was."""
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AttentionInterface
+
+import posenc
+from posenc.errors import InputError
+from posenc.pretrained.anatomy import FAMILIES
+from posenc.pretrained.doctor import doctor
+from posenc.pretrained.patient import Table
+from posenc.pretrained.symptoms import FINDINGS
+from pretrained.conftest import tiny_llama
+
+
+def names(model, tokenizer=None):
+    return [finding.name for finding in doctor(model, tokenizer).findings]
+
+
+def one(model, name):
+    """The one finding that there is."""
+    (finding,) = doctor(model).findings
+    assert finding.name == name
+    assert finding.severity == FINDINGS[name].severity
+    return finding
+
+
+SHAPE = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "pad_token_id": 0,
+}  # fmt: skip
+EXTRA = {
+    "phi": {"num_key_value_heads": 4},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "moe_intermediate_size": 32},
+    "glm": {"head_dim": 16},
+    "glm4": {"head_dim": 16},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "seed_oss": {"head_dim": 16},
+}
+
+
+def tiny(model_type):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **(SHAPE | EXTRA.get(model_type, {})))
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_alarm_at_a_clean_model_of_each_type(model_type):
+    assert names(tiny(model_type)) == []
+
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        YARN,
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 32},
+    ],
+)  # fmt: skip
+def test_no_alarm_at_static_schedules(parameters):
+    assert names(tiny_llama(rope_parameters={"rope_theta": 10000.0} | parameters)) == []
+
+
+@pytest.mark.parametrize("method", ["yarn", "ntk+log_n", "rerope:window=8", "self_extend:window=8"])
+def test_no_alarm_at_an_extended_model(method, llama):
+    posenc.extend(llama, method, target_length=256)
+    diagnosis = doctor(llama)
+    assert set(finding.severity for finding in diagnosis.findings) <= {"hazard"}
+    assert diagnosis.model.extended.startswith(method.partition("+")[0].partition(":")[0])
+    assert diagnosis.model.length == 256
+
+
+def test_trap_1_a_configuration_edited_after_loading(llama):
+    llama.config.rope_parameters = llama.config.rope_parameters | {"rope_type": "linear", "factor": 4.0}
+    finding = one(llama, "config_not_applied")
+    assert finding.measured > 0.1
+    assert "0.75 * 63" or finding.evidence
+    error = 0.75 * 63  # the fastest pair turns by 1 rad a token, and by a quarter of that under the configuration
+    assert f"{error:.3g} rad at position 63" in finding.evidence
+    llama.model.rotary_emb = type(llama.model.rotary_emb)(llama.config)
+    assert names(llama) == []
+
+
+def test_a_table_overwritten_in_place(llama):
+    llama.model.rotary_emb.inv_freq /= 2
+    one(llama, "config_not_applied")
+
+
+def test_an_attention_factor_overwritten(llama):
+    llama.model.rotary_emb.attention_scaling = 1.2
+    assert one(llama, "config_not_applied").measured == 1.2
+
+
+def test_trap_2_rope_theta_lost(llama):
+    llama.config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": None}
+    finding = one(llama, "config_not_buildable")
+    assert "TypeError" in finding.evidence
+    assert doctor(llama).wrong
+    del llama.config.rope_parameters["rope_theta"]
+    one(llama, "config_not_buildable")
+
+
+def test_trap_3_truncate_of_a_layer_type():
+    model = tiny("gemma3_text")
+    model.config.rope_parameters["full_attention"] |= YARN | {"truncate": False, "beta_fast": 4.0}
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    finding = one(model, "truncate_ignored")
+    asked = posenc.frequencies.yarn(
+        16, model.config.rope_parameters["full_attention"]["rope_theta"], factor=4.0, original_max_positions=16,
+        beta_fast=4.0, truncate=False,
+    )  # fmt: skip
+    off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 63
+    assert finding.measured == pytest.approx(float(off), rel=1e-4)
+    model.config.rope_parameters["full_attention"]["truncate"] = True
+    assert names(model) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_trap_4_frequencies_in_half_precision(dtype):
+    model = tiny_llama(max_position_embeddings=16384)
+    exact = model.model.rotary_emb.inv_freq.clone()
+    model.to(dtype)
+    finding = one(model, "frequencies_rounded")
+    off = (model.model.rotary_emb.inv_freq.double() - exact.double()).abs().max() * 16383
+    assert finding.measured == pytest.approx(float(off))
+    assert f"{finding.measured:.3g} rad at position 16383" in finding.evidence
+    model.float()  # the damage stays
+    one(model, "frequencies_rounded")
+
+
+def test_trap_4_is_not_there_when_loaded_in_half_precision(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    assert names(posenc.load(tmp_path, dtype=torch.bfloat16)[0]) == []
+
+
+def longrope(**changes):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.5] * 4 + [4.0] * 4}
+    return tiny_llama(
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+        | factors,
+        max_position_embeddings=256,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_trap_5_a_cache_across_a_length_where_frequencies_move(kind):
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+    model = tiny_llama(rope_parameters=dynamic) if kind == "dynamic" else longrope()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    finding = one(model, "cache_differs")
+    assert "across position 64" in finding.evidence
+    # the same by hand, with as many tokens as it takes
+    ids = torch.randint(97, (1, 72), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        whole = model(ids).logits[:, -1]
+        cache = model(ids[:, :60]).past_key_values
+        for token in ids[0, 60:]:
+            output = model(token.view(1, 1), past_key_values=cache)
+    assert (output.logits[:, -1] - whole).abs().max() > 0.1 * finding.measured
+    model = tiny_llama(rope_parameters=dynamic) if kind == "dynamic" else longrope()
+    doctor(model)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    posenc.extend(model, "ntk", factor=8)
+    assert names(model) == []
+
+
+def test_trap_6_head_dim_none(llama):
+    model = tiny_llama(rope_parameters=YARN)
+    assert names(model) == []
+    model.config.head_dim = None
+    one(model, "config_not_buildable")
+    llama.config.head_dim = None  # which the default schedule stands
+    assert names(llama) == []
+
+
+def test_trap_7_llama3_for_the_models_own_length():
+    parameters = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    model = tiny_llama(rope_parameters=parameters)
+    one(model, "llama3_without_effect")
+    assert not doctor(model).wrong
+
+
+def test_trap_8_a_length_that_is_not_declared(llama):
+    model = tiny_llama(rope_parameters=YARN, max_position_embeddings=16)
+    assert one(model, "length_not_declared").measured == 4
+    posenc.extend(llama, "yarn", factor=4)
+    assert names(llama) == []
+    llama.config.max_position_embeddings = 64
+    assert one(llama, "length_not_declared").measured == 4
+
+
+def attention_without_a_mask(module, query, key, value, attention_mask, scaling, **_):
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.mT * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    return (scores.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+
+def test_attention_that_was_registered_without_a_mask(llama):
+    AttentionInterface.register("no_mask", attention_without_a_mask)
+    llama.set_attn_implementation("no_mask")
+    found = names(llama)
+    assert found[0] == "sees_the_future"
+    assert "attention_differs" in found
+    assert llama.config._attn_implementation == "no_mask"
+
+
+def test_an_attention_that_ignores_padding(llama):
+    def causal(module, query, key, value, attention_mask, scaling, **_):
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
+        bias = torch.zeros(()).where(mask, -torch.inf)
+        return attention_without_a_mask(module, query, key, value, bias, scaling)
+
+    AttentionInterface.register("causal_only", causal)
+    llama.set_attn_implementation("causal_only")
+    assert set(names(llama)) == {"padding_differs", "packing_leaks"}
+
+
+def test_attention_that_differs_from_the_formula(llama):
+    def biased(module, query, key, value, attention_mask, scaling, **_):
+        return attention_without_a_mask(module, query, key, value, attention_mask, 0.7 * scaling)
+
+    AttentionInterface.register("biased", biased)
+    transformers.AttentionMaskInterface.register("biased", transformers.masking_utils.eager_mask)
+    llama.set_attn_implementation("biased")
+    one(llama, "attention_differs")
+
+
+def test_positions_that_count_the_padding(llama):
+    """Self-Extend floors absolute positions, so that padding moves the groups."""
+    posenc.extend(llama, "self_extend:window=4:group=4")
+    one(llama, "positions_from_padding")
+
+
+def test_an_extension_that_was_bypassed(llama):
+    posenc.extend(llama, "rerope:window=8")
+    llama.set_attn_implementation("sdpa")
+    assert "attention_bypassed" in names(llama)
+
+
+def test_partial_rotation_is_told_and_missed():
+    model = tiny("gpt_neox")
+    (rotation,) = doctor(model).model.rotations.values()
+    assert rotation.rotary_dim == 4
+    assert doctor(model).model.head_dim == 16
+    model = tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
+    assert one(model, "partial_rotary_ignored").measured == 1
+
+
+def test_logits_that_are_no_numbers(llama):
+    with torch.no_grad():
+        llama.lm_head.weight[0, 0] = math.nan
+    one(llama, "not_finite")
+
+
+@pytest.mark.slow
+def test_weights_in_the_wrong_layout_are_seen_by_reading(demo):
+    model, tokenizer = demo
+    assert names(model, tokenizer) == []
+    state = model.state_dict()
+    swapped = posenc.convert_layout(state, 64, "half", "interleaved", names=["q_proj", "k_proj"])
+    kept = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
+    model.load_state_dict({name: swapped[name] for name in kept}, strict=False)
+    try:
+        (finding,) = doctor(model, tokenizer).findings
+        assert finding.name == "layout_swapped"
+        assert finding.measured > 1
+    finally:
+        model.load_state_dict(kept, strict=False)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_the_model_is_left_as_it_was(extended):
+    model = longrope()
+    model.train()
+    model.model.layers[1].eval()
+    if extended:
+        posenc.extend(model, "rerope:window=8", target_length=512)
+    config, rotary = copy.deepcopy(model.config.to_dict()), model.model.rotary_emb
+    state = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    modes, rng = [module.training for module in model.modules()], torch.get_rng_state()
+    implementation, attributes = model.config._attn_implementation, dict(vars(rotary))
+    doctor(model)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert [module.training for module in model.modules()] == modes
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == implementation
+    assert model.model.rotary_emb is rotary
+    assert {k: v for k, v in vars(rotary).items() if k[0] != "_"} == {
+        k: v for k, v in attributes.items() if k[0] != "_"
+    }
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch):
+    rotary = llama.model.rotary_emb
+    monkeypatch.setattr(type(llama), "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        doctor(llama.train())
+    assert llama.model.rotary_emb is rotary
+    assert llama.training
+
+
+@pytest.mark.parametrize(
+    ("dim", "base", "first"), [(128, 1e4, 1707), (128, 5e5, 18438), (128, 1e6, 27115), (64, 1e5, 3616)]
+)
+def test_the_base_bound(dim, base, first):
+    """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
+    inv_freq = posenc.frequencies.default(dim, base).inv_freq
+    assert Table(inv_freq, 1.0, {}).base_bound() == first
+    assert Table(inv_freq, 1.0, {}).base_bound(limit=first, block=100 if first % 100 else 1) in (None, first)
+
+
+def test_pairs_that_never_turn():
+    wavelengths = torch.tensor([10.0, 63.0, 65.0, 1000.0])
+    assert Table(2 * math.pi / wavelengths, 1.0, {}).slow_pairs(64) == 2
+
+
+def test_it_reads_well_as_text_and_json(llama):
+    llama.config.rope_parameters = llama.config.rope_parameters | {"rope_type": "linear", "factor": 4.0}
+    diagnosis = doctor(llama)
+    text = str(diagnosis)
+    assert "llama: 2 layers, float32, attention sdpa, for 64 tokens" in text
+    assert "rotary in all layers: 16 of 16 channels, half layout, rope_theta 10000" in text
+    assert "wrong: config_not_applied" in text
+    assert json.loads(json.dumps(diagnosis.to_dict()))["wrong"] is True
+    assert str(doctor(tiny_llama())).endswith("nothing found")
+
+
+def test_what_cannot_be_examined_is_refused(llama):
+    with pytest.raises(InputError, match=r"unknown model type 'gpt2'"):
+        doctor(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9)))
+    with pytest.raises(InputError, match=r"pass a transformers model"):
+        doctor(torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"no weights"):
+        doctor(llama.to("meta"))
+
+
+def test_the_page_tells_each_finding_as_the_code_does():
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^### `(\w+)` \((\w+)\)\n\n(.+?)\n\nRemedy: (.+?)\n", page, flags=re.MULTILINE)
+    assert rows == [(name, kind.severity, kind.meaning, f"{kind.remedy}.") for name, kind in FINDINGS.items()]
