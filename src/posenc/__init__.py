@@ -1,6 +1,6 @@
 """posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
 
-from posenc import encodings, frequencies, functional
+from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain
 from posenc.bibliography import cite
 from posenc.encoding import Encoding, PerLayer, Sum
@@ -15,6 +15,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "attention", "cite", "convert_layout",
-    "explain", "frequencies", "functional", "linear_attention", "re_rotate",
+    "explain", "frequencies", "functional", "linear_attention", "position_maps", "re_rotate",
 ]  # fmt: skip
 __all__ += encodings.__all__
