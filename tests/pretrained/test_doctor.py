@@ -46,10 +46,11 @@ EXTRA = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "qwen3": {"head_dim": 16},
-    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "moe_intermediate_size": 32},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "glm": {"head_dim": 16},
     "glm4": {"head_dim": 16},
-    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "ministral": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "gpt_oss": {"head_dim": 16, "max_position_embeddings": 131072, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "seed_oss": {"head_dim": 16},
 }
 
@@ -62,7 +63,8 @@ def tiny(model_type):
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_no_alarm_at_a_clean_model_of_each_type(model_type):
-    assert names(tiny(model_type)) == []
+    # gpt-oss in transformers does not tell its mask where packed texts begin
+    assert names(tiny(model_type)) == (["packing_leaks"] if model_type == "gpt_oss" else [])
 
 
 YARN = {
@@ -87,7 +89,7 @@ def test_no_alarm_at_static_schedules(parameters):
 def test_no_alarm_at_an_extended_model(method, llama):
     posenc.extend(llama, method, target_length=256)
     diagnosis = doctor(llama)
-    assert set(finding.severity for finding in diagnosis.findings) <= {"hazard"}
+    assert [finding.name for finding in diagnosis.findings] == []
     assert diagnosis.model.extended.startswith(method.partition("+")[0].partition(":")[0])
     assert diagnosis.model.length == 256
 
@@ -96,7 +98,6 @@ def test_trap_1_a_configuration_edited_after_loading(llama):
     llama.config.rope_parameters = llama.config.rope_parameters | {"rope_type": "linear", "factor": 4.0}
     finding = one(llama, "config_not_applied")
     assert finding.measured > 0.1
-    assert "0.75 * 63" or finding.evidence
     error = 0.75 * 63  # the fastest pair turns by 1 rad a token, and by a quarter of that under the configuration
     assert f"{error:.3g} rad at position 63" in finding.evidence
     llama.model.rotary_emb = type(llama.model.rotary_emb)(llama.config)

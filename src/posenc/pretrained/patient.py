@@ -89,10 +89,11 @@ class Patient:
         """The frequencies by layer type, of transformers' own rotary module where `at_rest`: those of short texts."""
         now = self.decoder.rotary_emb
         if isinstance(now, Turns) and not at_rest:
-            found = {kind: rotation.frequencies() for kind, rotation in now.rotations.items()}
-            if len(self.parameters) == 1:
-                found = {ALL_LAYERS: next(iter(found.values()))}
-            return {k: Table(f.inv_freq, f.attention_factor, self.parameters.get(k, {})) for k, f in found.items()}
+            return {
+                kind: Table(found.inv_freq, found.attention_factor, said)
+                for kind, said in self.parameters.items()
+                for found in [now.of(None if kind == ALL_LAYERS else kind)]
+            }
         return tables_of(self.rotary, self.parameters)
 
     def ids(self, batch: int = 1) -> Tensor:
