@@ -50,7 +50,12 @@ EXTRA = {
     "glm": {"head_dim": 16},
     "glm4": {"head_dim": 16},
     "ministral": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    "gpt_oss": {"head_dim": 16, "max_position_embeddings": 131072, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_oss": {
+        "head_dim": 16,
+        "max_position_embeddings": 131072,
+        "num_local_experts": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "seed_oss": {"head_dim": 16},
 }
 
@@ -125,16 +130,15 @@ def test_trap_2_rope_theta_lost(llama):
 
 def test_trap_3_truncate_of_a_layer_type():
     model = tiny("gemma3_text")
-    model.config.rope_parameters["full_attention"] |= YARN | {"truncate": False, "beta_fast": 4.0}
+    model.config.max_position_embeddings = 16384
+    said = model.config.rope_parameters["full_attention"]
+    said |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     finding = one(model, "truncate_ignored")
-    asked = posenc.frequencies.yarn(
-        16, model.config.rope_parameters["full_attention"]["rope_theta"], factor=4.0, original_max_positions=16,
-        beta_fast=4.0, truncate=False,
-    )  # fmt: skip
-    off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 63
+    asked = posenc.frequencies.yarn(16, 10000.0, factor=4.0, original_max_positions=4096, truncate=False)
+    off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 16383
     assert finding.measured == pytest.approx(float(off), rel=1e-4)
-    model.config.rope_parameters["full_attention"]["truncate"] = True
+    said["truncate"] = True
     assert names(model) == []
 
 
@@ -256,9 +260,15 @@ def test_attention_that_differs_from_the_formula(llama):
 
 
 def test_positions_that_count_the_padding(llama):
-    """Self-Extend floors absolute positions, so that padding moves the groups."""
-    posenc.extend(llama, "self_extend:window=4:group=4")
-    one(llama, "positions_from_padding")
+    def by_position(module, query, key, value, attention_mask, scaling, position_ids, **_):
+        query = query * (1 + position_ids[:, None, :, None]).log()
+        return attention_without_a_mask(module, query, key, value, attention_mask, scaling)
+
+    AttentionInterface.register("by_position", by_position)
+    transformers.AttentionMaskInterface.register("by_position", transformers.masking_utils.eager_mask)
+    llama.set_attn_implementation("by_position")
+    assert "positions_from_padding" in names(llama)
+    assert not {"padding_differs", "sees_the_future"} & {*names(llama)}
 
 
 def test_an_extension_that_was_bypassed(llama):

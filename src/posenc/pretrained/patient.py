@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.errors import InputError, unknown
 from posenc.pretrained.anatomy import FAMILIES, Family, unwrapped
-from posenc.pretrained.attach import Attached, Turns, attached
+from posenc.pretrained.attach import Attached, attached
 
 ALL_LAYERS = "all layers"
 PROBE = 24
@@ -87,13 +87,10 @@ class Patient:
 
     def tables(self, at_rest: bool = False) -> dict[str, Table]:
         """The frequencies by layer type, of transformers' own rotary module where `at_rest`: those of short texts."""
-        now = self.decoder.rotary_emb
-        if isinstance(now, Turns) and not at_rest:
-            return {
-                kind: Table(found.inv_freq, found.attention_factor, said)
-                for kind, said in self.parameters.items()
-                for found in [now.of(None if kind == ALL_LAYERS else kind)]
-            }
+        if self.record is not None and self.record.design.rotations and not at_rest:
+            ours = self.record.design.rotations
+            found = {kind: ours.get(kind, next(iter(ours.values()))).frequencies() for kind in self.parameters}
+            return {k: Table(f.inv_freq, f.attention_factor, self.parameters[k]) for k, f in found.items()}
         return tables_of(self.rotary, self.parameters)
 
     def ids(self, batch: int = 1) -> Tensor:

@@ -1,5 +1,6 @@
 """What can be wrong with where a model thinks its tokens are: each symptom, how it is measured, what to do."""
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -247,12 +248,15 @@ def _cache(case: Patient) -> Symptom:
     for start in sorted(max(start, 0) for start in starts):
         ids = case.ids()
         positions = torch.arange(start, start + PROBE, device=ids.device)[None]
-        whole = case.logits(ids, position_ids=positions)
-        parts, cache = [], None
-        for part in torch.arange(PROBE, device=ids.device).split([PROBE // 2, *[1] * (PROBE // 2)]):
-            output = case.model(ids[:, part], position_ids=positions[:, part], past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            parts.append(output.logits.float())
+        with case.with_rotary(copy.deepcopy(case.decoder.rotary_emb)):  # a pass may move what it holds
+            whole = case.logits(ids, position_ids=positions)
+        with case.with_rotary(copy.deepcopy(case.decoder.rotary_emb)):
+            parts, cache = [], None
+            for part in torch.arange(PROBE, device=ids.device).split([PROBE // 2, *[1] * (PROBE // 2)]):
+                inputs = {"position_ids": positions[:, part], "past_key_values": cache, "use_cache": True}
+                output = case.model(ids[:, part], **inputs)
+                cache = output.past_key_values
+                parts.append(output.logits.float())
         change = (torch.cat(parts, 1) - whole).abs().max()
         if _matters(case, change, whole):
             at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
