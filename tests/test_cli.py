@@ -64,7 +64,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert err.startswith("posenc")
 
 
-@pytest.mark.parametrize("command", ["list", "cite", "conform", "compare", "bench"])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_tells_each_default_once_and_none_that_is_nothing(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
@@ -128,7 +128,13 @@ def test_core_commands_need_torch_alone():
     """`import posenc`, list and cite work where the lab's packages are missing; compare says what to install."""
     block = "import sys; [sys.modules.__setitem__(m, None) for m in ('plotly', 'rich', 'transformers', 'datasets')]; "
     code = block + "from posenc.cli import main; sys.exit(main(sys.argv[1:]))"
-    for arguments, expected in ((["list"], 0), (["cite", "rope"], 0), (["bench"], 2), (["compare"], 2)):
+    for arguments, expected in (
+        (["list"], 0),
+        (["cite", "rope"], 0),
+        (["bench"], 2),
+        (["doctor", "demo"], 2),
+        (["compare"], 2),
+    ):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == expected, done.stderr
     assert done.stderr.strip().endswith("pip install 'posenc[lab]'")

@@ -11,6 +11,8 @@ import pytest
 from posenc import cli
 from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
+from posenc.pretrained.methods import Lengths
+from posenc.pretrained.methods import plan as plan_extension
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,10 +39,15 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: parsed.append(options) or 0)
     monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
+    monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
+    lengths = Lengths(trained=8192, target=32768)
+    monkeypatch.setattr(
+        cli.extend, "run_extend", lambda options, _: plan_extension(options.method, {}, lengths, lengths) and 0
+    )
     for block in blocks(path, "sh"):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
-            if words[:2] in (["posenc", "compare"], ["posenc", "conform"], ["posenc", "bench"]):
+            if words[:1] == ["posenc"]:
                 assert cli.main(words[1:]) == 0, line
     if path.name == "README.md":
         assert len(parsed) == 4

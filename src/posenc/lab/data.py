@@ -35,7 +35,7 @@ def load(source: str) -> Corpus:
         InputError: no such text, no text in it, or the `datasets` package is missing for an "hf:" name.
     """
     if source == "pydoc":
-        return corpus(_pydoc(), "pydoc_data.topics, the language reference in Python's standard library")
+        return corpus(pydoc(), "pydoc_data.topics, the language reference in Python's standard library")
     if source.startswith("hf:"):
         return corpus(_hugging_face(source[3:]), source)
     if not source:
@@ -83,7 +83,8 @@ def check_long_enough(corpus: Corpus, settings: Settings) -> None:
         )
 
 
-def _pydoc() -> bytes:
+def pydoc() -> bytes:
+    """The language reference that every Python carries."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics)).encode()

@@ -35,7 +35,7 @@ def load(
     Raises:
         InputError: nothing of that name, nothing that is safe to read, or a package that is missing.
     """
-    _require("transformers", "lab")
+    needs("transformers", "lab")
     path = demo_file() if name == DEMO else Path(name)
     if path.is_dir():
         path = _weights(path)
@@ -66,7 +66,12 @@ def demo_file() -> Path:
     return files[0]
 
 
-def _require(package: str, extra: str) -> None:
+def needs(package: str, extra: str) -> None:
+    """Refuse to go on without a package.
+
+    Raises:
+        InputError: it is not installed; names the extra that has it.
+    """
     if importlib.util.find_spec(package) is None:
         raise InputError(f"pretrained models need {package}, which is not installed: pip install 'posenc[{extra}]'")
 
@@ -108,7 +113,7 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype, use_safetensors=True, **safe)
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, and posenc runs no code out of a checkpoint"
         else:
@@ -125,7 +130,7 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
-    _require("gguf", "demo")
+    needs("gguf", "demo")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +37,11 @@ class ShowsProgress:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+
+    def counter(self, what: str) -> Callable[[int, int], None]:
+        """A bar for one piece of work, told how much is done and how much there is."""
+        task = self.bar.add_task(what, total=None)
+        return lambda done, count: self.bar.update(task, completed=done, total=count)
 
     def line(self, done: int, count: int, what: str) -> None:
         """Say what has been finished, where there is no bar."""

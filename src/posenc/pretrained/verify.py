@@ -1,0 +1,138 @@
+"""How an extension did: the loss on a text by position, of the model as it was, of that model on a text cut off, and of
+the extended one."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.errors import InputError
+from posenc.pretrained.loss import Progress, loss_by_position
+
+BLOCKS = 8
+SECONDS = 60.0
+AS_LOADED, EXTENDED = "as loaded", "extended"
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """Mean losses in nats a token, by blocks of positions.
+
+    text: what was read. trained_length: tokens the model was good for. wanted: tokens that were asked for. edges: of the
+    blocks. losses: arm -> one mean a block.
+    """
+
+    text: str
+    trained_length: int
+    wanted: int
+    edges: tuple[int, ...]
+    losses: Mapping[str, tuple[float, ...]]
+    seconds: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.losses))
+        columns = "  ".join(f"{arm:>{width}}" for arm in self.losses)
+        lines = [f"nats a token by position, on {self.text}", f"{'positions':>15}  {columns}"]
+        for block, (low, high) in enumerate(pairwise(self.edges)):
+            cells = "  ".join(f"{means[block]:>{width}.3f}" for means in self.losses.values())
+            lines.append(f"{f'{low}-{high}':>15}  {cells}")
+        read = self.edges[-1]
+        if read <= self.trained_length:
+            lines.append(f"all within the {self.trained_length} tokens that the model was good for before")
+        if read < self.wanted:
+            lines.append(
+                f"read {read} of {self.wanted} tokens, about a minute's work: --verify-tokens {self.wanted} for all"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(eq=False)
+class Verifier:
+    """Reads one text with each arm. ids: (N,). trained_length: tokens the model was good for. wanted: see above."""
+
+    text: str
+    ids: Tensor
+    trained_length: int
+    wanted: int
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cut(self) -> str:
+        """The arm that forgets all but as many tokens as the model was good for."""
+        return f"cut to {self.trained_length}"
+
+    @property
+    def past_training(self) -> bool:
+        """Whether the text is longer than what the model was good for."""
+        return len(self.ids) > self.trained_length
+
+    def read(self, arm: str, model: nn.Module, progress: Progress | None = None) -> None:
+        """Measure one arm; the one that is called `cut` reads windows."""
+        started = time.perf_counter()
+        window = self.trained_length if arm == self.cut else None
+        self.losses[arm] = loss_by_position(model, self.ids, window=window, progress=progress).cpu()
+        self.seconds[arm] = round(time.perf_counter() - started, 2)
+
+    def result(self) -> Verification:
+        """What has been read so far."""
+        count = len(self.ids)
+        marks = {*range(0, count, max(math.ceil(count / BLOCKS), 1)), count}
+        edges = tuple(sorted(marks | {self.trained_length} if self.past_training else marks))
+        means = {
+            arm: tuple(float(loss[low:high].nanmean()) for low, high in pairwise(edges))
+            for arm, loss in self.losses.items()
+        }
+        return Verification(self.text, self.trained_length, self.wanted, edges, means, self.seconds)
+
+
+def verifier(model: nn.Module, tokenizer: Any, text: str | None, wanted: int, tokens: int | None = None) -> Verifier:
+    """Prepare to read a text.
+
+    Args:
+        model: as it was loaded.
+        tokenizer: its own.
+        text: path of a text file; None is the language reference in Python's standard library.
+        wanted: tokens that the model is to be made for.
+        tokens: tokens to read; None takes as many of those wanted as a minute allows, by the model's speed on a short
+            piece, and at least 1024.
+
+    Raises:
+        InputError: no such text, or one too short.
+    """
+    name, written = _text(text)
+    ids = torch.tensor(tokenizer(written[: 16 * (tokens or wanted)]).input_ids)
+    if len(ids) < 2:
+        raise InputError(f"--text {name}: it has {len(ids)} tokens; give a longer one")
+    count = min(len(ids), tokens or wanted)
+    trained = int(model.config.max_position_embeddings)  # type: ignore[union-attr, arg-type]
+    if tokens is None:
+        piece = ids[: min(count, 256)]
+        loss_by_position(model, piece)  # the first call of a model is slower
+        started = time.perf_counter()
+        loss_by_position(model, piece)
+        speed = len(piece) / (time.perf_counter() - started)
+        arms = 4 if count > trained else 2  # windows that overlap by half read everything twice
+        count = min(count, max(1024, int(speed * SECONDS / arms) // 256 * 256))
+    return Verifier(name, ids[:count], trained, wanted)
+
+
+def _text(path: str | None) -> tuple[str, str]:
+    if path is None:
+        from posenc.lab.data import pydoc
+
+        return "the language reference in Python's standard library", pydoc().decode()
+    try:
+        return path, Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"--text {path}: {error.strerror}; give a readable text file") from None

@@ -1,0 +1,154 @@
+"""posenc extend and posenc doctor from end to end, on a folder with a tiny Llama and its tokenizer."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import posenc
+from posenc import cli
+from posenc.pretrained import loss_by_position
+
+TEXT = " ".join(f"w{(7 * index * index + index // 5) % 94}" for index in range(400))
+
+
+def run(capsys, *arguments):
+    code = cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def folder(llama, tokenizer, tmp_path, capsys):
+    llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    capsys.readouterr()
+    return tmp_path / "model"
+
+
+def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
+    code, out, _ = run(capsys, "doctor", folder)
+    assert code == 0
+    assert "llama: 2 layers, float32" in out
+    assert out.endswith("nothing found\n")
+    code, out, _ = run(capsys, "doctor", folder, "--json", "--out", tmp_path / "out", "--dtype", "bfloat16")
+    assert code == 0
+    told = json.loads(out)
+    assert told == json.loads((tmp_path / "out" / "doctor.json").read_text())
+    assert told["model"]["dtype"] == "bfloat16"
+    assert told["findings"] == []
+    assert told["wrong"] is False
+
+
+def test_doctor_fails_where_something_is_wrong(folder, capsys):
+    config = json.loads((folder / "config.json").read_text())
+    moving = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": moving}))
+    code, out, _ = run(capsys, "doctor", folder)
+    assert code == 1
+    assert "wrong: cache_differs" in out
+
+
+def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
+    arguments = ["extend", folder, "--method", "rerope", "--factor", 4, "--option", "window=16"]
+    arguments += ["--text", folder.parent / "text.txt"]
+    code, out, err = run(capsys, *arguments)
+    assert code == 0
+    assert "llama extended by rerope" in out
+    assert "as loaded" in out
+    assert "cut to 64" in out
+    assert "[3/3]" in err
+    code, out, _ = run(capsys, *arguments, "--json", "--verify-tokens", 200)
+    told = json.loads(out)
+    found = told["verification"]
+    assert told["extension"]["map"]["window"] == 16
+    assert found["edges"][-1] == 200
+    assert 64 in found["edges"]
+    # the same by hand
+    model, _ = posenc.load(folder)
+    ids = torch.tensor(tokenizer(TEXT).input_ids)[:200]
+    arms = {"as loaded": loss_by_position(model, ids), "cut to 64": loss_by_position(model, ids, window=64)}
+    posenc.extend(model, "rerope", factor=4, window=16)
+    arms["extended"] = loss_by_position(model, ids)
+    for arm, loss in arms.items():
+        for mean, low, high in zip(found["losses"][arm], found["edges"], found["edges"][1:], strict=False):
+            assert mean == pytest.approx(float(loss[low:high].nanmean()), abs=1e-5)
+    assert arms["extended"][1:16] == pytest.approx(arms["as loaded"][1:16], abs=1e-4)
+    assert not torch.allclose(arms["extended"][64:], arms["as loaded"][64:], atol=1e-3)
+
+
+def test_extend_within_the_trained_length_needs_no_cut_text(folder, capsys):
+    arguments = ["extend", folder, "--method", "yarn", "--target-length", 128, "--text", folder.parent / "text.txt"]
+    code, out, _ = run(capsys, *arguments, "--verify-tokens", 50)
+    assert code == 0
+    assert "cut to" not in out
+    assert "all within the 64 tokens" in out
+    assert "read 50 of 128 tokens" in out
+
+
+def test_extend_reads_the_language_reference_by_default(folder, capsys):
+    code, out, _ = run(capsys, "extend", folder, "--method", "ntk", "--factor", 2, "--json")
+    assert code == 0
+    found = json.loads(out)["verification"]
+    assert found["edges"][-1] == 128
+    assert all(math.isfinite(mean) for means in found["losses"].values() for mean in means)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor"], "posenc doctor: error: the following arguments are required: MODEL"),
+        (["doctor", "/no/such/model"], "posenc doctor: error: /no/such/model: no such file or folder"),
+        (["doctor", "MODEL", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
+        (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
+        (["extend", "MODEL"], "posenc extend: error: the following arguments are required: --method"),
+        (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
+        (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
+        (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "not allowed with"),
+        (
+            ["extend", "MODEL", "--method", "yarn", "--factor", "2", "--option", "beta_fast"],
+            "--option beta_fast: write",
+        ),
+        (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--option", "beta=2"], "unknown option 'beta'"),
+        (
+            ["extend", "MODEL", "--method", "none", "--factor", "2", "--text", "/no/text"],
+            "--text /no/text: No such file",
+        ),
+        (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "it has 0 tokens"),
+        (["extend", "MODEL", "--method", "none", "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
+        (["extend", "MODEL", "--method", "none", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
+    empty = folder.parent / "empty.txt"
+    empty.touch()
+    places = {"MODEL": str(folder), "EMPTY": str(empty)}
+    code, out, err = run(capsys, *(places.get(argument, argument) for argument in arguments))
+    assert code == 2
+    assert out == ""
+    (line,) = err.splitlines()
+    assert message in line
+    assert line.startswith("posenc")
+
+
+def test_a_model_without_a_tokenizer_is_examined_and_not_verified(llama, tmp_path, capsys):
+    llama.save_pretrained(tmp_path)
+    assert run(capsys, "doctor", tmp_path)[0] == 0
+    code, _, err = run(capsys, "extend", tmp_path, "--method", "yarn", "--factor", 2)
+    assert code == 2
+    assert "has no tokenizer" in err
+    code, out, _ = run(capsys, "extend", tmp_path, "--method", "yarn", "--factor", 2, "--no-verify")
+    assert code == 0
+    assert "extended by yarn" in out
+
+
+def test_a_configuration_that_transformers_refuses_is_one_line(folder, capsys):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "linear"}}))
+    code, _, err = run(capsys, "doctor", folder)
+    assert code == 2
+    assert "'factor'" in err
+    assert len(err.splitlines()) == 1
