@@ -104,8 +104,8 @@ def test_rotary_under_yarn_is_llama_under_yarn():
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, attention_factor=0), "attention_factor=0"),
         (lambda: frequencies.llama3(64, factor=2, original_max_positions=9, low_freq_factor=4), "low_freq_factor=4"),
         (lambda: frequencies.llama3(63, factor=2, original_max_positions=9), "dim=63: .*even"),
-        (lambda: Rotary(64).with_schedule("yarn", factor=2), "schedule 'yarn' with options"),
-        (lambda: Rotary(64).with_schedule("yarn", factor=2, original_max_positions=9, beta=3), "schedule 'yarn'"),
+        (lambda: Rotary(64).with_schedule("yarn", factor=2), "schedule 'yarn' needs original_max_positions"),
+        (lambda: Rotary(64).with_schedule("yarn", factor=2, original_max_positions=9, beta=3), "unknown option of schedule 'yarn' 'beta': did you mean"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(call, message):

@@ -1,5 +1,8 @@
 """posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
 
+from importlib import import_module
+from typing import Any
+
 from posenc import encodings, frequencies, functional
 from posenc.attention import Explanation, attention, explain
 from posenc.bibliography import cite
@@ -18,3 +21,16 @@ __all__ = [
     "explain", "frequencies", "functional", "linear_attention", "re_rotate",
 ]  # fmt: skip
 __all__ += encodings.__all__
+
+_LAZY = {
+    "extend": "posenc.pretrained.extend",
+    "restore": "posenc.pretrained.extend",
+}
+"""Names for pretrained models, imported when first used: transformers, which they need, is optional and slow to import."""
+__all__ += [*_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

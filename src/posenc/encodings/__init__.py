@@ -1,9 +1,7 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
-import re
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
@@ -26,6 +24,7 @@ from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
+from posenc.texts import check_options, named, read_options, split
 
 # fmt: off
 __all__ = [
@@ -98,20 +97,11 @@ def create(
             own = {text: max(1, sum(texts[i % len(texts)] == text for i in range(num_layers))) for text in texts}
         made = {text: create(text, num_layers=own[text], **shape) for text in own}
         return composite(*(made[text] for text in texts))
-    name, *written = name.strip().split(":")
+    name, written = named(name)
     cls = lookup(name)
     parameters = cls.arguments()
-    for item in written:
-        key, found, value = item.partition("=")
-        if not found or key not in parameters:
-            raise unknown(f"option of {name}", item, parameters)
-        options[key] = _literal(value)
-    hints = get_type_hints(cls.__init__)
-    for key, value in options.items():
-        if key not in parameters:
-            raise unknown(f"option of {name}", key, parameters)
-        if not _fits(value, hints.get(key, Any)):
-            raise InputError(f"option {key}={value!r} of {name}: pass {_spelled(hints[key])}")
+    options |= read_options(name, written, parameters)
+    check_options(name, options, parameters, cls.__init__)
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
     given = {
@@ -156,40 +146,6 @@ def lookup(name: object) -> type[Encoding]:
     raise unknown("encoding", name, ENCODINGS)
 
 
-def split(name: str) -> list[str]:
-    """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part."""
-    return re.split(r"\+(?=\s*[A-Za-z])", name)
-
-
 def parts(name: str) -> list[str]:
     """Every single encoding, with its options, in a text like "rope+alibi/none"; each once."""
     return list(dict.fromkeys(part.strip() for layer in name.split("/") for part in split(layer)))
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an argument's declared type; an int serves as a float, a bool as neither."""
-    if get_origin(hint) is Literal or hint is Any:
-        return True  # the class knows its words
-    if isinstance(value, bool):
-        return bool in (hint, *get_args(hint))
-    kinds = tuple(get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,)))
-    return isinstance(value, (*kinds, int) if float in kinds else kinds)
-
-
-def _spelled(hint: Any) -> str:
-    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-    words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
-    return " or ".join(words.get(kind, "a dict, from Python") for kind in kinds)
-
-
-def _literal(text: str) -> Any:
-    """A number, true/false/none, or the text itself."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -8,8 +8,9 @@ import torch
 
 import posenc
 from posenc.encoding import Encoding
-from posenc.encodings import create, lookup, split
+from posenc.encodings import create, lookup
 from posenc.errors import InputError
+from posenc.texts import split
 from posenc.transformer import TransformerConfig
 
 VOCAB_SIZE = 256

@@ -1,0 +1,158 @@
+"""Schedules that keep the fast pairs, interpolate the slow ones and have a ramp between them: YaRN and its kin."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError
+from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one
+from posenc.functional import frequency_curve
+
+
+def yarn(
+    head_dim: int,
+    base: float = 10000.0,
+    *,
+    factor: float,
+    original_max_positions: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    mscale: float = 1.0,
+    mscale_all_dim: float = 0.0,
+    attention_factor: float | None = None,
+) -> Frequencies:
+    """YaRN as its authors' code and transformers compute it (jquesnelle/yarn, 2023).
+
+    Slow frequencies are divided by factor, fast ones stay, and between the pairs that turn beta_slow and beta_fast
+    times over original_max_positions the change is linear in the pair's number. truncate rounds that range outwards
+    (gpt-oss does not). Works without fine-tuning; the paper tunes for 400 steps.
+
+    cos and sin are multiplied by attention_factor; unless given it is m(mscale) / m(mscale_all_dim) with
+    m(x) = 0.1 x ln(factor) + 1, by default 0.1 ln(factor) + 1. DeepSeek gives both, usually equal, and scales the
+    softmax instead, see `softmax_factor`; mscale 0.5 is ChunkLlama's 0.05 ln(factor) + 1.
+    """
+    ramp = _ramp_by_pair(head_dim, base, original_max_positions, beta_slow, beta_fast, truncate)
+    amplitude = _temperature(factor, mscale, mscale_all_dim, attention_factor)
+    return Frequencies(_blend(frequency_curve(head_dim, base), factor, ramp), amplitude)
+
+
+def yarn_revised(
+    head_dim: int,
+    base: float = 10000.0,
+    *,
+    factor: float,
+    original_max_positions: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+) -> Frequencies:
+    """YaRN with a ramp between wavelengths, where `yarn` has one between frequencies: each is divided by a number that
+    is linear in the pair's, from 1 to factor (github.com/jquesnelle/yarn issue 24; dwzhu-pku/PoSE, "revised YaRN").
+
+    PoSE fine-tunes with it. Arguments as in `yarn`.
+    """
+    ramp = _ramp_by_pair(head_dim, base, original_max_positions, beta_slow, beta_fast, truncate)
+    divided = frequency_curve(head_dim, base) / (1 - ramp + at_least_one(factor) * ramp)
+    return Frequencies(divided, _temperature(factor, given=attention_factor))
+
+
+def yarn_paper(
+    head_dim: int,
+    base: float = 10000.0,
+    *,
+    factor: float,
+    original_max_positions: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attention_factor: float | None = None,
+) -> Frequencies:
+    """YaRN as its paper states it: the change is linear in the number of turns (Peng et al. 2023, eq. 18 to 20).
+
+    Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
+    """
+    ramp = _ramp_by_turns(head_dim, base, original_max_positions, beta_slow, beta_fast, "beta_slow", "beta_fast")
+    amplitude = _temperature(factor, given=attention_factor)
+    return Frequencies(_blend(frequency_curve(head_dim, base), factor, ramp), amplitude)
+
+
+def llama3(
+    head_dim: int,
+    base: float = 10000.0,
+    *,
+    factor: float,
+    original_max_positions: int,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+) -> Frequencies:
+    """Llama 3.1's: slow frequencies divided by factor, fast ones kept, linear in the turns between (Meta, llama-models).
+
+    Slow is at most low_freq_factor turns over original_max_positions, fast at least high_freq_factor: `yarn_paper` with
+    these limits and no temperature. Works without fine-tuning; Meta trained for it.
+    """
+    names = "low_freq_factor", "high_freq_factor"
+    ramp = _ramp_by_turns(head_dim, base, original_max_positions, low_freq_factor, high_freq_factor, *names)
+    return Frequencies(_blend(frequency_curve(head_dim, base), factor, ramp))
+
+
+def softmax_factor(factor: float, mscale_all_dim: float) -> float:
+    """What DeepSeek's models multiply the scale of their softmax by, besides `yarn`'s attention_factor:
+    (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek-AI, modeling_deepseek.py; yarn_apply_mscale in transformers).
+
+    It heats the channels that do not rotate, too: `attention(q, k, v, encoding, scale=head_dim**-0.5 * softmax_factor(..))`.
+    """
+    return _mscale(factor, mscale_all_dim, "mscale_all_dim") ** 2
+
+
+def _blend(frequencies: Tensor, factor: float, ramp: Tensor) -> Tensor:
+    """Each frequency as it is where ramp is 0, divided by factor where it is 1."""
+    return frequencies * (1 - ramp) + frequencies / at_least_one(factor) * ramp
+
+
+def _ramp_by_pair(
+    head_dim: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
+) -> Tensor:
+    """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
+    _turns(beta_slow, beta_fast, "beta_slow", "beta_fast")
+    if not base > 1:
+        raise InputError(f"base={base}: this schedule needs a base above 1")
+    low, high = (
+        head_dim * math.log(a_length(original_max_positions) / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in (beta_fast, beta_slow)
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the authors' way out of a division by zero
+    return ((torch.arange(head_dim // 2, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
+
+
+def _ramp_by_turns(
+    head_dim: int, base: float, original_max_positions: int, slow: float, fast: float, slow_name: str, fast_name: str
+) -> Tensor:
+    """1 for pairs that turn at most `slow` times over the original length, 0 from `fast` times on."""
+    _turns(slow, fast, slow_name, fast_name)
+    turns = frequency_curve(head_dim, base) * a_length(original_max_positions) / (2 * math.pi)
+    return 1 - ((turns - slow) / (fast - slow)).clamp(0, 1)
+
+
+def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0, given: float | None = None) -> float:
+    if given is not None:
+        return a_temperature(given)
+    return _mscale(factor, mscale, "mscale") / _mscale(factor, mscale_all_dim, "mscale_all_dim")
+
+
+def _mscale(factor: float, weight: float, name: str) -> float:
+    if not 0 <= weight < math.inf:
+        raise InputError(f"{name}={weight}: the weight of ln(factor) in the temperature, at least 0")
+    return 0.1 * weight * math.log(at_least_one(factor)) + 1
+
+
+def _turns(slow: float, fast: float, slow_name: str, fast_name: str) -> None:
+    if not 0 < slow < fast:
+        raise InputError(
+            f"{slow_name}={slow}, {fast_name}={fast}: turns over the trained length, 0 < {slow_name} < {fast_name}"
+        )

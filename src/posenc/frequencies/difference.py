@@ -1,0 +1,160 @@
+"""Two schedules side by side: what each does to every pair, and how far apart that turns it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from posenc.errors import InputError
+from posenc.frequencies.vector import Frequencies, a_length, stretch, wavelengths
+from posenc.functional import frequency_curve
+
+SAME = 1e-12
+"""Relative difference up to which two frequencies are the same: what rounding leaves."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair of channels under both schedules.
+
+    turns: over the trained length, by plain RoPE. wavelengths in positions and stretches against plain RoPE are infinite
+    for a pair that stands still. change: the second frequency over the first, less 1. phase: radians by which the
+    angles differ between two tokens that are `at` apart.
+    """
+
+    pair: int
+    turns: float
+    wavelengths: tuple[float, float]
+    stretches: tuple[float, float]
+    change: float
+    phase: float
+
+    @property
+    def apart(self) -> float:
+        """How far apart the frequencies are, |ln| of their ratio."""
+        return abs(math.log1p(self.change)) if self.change > -1 else math.inf
+
+    @property
+    def same(self) -> bool:
+        return self.apart <= SAME
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two schedules, their names as given and in full, over the pairs of a head. length: trained; at: see `Pair`."""
+
+    names: tuple[str, str]
+    schedules: tuple[dict[str, Any], dict[str, Any]]
+    head_dim: int
+    base: float
+    length: int
+    at: float
+    attention_factors: tuple[float, float]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def largest(self) -> Pair:
+        """The pair of the largest phase difference."""
+        return max(self.pairs, key=lambda pair: pair.phase)
+
+    @property
+    def equal(self) -> bool:
+        """Whether both give the same rotations and temperature."""
+        return all(pair.same for pair in self.pairs) and math.isclose(*self.attention_factors, rel_tol=SAME)
+
+    def sentences(self) -> list[str]:
+        """What differs, in words."""
+        return [*self._about_frequencies(), self._about_temperature()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it; what is infinite is null."""
+        found = asdict(self) | {"largest_phase": {"pair": self.largest.pair, "radians": self.largest.phase}}
+        return _finite(found | {"equal": self.equal, "sentences": self.sentences()})
+
+    def _about_frequencies(self) -> list[str]:
+        first, second = self.names
+        differ = [pair for pair in self.pairs if not pair.same]
+        if not differ:
+            return [f"{first} and {second} give the same frequencies in all {len(self.pairs)} pairs."]
+        if len(differ) == len(self.pairs):
+            where = f"give other frequencies in all {len(self.pairs)} pairs."
+        else:
+            where = f"differ in {len(differ)} of {len(self.pairs)} pairs: {_ranges([pair.pair for pair in differ])}."
+        far = max(differ, key=lambda pair: pair.apart)
+        turned, other = (_stretched(number) for number in far.stretches)
+        large = self.largest
+        return [
+            f"{first} and {second} {where}",
+            f"Their frequencies are furthest apart in pair {far.pair}, which turns {far.turns:.3g} times in the {self.length} "
+            f"trained positions: {turned} under {first}, {other} under {second}.",
+            f"Between tokens {self.at:g} apart the largest phase difference is {large.phase:.4g} radians, "
+            f"{large.phase / (2 * math.pi):.3g} turns, in pair {large.pair}.",
+        ]
+
+    def _about_temperature(self) -> str:
+        (first, second), (a, b) = self.names, self.attention_factors
+        if not math.isclose(a, b, rel_tol=SAME):
+            return (
+                f"{first} multiplies cos and sin by {a:.5g} and so scores by {a * a:.5g}; "
+                f"{second} by {b:.5g} and {b * b:.5g}."
+            )
+        return (
+            "Neither changes the temperature."
+            if a == 1
+            else (f"Both multiply cos and sin by {a:.5g}, and so scores by {a * a:.5g}.")
+        )
+
+
+def compared(
+    names: tuple[str, str],
+    schedules: tuple[dict[str, Any], dict[str, Any]],
+    found: tuple[Frequencies, Frequencies],
+    head_dim: int,
+    base: float,
+    length: int,
+    at: float,
+) -> Difference:
+    """The difference between frequencies; the arguments as in `Difference`.
+
+    Raises:
+        InputError: a length below 1, or a distance that is no number above 0.
+    """
+    if not 0 < at < math.inf:
+        raise InputError(f"at={at}: the distance between two tokens, a number above 0")
+    turns = frequency_curve(head_dim, base) * a_length(length) / (2 * math.pi)
+    first, second = (f.inv_freq for f in found)
+    columns: Sequence[Tensor] = (
+        turns,
+        *(wavelengths(f) for f in found),
+        *(stretch(f, head_dim, base) for f in found),
+        (second / first - 1).where(first != second, 0.0),  # two pairs at rest are the same
+        (first - second).abs() * at,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    pairs = tuple(Pair(c, t, (w, x), (s, u), change, phase) for c, (t, w, x, s, u, change, phase) in enumerate(rows))
+    amplitudes = found[0].attention_factor, found[1].attention_factor
+    return Difference(names, schedules, head_dim, base, length, at, amplitudes, pairs)
+
+
+def _stretched(number: float) -> str:
+    if number == math.inf:
+        return "at rest"
+    return "unchanged" if abs(number - 1) <= SAME else f"stretched {number:.4g} times"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """3, 4, 5, 9 as "3 to 5, 9"."""
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,83 @@
+"""Names with options as a user writes them: "rope:layout=half", "yarn:factor=4+resonance"."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from posenc.errors import InputError, unknown
+
+
+def split(text: str) -> list[str]:
+    """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part."""
+    return re.split(r"\+(?=\s*[A-Za-z])", text)
+
+
+def named(text: str) -> tuple[str, list[str]]:
+    """A name and the options written after it, "key=value" each."""
+    name, *written = text.strip().split(":")
+    return name, written
+
+
+def read_options(what: str, written: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
+    """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
+
+    Raises:
+        InputError: no key=value, or a key that is not known.
+    """
+    known, found = list(known), {}
+    for item in written:
+        key, equals, value = item.partition("=")
+        if not equals or key not in known:
+            raise unknown(f"option of {what}", item, known)
+        found[key] = literal(value)
+    return found
+
+
+def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], function: Callable[..., Any]) -> None:
+    """Refuse options that a function does not take, and values that are not of the type it declares.
+
+    Raises:
+        InputError: names the option, and the nearest one or the type.
+    """
+    known, hints = list(known), get_type_hints(function)
+    for key, value in options.items():
+        if key not in known:
+            raise unknown(f"option of {what}", key, known)
+        if not _fits(value, hints.get(key, Any)):
+            raise InputError(f"option {key}={value!r} of {what}: pass {_spelled(hints[key])}")
+
+
+def literal(text: str) -> Any:
+    """A number, true/false/none, a list of numbers, or the text itself."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return [kind(part) for part in text.split(",")] if "," in text else kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an argument's declared type; an int serves as a float, a bool as neither."""
+    if get_origin(hint) is Literal or hint is Any:
+        return True  # the callee knows its words
+    kinds = _kinds(hint)
+    if isinstance(value, (bool, str)):
+        return type(value) in kinds
+    return isinstance(value, (*kinds, int) if float in kinds else kinds)
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    return tuple(get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,)))
+
+
+def _spelled(hint: Any) -> str:
+    words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
+    words |= {Sequence: "a list of numbers", Tensor: "a tensor"}
+    return " or ".join(words.get(kind, "a dict, from Python") for kind in _kinds(hint))
