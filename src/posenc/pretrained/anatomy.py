@@ -1,7 +1,6 @@
 """What a Hugging Face causal language model is: where its rotary module and attention layers are, which frequencies it
 has, and how far it was trained. Read from the model and its configuration; nothing is changed, nothing is run."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +11,9 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.errors import InputError, unknown
 from posenc.rotation import Layout
+
+RECORD = "_posenc_attached"
+"""Attribute of an extended model's decoder that holds the record of its extension."""
 
 Table = Literal["halves", "repeated", "pairs"]
 """How a model wants its cos and sin: (c, c) side by side, each pair's twice in a row, or once per pair."""
@@ -67,8 +69,9 @@ FAMILIES: dict[str, Family] = {
 class Rope:
     """The rotation of one layer type, as the model was loaded.
 
-    rope_theta: base. rotary_dim: channels that rotate, of head_dim. schedule: for `posenc.frequencies.create`.
-    original_length: tokens the frequencies were meant for before this schedule stretched them.
+    rope_theta: base. rotary_dim: channels that rotate, of head_dim. schedule: for `posenc.frequencies.create`; one that
+    depends on the text's length is that of short texts. original_length: tokens that the frequencies were made for
+    before this schedule stretched them; under "linear" those of the stretched model, which was trained so.
     """
 
     rope_theta: float
@@ -80,6 +83,10 @@ class Rope:
     def scaled(self) -> bool:
         """Whether the model as loaded stretches its frequencies already."""
         return self.schedule["name"] not in ("default", "proportional")
+
+    def at(self, length: int) -> dict[str, Any]:
+        """The schedule for texts of a length, on which it may depend."""
+        return dict(self.schedule) | ({"length": length} if "length" in self.schedule else {})
 
     def frequencies(self) -> frequencies.Frequencies:
         """inv_freq in float64 and attention_factor, as loaded."""
@@ -150,13 +157,17 @@ class Anatomy:
 
 
 def anatomy(model: nn.Module) -> Anatomy:
-    """Take a transformers model apart (a PEFT wrapper is looked through).
+    """Take a transformers model apart (a PEFT wrapper is looked through); an extended one as it was before.
 
     Raises:
         InputError: not a transformers model, a model type that is not supported, a kind of rotation that posenc does
             not know, or frequencies in the model that are not those of its configuration.
     """
     inner = unwrapped(model)
+    extension = getattr(inner.base_model, RECORD, None)
+    if extension is not None:
+        found: Anatomy = extension.anatomy
+        return found
     model_type = str(inner.config.model_type)
     if model_type not in FAMILIES:
         raise unknown("model type", model_type, FAMILIES)
@@ -251,14 +262,15 @@ def _schedule(parameters: Mapping[str, Any], original: int, length: int) -> dict
     if kind == "yarn":
         options = {"factor": length / original, "original_max_positions": original}
         options |= given("factor", "beta_fast", "beta_slow", "truncate", "attention_factor")
-        if "attention_factor" not in options and parameters.get("mscale") and parameters.get("mscale_all_dim"):
-            here, everywhere = (
-                0.1 * parameters[m] * math.log(options["factor"]) + 1 for m in ("mscale", "mscale_all_dim")
-            )
-            options["attention_factor"] = here / everywhere  # DeepSeek's
+        if parameters.get("mscale") and parameters.get("mscale_all_dim"):  # which transformers reads together or not
+            options |= given("mscale", "mscale_all_dim")
         return {"name": "yarn"} | options
     if kind == "dynamic":
         return {"name": "dynamic", "original_max_positions": length, "length": length} | given("factor")
+    if kind == "longrope":
+        options = {"factor": max(length / original, 1.0), "original_max_positions": original, "length": original}
+        options |= given("factor", "short_factor", "long_factor", "attention_factor")
+        return {"name": "longrope"} | options
     raise unknown("rope_type", kind, ("default", "linear", "proportional", "llama3", "yarn", "dynamic", "longrope"))
 
 

@@ -1,0 +1,222 @@
+"""Longer context for a pretrained model, in place, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from posenc.encoding import Encoding, Sum
+from posenc.encodings.mapped import Mapped
+from posenc.encodings.rotary import Rotary
+from posenc.errors import InputError
+from posenc.frequencies import Frequencies, create, stretch
+from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
+from posenc.pretrained.attach import Design, attach, attached, detach
+from posenc.pretrained.export import hf_rope_parameters
+from posenc.pretrained.methods import Lengths, Plan, plan
+from posenc.pretrained.report import Extension
+
+
+def extend(
+    model: nn.Module,
+    method: str,
+    *,
+    factor: float | None = None,
+    target_length: int | None = None,
+    **options: Any,
+) -> Extension:
+    """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
+
+    model: Llama and its kin, see `posenc.pretrained.anatomy.FAMILIES`; a PEFT wrapper is looked through. method: see
+    `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
+    over the one the model had before any scaling; or target_length, in tokens. Methods that do not depend on the new length
+    need neither. options: of the method's parts, as in `extend(model, "rerope", window=2048)`.
+
+    A model that is extended already is extended anew from what it was, never twice. Whatever fails leaves the model as it
+    was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
+    frequencies, so that save_pretrained keeps them.
+
+    Raises:
+        InputError: a model, method, option or length that is not supported, with the reason.
+    """
+    inner = unwrapped(model)
+    body, record = anatomy(inner), attached(inner)
+    target = _target(body, factor, target_length)
+    chosen = plan(method, options, Lengths(body.trained_length, target), Lengths(body.loaded_length, target))
+    design = _design(body, chosen, target)
+    report = _report(body, chosen, design, target)
+    if record is not None:
+        if record.report == report:
+            return report
+        detach(record)
+    try:
+        attach(body, design, report)
+    except BaseException:
+        if record is not None:
+            attach(body, record.design, record.report)
+        raise
+    return report
+
+
+def restore(model: nn.Module) -> None:
+    """Undo `extend`: the very modules and configuration values that were there are put back.
+
+    Raises:
+        InputError: the model is not extended.
+    """
+    record = attached(unwrapped(model))
+    if record is None:
+        raise InputError("model is not extended: there is nothing to restore")
+    detach(record)
+
+
+def _target(body: Anatomy, factor: float | None, target_length: int | None) -> int | None:
+    if factor is not None and target_length is not None:
+        raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
+    if factor is not None:
+        if not factor >= 1:
+            raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
+        target_length = round(factor * body.trained_length)
+    if target_length is not None and target_length < body.loaded_length:
+        scaled = f", stretched from {body.trained_length} by {body.schedule['name']}" if body.rope.scaled else ""
+        raise InputError(
+            f"target_length={target_length}: the model reads {body.loaded_length} tokens as it is{scaled}; pass "
+            f"target_length={2 * body.loaded_length} or more (factor counts from {body.trained_length})"
+        )
+    return target_length
+
+
+def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
+    """What is to be attached, with everything made that can fail."""
+    length = body.loaded_length if target is None else target
+    through_attention = chosen.map is not None or bool(chosen.attention)
+    if through_attention:
+        _check_attention(body, chosen)
+    changed = [t for t in body.ropes if t == "full_attention" or not body.rope_per_type] or list(body.ropes)
+    schedules = {t: rope.at(length) for t, rope in body.ropes.items()}
+    if chosen.schedule is not None:
+        schedules |= {t: _composed(body.ropes[t], chosen.schedule) for t in changed}
+    rotations: dict[str, Rotary] = {}
+    if chosen.schedule is not None or chosen.map is not None:
+        made = {t: _rotary(body, t, schedules[t]) for t in (schedules if body.rope_per_type else changed[:1])}
+        rotations = {t: made.get(t, made[next(iter(made))]) for t in schedules}
+    still = frozenset(changed) if chosen.map is not None else frozenset[str]()
+    encodings = tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers) if through_attention else ()
+    parameters = None
+    if chosen.schedule is not None:
+        parameters = hf_rope_parameters(body, {t: rotations[t].frequencies() for t in changed}, length)
+    label = {"method": chosen.text, "target_length": target} if through_attention else None
+    return Design(rotations, still, encodings, parameters, length, label)
+
+
+def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule on top of what the model has: in place of what only stretched it, but within the finer positions that a
+    model under "linear" was trained on."""
+    if rope.schedule["name"] != "linear":
+        return dict(schedule)
+    unit = float(rope.schedule["factor"])
+    lengths = {"original_max_positions", "length"}
+    finer = {key: max(round(value / unit), 1) if key in lengths else value for key, value in schedule.items()}
+    found = create(finer, rope.rotary_dim, rope.rope_theta)
+    divisors = unit * stretch(found, rope.rotary_dim, rope.rope_theta)
+    return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": found.attention_factor}
+
+
+def _rotary(body: Anatomy, layer_type: str, schedule: Mapping[str, Any]) -> Rotary:
+    rope = body.ropes[layer_type]
+    return Rotary(body.head_dim, rope.rope_theta, body.layout, rope.rotary_dim, schedule)
+
+
+def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], still: frozenset[str]) -> Encoding | None:
+    """What attention does in a layer. One with a window of its own keeps what it had."""
+    parts: list[Encoding] = []
+    if layer.rotates and layer.layer_type in still:
+        rotation = rotations[layer.layer_type]
+        parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
+    if layer.window is None:
+        parts += chosen.attention.values()
+    return Sum(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def _check_attention(body: Anatomy, chosen: Plan) -> None:
+    """Refuse what `posenc.attention` cannot serve.
+
+    Raises:
+        InputError: capped scores, no layer that sees everything, or two kinds of sinks.
+    """
+    if any(layer.softcap is not None for layer in body.layers):
+        raise InputError(
+            f"method={chosen.text!r}: {body.model_type} caps its scores (attn_logit_softcapping), which only its own "
+            "attention does; take a frequency schedule, such as yarn"
+        )
+    full = [layer for layer in body.layers if layer.window is None]
+    if not full:
+        raise InputError(
+            f"method={chosen.text!r}: every layer of this model sees {body.layers[0].window} tokens at most; load it with "
+            "sliding_window=None to let it see more, or take a frequency schedule"
+        )
+    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in body.layers):
+        raise InputError(f"method={chosen.text!r}: {body.model_type} has learned sinks, a denominator of its own")
+
+
+def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> Extension:
+    main = next((t for t in body.ropes if t == "full_attention"), next(iter(body.ropes)))
+    turned = design.rotations[main].frequencies() if design.rotations else body.rope.frequencies()
+    before = create(body.ropes[main].at(body.loaded_length), body.rotary_dim, body.rope_theta)
+    exact = body.loaded_length if chosen.exact is None else min(chosen.exact, body.loaded_length)
+    if not _equal(turned, before):
+        exact = 0
+    full = sum(layer.window is None for layer in body.layers)
+    shared = not body.rope_per_type and chosen.schedule is not None
+    windows = len(body.layers) - full
+    size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
+    return Extension(
+        model_type=body.model_type,
+        method=chosen.text,
+        trained_length=body.loaded_length,
+        new_length=target,
+        original_length=body.trained_length,
+        schedule=chosen.schedule,
+        map=chosen.map,
+        attention=tuple(str(encoding) for encoding in chosen.attention.values()),
+        stretch=tuple(stretch(turned, body.rotary_dim, body.rope_theta).tolist()),
+        attention_factor=turned.attention_factor,
+        exact_tokens=exact,
+        tuning=chosen.tuning,
+        raw_keys=chosen.map is not None,
+        cache_bytes_per_token=size,
+        plain=not design.encodings,
+        layers=(len(body.layers) if shared else full, len(body.layers)),
+        notes=tuple(_notes(body, chosen, windows)),
+    )
+
+
+def _equal(one: Frequencies, other: Frequencies) -> bool:
+    same = one.attention_factor == other.attention_factor
+    return same and bool(((one.inv_freq - other.inv_freq).abs() <= 1e-12 * other.inv_freq).all())
+
+
+def _item_size(model: nn.Module) -> int:
+    return next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
+
+
+def _notes(body: Anatomy, chosen: Plan, windows: int) -> list[str]:
+    notes = []
+    if body.rope.scaled:
+        name = body.schedule["name"]
+        if name == "linear" or chosen.schedule is None:
+            notes.append(f"the model as loaded is scaled by {name}, which stays")
+        else:
+            notes.append(
+                f"the model as loaded is scaled by {name} from {body.trained_length} tokens; the new schedule takes its "
+                "place and starts from there"
+            )
+    still = sum(not layer.rotates for layer in body.layers)
+    if still:
+        notes.append(f"{still} layers have no position to change")
+    if windows:
+        what = (
+            "their frequencies change with the others'" if chosen.schedule and not body.rope_per_type else "as before"
+        )
+        notes.append(f"{windows} layers see a sliding window: {what}")
+    return notes

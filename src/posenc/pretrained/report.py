@@ -1,0 +1,74 @@
+"""What an extension changed, said in words and numbers."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What `extend` did to a model.
+
+    method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for
+    now, None: no method that depends on it. original_length: tokens before the scaling that the model was loaded with.
+    schedule, map: as data, None where there is none. stretch: how many times slower each pair turns than in plain RoPE,
+    fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: so
+    many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
+    fine-tuning. raw_keys: the cache holds unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype;
+    the same as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
+    notes: what else is worth knowing.
+    """
+
+    model_type: str
+    method: str
+    trained_length: int
+    new_length: int | None
+    original_length: int
+    schedule: dict[str, Any] | None
+    map: dict[str, Any] | None
+    attention: tuple[str, ...]
+    stretch: tuple[float, ...]
+    attention_factor: float
+    exact_tokens: int
+    tuning: str
+    raw_keys: bool
+    cache_bytes_per_token: int
+    plain: bool
+    layers: tuple[int, int]
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    @property
+    def expected(self) -> str:
+        """What to expect of texts that the model could read before, by construction."""
+        if self.exact_tokens >= self.trained_length:
+            return f"texts of up to {self.trained_length} tokens are read exactly as before"
+        if self.exact_tokens > 0:
+            return f"the first {self.exact_tokens} tokens of a text are read exactly as before, later ones differently"
+        return "every text is read differently, short ones too"
+
+    def __str__(self) -> str:
+        new = "any length" if self.new_length is None else f"{self.new_length} tokens"
+        lines = [f"{self.model_type} extended by {self.method}: from {self.trained_length} tokens to {new}"]
+        if self.schedule is not None:
+            kept = sum(abs(s - 1) < 1e-9 for s in self.stretch)
+            most = max(self.stretch)
+            lines.append(
+                f"frequencies: {kept} of {len(self.stretch)} pairs as trained, the slowest {most:.4g} times slower; "
+                f"cos and sin times {self.attention_factor:.4g}"
+            )
+        if self.map is not None:
+            lines.append(f"positions: {self.map}")
+        if self.attention:
+            lines.append(f"attention: {', '.join(self.attention)}")
+        lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
+        lines.append(f"expected, by construction: {self.expected}; fine-tuning: {self.tuning}")
+        work = "unrotated keys, all turned again at each step" if self.raw_keys else "rotated keys, as before"
+        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {work}")
+        can = (
+            "does the same from the saved configuration" if self.plain else "cannot express this: extend after loading"
+        )
+        lines.append(f"plain transformers {can}")
+        return "\n  ".join([*lines, *self.notes])
