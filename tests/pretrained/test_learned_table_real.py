@@ -3,11 +3,11 @@
 import importlib.util
 import os
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
 import transformers
-from pydoc_data.topics import topics
 
 from posenc.pretrained.learned_table import extend_table, restore_table
 

@@ -8,7 +8,7 @@ import torch
 
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
-from posenc.pretrained.anatomy import Anatomy, Rope
+from posenc.pretrained.anatomy import RECORD, Anatomy, Rope
 
 LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
@@ -36,7 +36,7 @@ def hf_rope_parameters(
     strange = sorted(set(by_type) - set(anatomy.ropes))
     if strange:
         raise InputError(f"frequencies for layer type {strange[0]!r}: the model has {', '.join(anatomy.ropes)}")
-    given = anatomy.config.rope_parameters
+    given = as_loaded(anatomy)
     written = {
         layer_type: _written(anatomy, rope, given[layer_type] if anatomy.rope_per_type else given,
                              by_type.get(layer_type), length)
@@ -64,6 +64,13 @@ def hf_config(anatomy: Anatomy, frequencies: Frequencies | Mapping[str, Frequenc
     if getattr(config, "head_dim", anatomy.head_dim) is None:  # "yarn" and "longrope" multiply it
         config.head_dim = anatomy.head_dim
     return config
+
+
+def as_loaded(anatomy: Anatomy) -> dict[str, Any]:
+    """The model's rope_parameters before `extend` changed them."""
+    extension = getattr(anatomy.decoder, RECORD, None)
+    found: dict[str, Any] = anatomy.config.rope_parameters if extension is None else extension.config["rope_parameters"]
+    return found
 
 
 def _written(
