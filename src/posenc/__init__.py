@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from posenc import encodings, frequencies, functional
+from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain
 from posenc.bibliography import cite
 from posenc.encoding import Encoding, PerLayer, Sum
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "attention", "cite", "convert_layout",
-    "explain", "frequencies", "functional", "linear_attention", "re_rotate",
+    "explain", "frequencies", "functional", "linear_attention", "position_maps", "re_rotate",
 ]  # fmt: skip
 __all__ += encodings.__all__
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
+from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -120,6 +121,7 @@ def _problem(
     head_dim = q.shape[-1]
     terms, factor = [], float(head_dim**-0.5)
     values: Values | None = None
+    branches: list[Rotated] = []
     if encoding is not None:
         if keys_rotated:
             _check_keys_unread(encoding, layer)
@@ -136,7 +138,10 @@ def _problem(
             values = added
         sink = encoding.sink(layer) if sink is None else sink
         factor = encoding.scale_of(layer, head_dim) if scale is None else scale
-        if keys_rotated:
+        if encoding.branches(layer):
+            branches = _rotated(q, k, encoding, positions, layer, keys_rotated)
+            q, k, _ = branches[0]
+        elif keys_rotated:
             q = encoding.rotate_queries(q, positions, layer)
             if q.shape[3] != k.shape[3]:
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
@@ -152,7 +157,24 @@ def _problem(
         if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):
             raise InputError(f"sink of shape {tuple(logit.shape)}: pass a number or one logit per head ({q.shape[1]},)")
         logit = logit.expand(q.shape[1])
-    return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p)
+    return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches)
+
+
+def _rotated(
+    q: Tensor, k: Tensor, encoding: Encoding, positions: Positions, layer: int, keys_rotated: bool
+) -> list[Rotated]:
+    """Queries and keys for each branch of a position map."""
+    if keys_rotated:
+        raise InputError(
+            "keys_rotated=True: a position map turns a key differently for near and for far queries; keep "
+            "keys unrotated in the cache"
+        )
+    if not positions.causal:
+        raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
+    found = []
+    for branch in encoding.branches(layer):
+        found.append(Rotated(*encoding.rotate(q, k, positions.at(branch), layer), branch.region))
+    return found
 
 
 def _check_keys_unread(encoding: Encoding, layer: int) -> None:

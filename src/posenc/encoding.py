@@ -15,6 +15,7 @@ from posenc.bias import KeyValues, Score, Values
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
+from posenc.regions import Branch
 
 SITES = ("place", "embed", "rotate", "bias", "values", "scale", "sink")
 
@@ -89,6 +90,11 @@ class Encoding(nn.Module):
         """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim): what a cache of rotated keys keeps."""
         self._refuse_halves()
         return k
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        """The branches of a position map: `rotate` is asked for each with `positions.at(branch)`, and one softmax goes
+        over all, each pair scored in the branch whose region it lies in. Empty: there is no map."""
+        return ()
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         """By how much each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).
@@ -293,6 +299,12 @@ class Sum(_Composite):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
         return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
 
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        found = [branches for branches in [part.branches(layer) for part in self] if branches]
+        if len(found) > 1:
+            raise InputError("the sum holds several position maps: use one of them")
+        return found[0] if found else ()
+
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         found = [w for part in self if (w := part.values(positions, layer)) is not None]
         if len(found) > 1:
@@ -366,6 +378,10 @@ class PerLayer(_Composite):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         part, own = self.at(layer)
         return part.bias(q, k, positions, own)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        part, own = self.at(layer)
+        return part.branches(own)
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         part, own = self.at(layer)

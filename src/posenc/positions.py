@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
+from posenc.regions import Branch
 
 Ids = Tensor | Sequence[Any]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -54,6 +55,7 @@ class Positions:
             row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
         diagonal: a causal query at index i sees the keys up to index i + diagonal. None: rows differ, or unknown.
         span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
+        branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
     """
 
     q: Tensor
@@ -68,6 +70,7 @@ class Positions:
     start: tuple[int, int] | None = None
     diagonal: int | None = None
     span: tuple[int, int] | None = None
+    branch: Branch | None = None
     _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     # ---------------------------------------------------------------- constructors
@@ -347,6 +350,8 @@ class Positions:
 
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries)."""
+        if self.branch is not None and self.branch.most is not None:
+            return replace(self, branch=None).visible_counts().clamp(max=self.branch.most)
         if self.all_visible:
             return torch.full_like(self.q_order, self.num_keys)
         if self.valid is None and self.q_document is None and self.start is not None:
@@ -394,6 +399,11 @@ class Positions:
                 f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
             )
         return self if causal == self.causal else replace(self, causal=causal)
+
+    def at(self, branch: Branch) -> "Positions":
+        """The same tokens, as one branch of a position map is asked to rotate them. Where they are and who sees whom
+        stays as it is."""
+        return replace(self, branch=branch)
 
     def moved(self, place: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens elsewhere: place(positions, order) -> positions is applied to queries and to keys, both

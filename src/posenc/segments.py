@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from posenc.positions import Positions
+from posenc.regions import Region
 
-WIDTH = 6
+WIDTH = 7
+Rectangle = tuple[int, int, int, int, int, int]
+"""Row of the batch, first query, end, first key, end, diagonal."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,9 @@ class Segments:
     """The visible part of an attention call, as rectangles of consecutive queries and keys.
 
     Attributes:
-        table: per rectangle (row of the batch, or -1 for all rows; first query, end; first key, end; diagonal). Inside,
-            every query sees every key or, if causal, query i the keys up to i + diagonal. Outside nothing is seen.
-        regular: query i is at distance i - j + diagonal from key j in every rectangle.
+        table: per rectangle (row of the batch, or -1 for all rows; first query, end; first key, end; diagonal; origin).
+            Inside, every query sees every key or, if causal, query i the keys up to i + diagonal. Outside nothing is seen.
+        regular: key j is at position j + origin and query i at distance i - j + diagonal from it in every rectangle.
     """
 
     table: list[int]
@@ -27,17 +30,35 @@ class Segments:
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return (tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH))
 
+    def within(self, region: Region) -> list[Rectangle]:
+        """The rectangles of what a region leaves of these, regular ones, but for its limits in single positions."""
+        found: list[Rectangle] = []
+        for row, q0, q1, k0, k1, diagonal, origin in self:
+            end = k1 if region.below is None else min(k1, region.below - origin)
+            if region.chunk == 1:
+                found.append((row, q0, q1, k0, end, diagonal))
+                continue
+            away, size = diagonal + origin, region.chunk
+            for chunk in range((q0 + away) // size, (q1 - 1 + away) // size + 1):
+                # the first key of the farthest chunk, and the end of the nearest
+                first = k0 if region.farthest is None else max(k0, (chunk - region.farthest + 1) * size - origin)
+                last = end if region.nearest is None else min(end, (chunk - region.nearest + 1) * size - origin)
+                queries = max(q0, chunk * size - away), min(q1, (chunk + 1) * size - away)
+                found.append((row, *queries, first, last, diagonal))
+        return [(row, q0, q1, k0, k1, d) for row, q0, q1, k0, k1, d in found if q0 < q1 and k0 < k1]
+
 
 def segments(positions: Positions) -> Segments | None:
     """The rectangles of a call: all of it, a row's text without its padding, each packed document. None where what is
     visible is not made of rectangles, as with holes in a mask, or where a graph is traced that may not read tensors."""
     size = [positions.num_queries, positions.num_keys]
     if positions.unmasked and (not positions.causal or positions.diagonal is not None):
+        origin = 0
         if positions.start is not None:
-            diagonal = positions.start[0] - positions.start[1]
+            diagonal, origin = positions.start[0] - positions.start[1], positions.start[1]
         else:
             diagonal = 0 if positions.diagonal is None else positions.diagonal
-        return Segments([-1, 0, size[0], 0, size[1], diagonal], positions.start is not None)
+        return Segments([-1, 0, size[0], 0, size[1], diagonal, origin], positions.start is not None)
     if torch.compiler.is_compiling():
         return None
     return positions.shared("segments", lambda: _read(positions))
@@ -60,11 +81,12 @@ def _read(positions: Positions) -> Segments | None:
         for group in queries.keys() & keys.keys():
             (first_q, end_q), (first_k, end_k) = queries[group], keys[group]
             ordered = int(_row(p.q_order, row)[0] - _row(p.k_order, row)[0]) if p.causal else 0
+            origin = int(_row(p.k, row)[first_k]) - first_k if regular else 0
             if regular:
                 away = int(_row(p.q, row)[first_q] - _row(p.k, row)[first_k]) - first_q + first_k
                 regular = not p.causal or away == ordered
                 ordered = ordered if p.causal else away
-            table += [row if p.batch > 1 else -1, first_q, end_q, first_k, end_k, ordered]
+            table += [row if p.batch > 1 else -1, first_q, end_q, first_k, end_k, ordered, origin]
     table = table or [-1, *[0] * (WIDTH - 1)]  # nothing is visible; an operator's list may not be empty
     return Segments(table, regular and not p.q.is_floating_point() and not p.k.is_floating_point())
 

@@ -156,7 +156,7 @@ def test_a_longer_sequence_needs_no_other_graph():
                 0.0,
                 0,
             )
-            mask = flex._block_mask(problem.positions)
+            mask = flex._block_mask(problem)
             run(problem.q, problem.k, problem.v, tuple(flex._lookups(problem)), mask, problem.scale, False)
     assert counter.frame_count == len(encodings)
 

@@ -12,6 +12,7 @@ from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
 from posenc.bench import memory
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
+from posenc.regions import Region
 
 B, H, D = 2, 4, 6
 
@@ -358,17 +359,20 @@ def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
         assert torch.allclose(attention(q, k, v, encoding, p), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize("kinds", ["none", "relative query key factored values"])
-def test_the_operators_keep_the_rules_of_pytorch(kinds):
+def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs(5, 5, H))
     problem = _problem(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
     assert obstacle(problem) is None
     found = lower(problem)
     tensors = [x.detach().requires_grad_(x.requires_grad) for x in found.tensors]
+    regions = [Region(), Region(farthest=2), Region(nearest=2)][branches - 1 :][:branches]
+    regions = [number for region in regions for number in region.numbers()]
     arguments = (
-        q, k, v, tensors, found.kinds, found.segments.table, True, problem.scale, found.longest, 0.0, None
+        v, tensors, found.kinds, found.segments.table, regions, True, problem.scale, found.longest, 0.0, None
     )  # fmt: skip
-    torch.library.opcheck(attend, arguments)
+    torch.library.opcheck(attend, ([q] * branches, [k] * branches, *arguments))
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends.tiles import DistanceTerm, Scratch, Slice, Term, Tile, ValuesTerm, skew
-from posenc.segments import Segments
+from posenc.regions import EVERYTHING, Region
+from posenc.segments import Rectangle, Segments
 
 ROWS = 256
 """Queries of a tile."""
@@ -31,7 +32,8 @@ class Band(NamedTuple):
 
 @dataclass
 class Call:
-    """One call: tensors, and what is visible of their products. longest: the distance that vectors begin with."""
+    """One call: tensors, and what is visible of their products. longest: the distance that vectors begin with.
+    region: the part of it that queries and keys were rotated for, in regular segments."""
 
     q: Tensor
     k: Tensor
@@ -44,15 +46,26 @@ class Call:
     longest: int
     dropout_p: float
     seed: int
+    region: Region = EVERYTHING
 
     def __post_init__(self) -> None:
+        self.rectangles: list[Rectangle] = self.segments.within(self.region)
+        # distances that are visible in them; whole chunks of the past need no limits
+        chunked = self.region.chunk > 1
+        self.farthest = None if chunked else self.region.farthest
+        self.nearest = None if chunked else self.region.nearest
+        if self.causal and not (chunked and self.region.nearest):
+            self.nearest = max(0, self.nearest or 0)
         self.precise = torch.promote_types(self.q.dtype, torch.float32)
         self.groups = self.q.shape[1] // self.k.shape[1]
         self.scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
         if not any(term.has_distances for term in self.every_term):
-            self.longest = max(q1 - 1 + diagonal - k0 for _, _, q1, k0, _, diagonal in self.segments)
-        # no terms, and every rectangle causal from its first query and key on, which the kernel knows by itself
-        self.square = not self.terms and self.causal and all(q0 + d == k0 for _, q0, _, k0, _, d in self.segments)
+            self.longest = max((q1 - 1 + diagonal - k0 for _, _, q1, k0, _, diagonal in self.rectangles), default=0)
+        # no terms, and in every rectangle the first query that sees a key sees one, the second two and so on, which the
+        # kernel knows by itself
+        nearest = self.nearest
+        self.square = nearest is not None and self.farthest is None and not self.terms
+        self.square = self.square and all(q0 + d - (nearest or 0) <= k0 for _, q0, _, k0, _, d in self.rectangles)
         self.vector = self._vector()
         self.bands = [Band((0, self.q.shape[1]), None)]
         if self.vector is not None and self.terms:
@@ -64,16 +77,26 @@ class Call:
             return None
         if self.terms:
             vector = self.terms[0].tensors[0].contiguous()
-        elif self.causal and not self.square:
-            shortest = min(q0 + diagonal - (k1 - 1) for _, q0, _, _, k1, diagonal in self.segments)
+        elif self.limited and not self.square:
+            shortest = min((q0 + diagonal - (k1 - 1) for _, q0, _, _, k1, diagonal in self.rectangles), default=0)
             width = max(self.longest - shortest + 1, 1)
             vector = self.scratch.like.new_zeros(1, width).expand(self.q.shape[1], -1)
         else:
             return None
-        if self.causal:
-            vector = vector.clone()
-            vector[:, self.longest + 1 :] = -torch.inf
-        return vector
+        return self._hide(vector.clone(), self.longest) if self.limited else vector
+
+    @property
+    def limited(self) -> bool:
+        """Whether a distance may be too short or too long to be seen."""
+        return self.nearest is not None or self.farthest is not None
+
+    def _hide(self, scores: Tensor, longest: int) -> Tensor:
+        """Scores (..., distances from the longest on), minus infinity where the distance hides a key."""
+        if self.nearest is not None:
+            scores[..., max(longest - self.nearest + 1, 0) :] = -torch.inf
+        if self.farthest is not None:
+            scores[..., : max(longest - self.farthest + 1, 0)] = -torch.inf
+        return scores
 
     def _bands(self, vector: Tensor) -> list[Band]:
         """Heads and the entries of their vector beyond which weights are negligible.
@@ -82,7 +105,10 @@ class Call:
         bias - peak: a bias lower than that of distance 0 by 2 peak + NEGLIGIBLE cannot matter. NaN matters.
         """
         heads, width = vector.shape
-        own = 0 <= self.longest < width and all(d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.segments)
+        own = 0 <= self.longest < width and all(
+            d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.rectangles
+        )
+        own = own and (self.nearest is None or self.nearest <= 0)
         if not own or self.q.dtype == torch.float64 or self.q.numel() == 0:
             return [Band((0, heads), None)]
         norms = [x.float().square().sum(-1).amax((0, 2)).sqrt() for x in (self.q, self.k)]
@@ -109,13 +135,16 @@ class Call:
     def blocks(self, row: int, band: Band, rows: int | None) -> Iterator[tuple[Slice, Slice, int]]:
         """(queries, keys they see, diagonal) of every block of at most so many queries, or of whole rectangles, in a row
         of the batch, or in what all rows share (-1)."""
-        for own, q0, q1, k0, k1, diagonal in self.segments:
+        for own, q0, q1, k0, k1, diagonal in self.rectangles:
             if own not in (-1, row):
                 continue
-            q0 = max(q0, k0 - diagonal) if self.causal else q0  # earlier ones see nothing
+            # earlier ones, and later ones, see nothing
+            q0 = q0 if self.nearest is None else max(q0, k0 - diagonal + self.nearest)
+            q1 = q1 if self.farthest is None else min(q1, k1 - 1 - diagonal + self.farthest)
             for i0 in range(q0, q1, rows or max(q1 - q0, 1)):
                 i1 = min(q1, i0 + rows) if rows else q1
-                j0, j1 = k0, min(k1, i1 + diagonal) if self.causal else k1
+                j0 = k0 if self.farthest is None else max(k0, i0 + diagonal - self.farthest + 1)
+                j1 = k1 if self.nearest is None else min(k1, i1 + diagonal - self.nearest)
                 if band.entries is not None:
                     # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
                     away = self.longest - diagonal
@@ -127,7 +156,7 @@ class Call:
         """How many queries the flash kernel is given at a time; None: all of a rectangle."""
         if self.square:
             return None
-        return ROWS if self.causal or band.entries is not None else MANY
+        return ROWS if self.limited or band.entries is not None else MANY
 
     def regions(self, whole_rows: bool) -> Iterator[tuple[int, Slice, list[Tile]]]:
         """Row of the batch, a few heads, and the tiles of all that is visible there: of ROWS queries and COLUMNS keys,
@@ -149,14 +178,8 @@ class Call:
     def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
         return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0], diagonal)
 
-    def hidden(self, tile: Tile) -> int | None:
-        """The first column by distance that is in the future, if there is one."""
-        _, rows, columns = tile.shape
-        column = tile.queries[1] - tile.keys[0] + tile.diagonal
-        return column if self.causal and column < rows + columns - 1 else None
-
     def bias(self, tile: Tile) -> Tensor:
-        """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the future is hidden."""
+        """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the distance hides a key."""
         view = self._by_distance(tile)
         fresh = view is None
         if view is None:
@@ -169,17 +192,19 @@ class Call:
 
     def _by_distance(self, tile: Tile) -> Tensor | None:
         """What depends on the distance, by key; None if nothing does."""
-        hidden, terms = self.hidden(tile), [term for term in self.terms if term.by_distance]
-        if hidden is None and not terms:
-            return None
         heads, rows, columns = tile.shape
+        longest = tile.queries[1] - 1 - tile.keys[0] + tile.diagonal
+        hides = self.nearest is not None and longest - (rows + columns - 2) < self.nearest
+        hides = hides or (self.farthest is not None and longest >= self.farthest)
+        terms = [term for term in self.terms if term.by_distance]
+        if not hides and not terms:
+            return None
         buffer = self.scratch.take("bias", heads, rows, columns + rows - 1)
         for number, term in enumerate(terms):
             term.add(buffer, tile, fresh=number == 0)
         if not terms:
             buffer.zero_()
-        if hidden is not None:
-            buffer[..., hidden:] = -torch.inf
+        self._hide(buffer, longest)
         return skew(buffer, columns)
 
     def kv_heads(self, heads: Slice) -> Slice:

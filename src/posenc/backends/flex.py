@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Problem
+from posenc.backends.problem import Problem, merged
 from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, _cell
 from posenc.positions import Positions, rowwise
 
@@ -37,6 +37,8 @@ class Flex:
                 return "FlexAttention has no backward on the CPU"
             if torch.compiler.is_compiling() and (q.dtype == torch.float64 or problem.sink is not None):
                 return "FlexAttention compiles for the CPU in float32 or less and without a sink only"
+            if torch.compiler.is_compiling() and problem.branches:
+                return "FlexAttention compiles for the CPU without the log-sum-exp that branches are merged by"
             return None
         if q.device.type != "cuda":
             return f"FlexAttention is used on CUDA and on the CPU, not on {q.device.type}"
@@ -51,7 +53,7 @@ class Flex:
         others = [term for term in problem.bias if not isinstance(term, Factored)]
         size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in others)
         dense = any(_numbered(term) is None for term in others)
-        if not _fuses(problem, ()):
+        if not _fuses(problem, (), bool(problem.branches) or problem.sink is not None):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
             return "FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'"
@@ -61,6 +63,12 @@ class Flex:
         return f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else ""
 
     def attend(self, problem: Problem) -> Tensor:
+        parts = [self._part(part, bool(problem.branches) or problem.sink is not None) for part in problem.each()]
+        out, lse = parts[0] if len(parts) == 1 else merged(parts)
+        return out if problem.sink is None else problem.with_sink(out, lse)
+
+    def _part(self, problem: Problem, with_lse: bool) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a single branch; the latter means nothing if not with_lse."""
         q, k, v, scale = problem.widened()
         if not torch.is_grad_enabled():
             q, k, v = (
@@ -71,10 +79,10 @@ class Flex:
         if q.device.type == "cuda":
             q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
         lookups = tuple(_lookups(problem))
-        run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, _fuses(problem, lookups))
-        out, lse = run(q, k, v, lookups, _block_mask(problem.positions), scale, problem.sink is not None)
-        out = out[..., : problem.v.shape[-1]]
-        return out if problem.sink is None else problem.with_sink(out, lse)
+        fuses = _fuses(problem, lookups, with_lse)
+        run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, fuses)
+        out, lse = run(q, k, v, lookups, _block_mask(problem), scale, with_lse)
+        return out[..., : problem.v.shape[-1]], lse
 
 
 # -------------------------------------------------------------------- what a term looks like inside the kernel
@@ -238,9 +246,10 @@ def _compiled_block_mask() -> Callable[..., Any]:
     return torch.compile(create_block_mask, dynamic=True)
 
 
-def _block_mask(positions: Positions) -> Any:
+def _block_mask(problem: Problem) -> Any:
     """Visibility by blocks, once per forward pass; None if every query sees every key."""
-    if positions.all_visible:
+    positions = problem.positions
+    if positions.all_visible and problem.region is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -248,20 +257,22 @@ def _block_mask(positions: Positions) -> Any:
     fuses = positions.q.device.type == "cuda" and not torch.compiler.is_compiling()
     make = _compiled_block_mask() if fuses else create_block_mask
     sizes = (positions.batch, 1, positions.num_queries, positions.num_keys)
-    return positions.shared("flex mask", lambda: make(positions.mask_mod(), *sizes, device=positions.q.device))
+    key = "flex mask", positions.causal, problem.region
+    return positions.shared(key, lambda: make(problem.mask_mod(), *sizes, device=positions.q.device))
 
 
 def _trains(problem: Problem) -> bool:
     """Whether a gradient would flow through the queries, keys and values that flex is given."""
     inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
+    inputs += [x for branch in problem.branches for x in (branch.q, branch.k)]
     inputs += [side for term in problem.factored for side in (term.left, term.right)]
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
-def _fuses(problem: Problem, lookups: Sequence[Any]) -> bool:
-    """Whether the call is compiled. On the CPU the kernel is for inference, of float32 and less, without a sink; the
-    rest is computed by flex's own dense form."""
+def _fuses(problem: Problem, lookups: Sequence[Any], with_lse: bool) -> bool:
+    """Whether the call is compiled. On the CPU the kernel is for inference, of float32 and less, without a log-sum-exp;
+    the rest is computed by flex's own dense form."""
     if problem.q.device.type == "cuda":
         return True
     learned = torch.is_grad_enabled() and any(lookup[0].requires_grad for lookup in lookups)
-    return not (problem.q.dtype == torch.float64 or problem.sink is not None or learned or _trains(problem))
+    return not (problem.q.dtype == torch.float64 or with_lse or learned or _trains(problem))

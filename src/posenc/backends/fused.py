@@ -27,22 +27,40 @@ def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
     return vector.as_strided((batch, *tile.shape), (0, vector.stride(0), 1, 1), offset)
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries)."""
-    q, v = call.q, call.v
+def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries) of one softmax over the calls,
+    which are about different keys of the same queries."""
+    first, *others = sorted(calls, key=lambda call: call.vector is not None)  # whole rectangles are best not merged
+    q, v = first.q, first.v
     # laid out as models project: what follows merges the heads without a copy
-    out = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    lse = q.new_full(q.shape[:3], -torch.inf, dtype=call.precise)
-    if call.values is not None or call.dropout_p > 0:
-        _plain_forward(call, out, lse)
-        return out, lse
-    for block in _flash_blocks(call):
-        inputs, here = block.inputs(call), block.queries_of(out)
-        found, sums = _flash(*inputs, 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
-        found = found[..., : v.shape[3]]
-        here.copy_(found.flip(2) if block.reverse else found)
-        block.queries_of(lse).copy_(sums.flip(2) if block.reverse else sums)
-    return out, lse
+    shape, dtype = (q.shape[0], q.shape[2], q.shape[1], v.shape[3]), first.precise if others else q.dtype
+    out = q.new_zeros(shape, dtype=dtype).transpose(1, 2)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=first.precise)
+    for call in (first, *others):
+        if call.values is not None or call.dropout_p > 0:
+            _plain_forward(call, out, lse, merge=call is not first)
+            continue
+        for block in _flash_blocks(call):
+            found, sums = _flash(*block.inputs(call), 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
+            found = found[..., : v.shape[3]]
+            if others and call.terms and block.mask is not None:  # the kernel's sum over no keys is 0
+                sums = sums.masked_fill((block.mask == -torch.inf).all(-1), -torch.inf)
+            if block.reverse:
+                found, sums = found.flip(2), sums.flip(2)
+            if call is first:
+                block.queries_of(out).copy_(found)
+                block.queries_of(lse).copy_(sums)
+            else:
+                _merge(block.queries_of(out), block.queries_of(lse), found, sums)
+    return out.to(q.dtype), lse
+
+
+def _merge(out: Tensor, lse: Tensor, found: Tensor, sums: Tensor) -> None:
+    """Bring the output and log-sum-exp of further keys into those there are."""
+    total = torch.logaddexp(lse, sums)
+    anchor = total.masked_fill(total == -torch.inf, 0.0)  # nothing visible yet
+    out.mul_((lse - anchor).exp_()[..., None]).addcmul_(found.to(out.dtype), (sums - anchor).exp_()[..., None])
+    lse.copy_(total)
 
 
 @dataclass
@@ -85,13 +103,13 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
                 mask = call.bias(tile)[None]
                 yield _Block((row, row + 1), heads, tile.queries, tile.keys, False, mask, False)
         return
-    shared = all(own == -1 for own, *_ in call.segments)
+    shared = all(own == -1 for own, *_ in call.rectangles)
     for row in [-1] if shared else range(call.q.shape[0]):
         batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
         for band in call.bands:
             for queries, keys, diagonal in call.blocks(row, band, call.rows(band)):
                 if call.vector is None:
-                    yield _Block(batch, band.heads, queries, keys, call.causal, None, False)
+                    yield _Block(batch, band.heads, queries, keys, call.square, None, False)
                     continue
                 tile = call.tile(row, band.heads, queries, keys, diagonal)
                 mask = _hankel(call.vector, tile, batch[1] - batch[0])
@@ -103,7 +121,7 @@ def _enter(terms: list[Term], row: int, heads: Slice) -> None:
         term.enter(row, heads)
 
 
-def _plain_forward(call: Call, out: Tensor, lse: Tensor) -> None:
+def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
     """The equation as it stands, a block at a time: dropout and terms on the values need the weights."""
     call.pack(call.precise)
     number = 0
@@ -112,14 +130,17 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor) -> None:
         for tile in tiles:
             scores = _scores(call, tile)
             here = row, slice(*heads), slice(*tile.queries)
-            lse[here] = sums = scores.logsumexp(-1)
+            sums = scores.logsumexp(-1)
             weights, by_distance = _weights(call, tile, scores, sums)
             if call.dropout_p > 0:
                 weights *= _kept(call, weights, number)
             found = weights @ _cut_kv(call, call.v, tile)
             if by_distance is not None and call.values is not None:
                 found += call.values.output(by_distance, tile)
-            out[here] = found.to(out.dtype)
+            if merge:
+                _merge(out[here], lse[here], found, sums)
+            else:
+                out[here], lse[here] = found.to(out.dtype), sums
             number += 1
 
 
@@ -151,17 +172,33 @@ def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
     return kept.bernoulli_(1 - call.dropout_p, generator=generator).div_(1 - call.dropout_p)
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; those of the terms are left with them."""
-    q, k, v, precise = call.q, call.k, call.v, call.precise
-    learns = any(x is not None for term in call.every_term for x in term.grads)
-    if not learns and call.values is None and call.dropout_p == 0 and not of_lse.any():
-        return _flash_gradients(call, out, lse, grad)
-    call.pack(precise)
-    # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
-    grad = grad.to(precise).contiguous()
-    offset = (grad * out).sum(-1) - of_lse
-    totals = [x.new_zeros(x.shape, dtype=precise) for x in (q, k, v)]
+def backward(
+    calls: list[Call], out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Gradients of each call's q and k, and of the v they share; those of the terms are left with them."""
+    like = calls[0]
+    learns = any(x is not None for term in like.every_term for x in term.grads)
+    plain = learns or like.values is not None or like.dropout_p > 0 or bool(of_lse.any())
+    if plain:
+        grad = grad.to(like.precise).contiguous()
+        # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
+        offset = (grad * out).sum(-1) - of_lse
+    of_q, of_k, of_v = [], [], like.v.new_zeros(like.v.shape, dtype=like.precise)
+    for call in calls:
+        totals = [x.new_zeros(x.shape, dtype=call.precise) for x in (call.q, call.k)]
+        dtype = call.q.dtype
+        if plain:
+            _plain_gradients(call, lse, grad, offset, [*totals, of_v])
+        else:
+            _flash_gradients(call, out, lse, grad, [*totals, of_v])
+        of_q.append(totals[0].to(dtype))
+        of_k.append(totals[1].to(dtype))
+    return of_q, of_k, of_v.to(dtype)
+
+
+def _plain_gradients(call: Call, lse: Tensor, grad: Tensor, offset: Tensor, totals: list[Tensor]) -> None:
+    """Tile by tile, from the weights. offset: see `backward`; totals: of q, k and v."""
+    call.pack(call.precise)
     number = 0
     for row, heads, tiles in call.regions(whole_rows=call.dropout_p > 0):
         _enter(call.every_term, row, heads)
@@ -173,13 +210,11 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor)
             number += 1
         for term in call.every_term:
             term.leave()
-    of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True))
-    return of_q, of_k, of_v
 
 
-def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel's own backward, where no term learns."""
-    of_q, of_k, of_v = totals = [x.new_zeros(x.shape, dtype=call.precise) for x in (call.q, call.k, call.v)]
+def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor, totals: list[Tensor]) -> None:
+    """The kernel's own backward, where no term learns. totals: of q, k and v."""
+    of_q, of_k, of_v = totals
     for block in _flash_blocks(call):
         q, k, v = block.inputs(call)
         rows = [_widened(block.queries_of(x), q.shape[-1]) for x in (grad, out)] + [block.queries_of(lse)]
@@ -191,8 +226,6 @@ def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> tupl
         block.queries_of(of_q).add_(own.flip(2) if block.reverse else own)
         for total, part in ((of_k, found[1]), (of_v, found[2])):
             block.keys_of(total, call).add_(part[..., : total.shape[-1]])
-    of_q, of_k, of_v = (total.to(x.dtype) for total, x in zip(totals, (call.q, call.k, call.v), strict=True))
-    return of_q, of_k, of_v
 
 
 def _backward_tile(

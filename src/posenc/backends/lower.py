@@ -34,6 +34,8 @@ def obstacle(problem: Problem) -> Refused | None:
     found = segments(problem.positions)
     if found is None:
         return Refused("what is visible is not made of rectangles", "padding and documents in one piece")
+    if problem.branches and not found.regular:
+        return Refused("positions are not contiguous", "contiguous positions")
     by_distance = [t for t in problem.bias if isinstance(t, Relative | QueryRelative | KeyRelative)]
     if (by_distance or problem.values is not None) and (problem.positions.span is None or not found.regular):
         return Refused("positions are not contiguous", "contiguous positions")

@@ -1,13 +1,23 @@
 """What a backend is given, what it has to offer, and what several share."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
-from posenc.positions import Positions
+from posenc.positions import MaskMod, Positions, grid_indices, rowwise
+from posenc.regions import Region
+
+
+class Rotated(NamedTuple):
+    """Queries and keys as a branch of a position map rotates them, for the pairs in its region."""
+
+    q: Tensor
+    k: Tensor
+    region: Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +37,39 @@ class Problem:
     sink: Tensor | None
     """(num_heads,) logits, float32 or better"""
     dropout_p: float
+    branches: Sequence[Rotated] = ()
+    """Those of a position map; q and k are then the first one's. One softmax goes over all."""
+    region: Region | None = None
+    """Keys outside it are hidden."""
+
+    def each(self) -> list["Problem"]:
+        """The problem of every branch by itself, or this one."""
+        if not self.branches:
+            return [self]
+        return [replace(self, q=q, k=k, branches=(), region=region) for q, k, region in self.branches]
+
+    def mask_mod(self) -> MaskMod:
+        """Visibility in FlexAttention's signature, see `Positions.mask_mod`, within the region."""
+        visible, region = self.positions.mask_mod(), self.region
+        if region is None:
+            return visible
+        q, k = rowwise(self.positions.q), rowwise(self.positions.k)
+        return lambda b, h, i, j: visible(b, h, i, j) & region.holds(q(b, i), k(b, j))
+
+    def mask(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""
+        positions = self.positions
+        rows = (positions.num_queries if end is None else end) - first
+        b, h, i, j = grid_indices(positions.batch, 1, rows, positions.num_keys, positions.q.device)
+        return self.mask_mod()(b, h, i + first, j)
 
     @property
     def is_plain(self) -> bool:
         """No terms, no sink, and a visibility that needs no mask: all, or causal among as many queries as keys."""
         positions = self.positions
         if self.bias or self.sink is not None or self.values is not None or not positions.unmasked:
+            return False
+        if self.branches or self.region is not None:
             return False
         # SDPA's own causal mask is aligned to the first key, so it needs a square
         return positions.all_visible or (positions.diagonal == 0 and positions.num_queries == positions.num_keys)
@@ -75,6 +112,15 @@ class Problem:
         empty = lse == -torch.inf
         share = (lse.masked_fill(empty, 0.0) - self.sink.to(lse.dtype)[:, None]).sigmoid()
         return out * share.masked_fill(empty, 0.0)[..., None].to(out.dtype)
+
+
+def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of one softmax over all keys from those over parts of the keys, in the output's dtype."""
+    outs, sums = zip(*parts, strict=True)
+    lse = torch.stack(sums).logsumexp(0)
+    anchor = lse.masked_fill(lse == -torch.inf, 0.0)  # a query that sees nothing
+    shares = [(own - anchor).exp()[..., None] for own in sums]
+    return sum(out * share for out, share in zip(outs, shares, strict=True)).to(outs[0].dtype), lse
 
 
 class Backend(Protocol):

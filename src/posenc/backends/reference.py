@@ -21,17 +21,23 @@ class Reference:
         return f"{why}: scores and probabilities are materialised", 3 * cells * size, ""
 
     def attend(self, problem: Problem) -> Tensor:
+        return self.rows(problem, 0, problem.q.shape[2], dense_sum(problem.bias, problem.q.device))
+
+    def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
+        """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
         positions, dtype = problem.positions, problem.q.dtype
         precise = torch.promote_types(dtype, torch.float32)
         groups = problem.q.shape[1] // problem.k.shape[1]
-        q = problem.q.to(precise)
-        k, v = (x.to(precise).repeat_interleave(groups, dim=1) for x in (problem.k, problem.v))
+        v = problem.v.to(precise).repeat_interleave(groups, dim=1)
 
-        scores = problem.scale * (q @ k.mT)
-        bias = dense_sum(problem.bias, q.device)
+        scores: Tensor | None = None
+        for part in problem.each():
+            q, k = part.q[:, :, first:end].to(precise), part.k.to(precise).repeat_interleave(groups, dim=1)
+            found, visible = problem.scale * (q @ k.mT), part.mask(first, end)
+            scores = found.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, found, scores)
+        assert scores is not None
         if bias is not None:
             scores = scores + bias.to(precise)
-        scores = scores.masked_fill(~positions.mask(), -torch.inf)
         # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
@@ -44,7 +50,7 @@ class Reference:
 
         out = weights @ v
         if problem.values is not None:
-            at = problem.values.index(positions.q[:, :, None] - positions.k[:, None, :]).long()
+            at = problem.values.index(positions.q[:, first:end, None] - positions.k[:, None, :]).long()
             table = problem.values.table.to(precise)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[-2])
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)

@@ -14,6 +14,7 @@ from posenc.backends.operator import attend
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
+from posenc.regions import EVERYTHING
 from posenc.rotation import transformed
 
 BLOCK_CELLS = 2**23
@@ -58,6 +59,9 @@ class SDPA:
             ), "a sink without gradient"  # fmt: skip
         rows = _block_rows(problem)
         cells = batch * heads * keys * min(rows, queries)
+        if problem.branches:
+            how = "the scores of every branch" + (f", for {rows} queries at a time" if rows < queries else "")
+            return f"{refused.why}: {how}", 4 * cells * size, refused.faster
         if rows < queries:
             again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
             return f"{refused.why}: a dense mask for {rows} queries at a time{again}", 3 * cells * size, refused.faster
@@ -69,7 +73,8 @@ class SDPA:
 
     def attend(self, problem: Problem) -> Tensor:
         if problem.scale <= 0:  # the kernels mask before they scale
-            problem = replace(problem, q=problem.q * problem.scale, scale=1.0)
+            branches = [branch._replace(q=branch.q * problem.scale) for branch in problem.branches]
+            problem = replace(problem, q=problem.q * problem.scale, branches=branches, scale=1.0)
         if _widens(problem):
             problem = _wider(problem)
         if _is_plain(problem):
@@ -80,12 +85,13 @@ class SDPA:
             # SDPA would take its own N x N path, with an extra column that defies export for any length
             return Reference().attend(problem)
         rows, queries = _block_rows(problem), problem.q.shape[2]
+        dense = Reference().rows if problem.branches else _dense
         if rows >= queries:
-            return _dense(problem, 0, queries, dense_sum(problem.bias, problem.q.device))
+            return dense(problem, 0, queries, dense_sum(problem.bias, problem.q.device))
         bias = sum_by_rows(problem.bias, problem.q.device)
 
         def block(first: int, end: int) -> Tensor:
-            return _dense(problem, first, end, bias(first, end))
+            return dense(problem, first, end, bias(first, end))
 
         blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
         if not torch.is_grad_enabled():
@@ -103,7 +109,7 @@ def _widens(problem: Problem) -> bool:
     """Whether factored terms are few enough channels that wider queries, keys and values cost less than the products;
     in half precision the channels would be rounded."""
     width = sum(term.left.shape[-1] for term in problem.factored)
-    exact = problem.q.dtype in (torch.float32, torch.float64)
+    exact = problem.q.dtype in (torch.float32, torch.float64) and not problem.branches
     return exact and 0 < 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
@@ -154,16 +160,19 @@ def _obstacle(problem: Problem) -> Refused | None:
     """Why the operator is not used; None if it is."""
     if problem.q.device.type != "cpu":
         return Refused("the fused operator is for the CPU", "backend='flex'")
-    if problem.q.shape[2] == 1 and problem.values is None and problem.sink is None and problem.dropout_p == 0:
+    simple = problem.values is None and problem.sink is None and problem.dropout_p == 0 and not problem.branches
+    if problem.q.shape[2] == 1 and simple:
         return Refused("a single query")  # whose dense mask is a row
     return obstacle(problem)
 
 
 def _fused(problem: Problem, found: Lowered) -> Tensor:
     seed = torch.randint(2**62, ()) if problem.dropout_p > 0 else None
+    parts = problem.each()
+    regions = [number for part in parts for number in (part.region or EVERYTHING).numbers()]
     out, lse = attend(
-        problem.q, problem.k, problem.v, found.tensors, found.kinds, found.segments.table, problem.positions.causal,
-        problem.scale, found.longest, problem.dropout_p, seed,
+        [part.q for part in parts], [part.k for part in parts], problem.v, found.tensors, found.kinds,
+        found.segments.table, regions, problem.positions.causal, problem.scale, found.longest, problem.dropout_p, seed,
     )  # fmt: skip
     return out if problem.sink is None else problem.with_sink(out, lse)
 
@@ -186,6 +195,8 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
         rows = max((x.shape[1] for x in found.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
         working = 2 * max(min(CELLS, heads * queries * keys), min(queries, ROWS) * keys)
         working += rows * max(products, default=0) + problem.q.numel() + problem.k.numel() + problem.v.numel()
+    if problem.branches:
+        how = f"{how}, each branch of the position map by itself"
     if problem.sink is not None:
         working += batch * heads * queries * problem.v.shape[-1]
     inputs = problem.q, problem.k, problem.v, *found.tensors

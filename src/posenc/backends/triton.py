@@ -24,6 +24,8 @@ class Triton:
         q, positions, bias = problem.q, problem.positions, problem.bias
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
+        if problem.branches:
+            return "the kernel knows no position maps"
         if problem.dropout_p > 0:
             return "the kernel has no dropout"
         if positions.start is None:

@@ -14,6 +14,7 @@ from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
 from posenc.encodings.grid import GridSinusoidal
+from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.polar import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
@@ -31,7 +32,7 @@ __all__ = [
     "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
-    "LearnedSink", "LogN", "LogWindow", "MRotary", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
+    "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
     "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "TransformerXL",
     "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
@@ -130,6 +131,8 @@ def from_spec(spec: Mapping[str, Any]) -> Encoding:
             raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
         parts = [from_spec(part) for part in arguments["parts"]]
         return composites[name](*(parts[i] for i in arguments.get("order", range(len(parts)))))
+    if name == Mapped.name and set(arguments) == {"encoding", "map"}:
+        return Mapped(from_spec(arguments["encoding"]), arguments["map"])
     try:
         return lookup(name)(**arguments)
     except TypeError as error:

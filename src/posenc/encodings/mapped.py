@@ -1,0 +1,74 @@
+"""Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and their kin."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.errors import InputError
+from posenc.position_maps import PositionMap, create
+from posenc.positions import Positions
+from posenc.regions import Branch
+
+
+class Mapped(Encoding):
+    """A rotation by mapped positions, as in `Mapped(Rotary(64), rerope(window=512))`. For causal attention.
+
+    encoding: what rotates queries and keys by their positions. map: where they count as being, see
+    `posenc.position_maps`; or its spec, a dict. Keys are cached unrotated. Biases added to it, as in
+    `Mapped(...) + ALiBi(8)`, see true distances.
+    Raises InputError for an encoding that does not rotate, or does more.
+    """
+
+    name = "mapped"
+    causal_only = True
+
+    def __init__(self, encoding: Encoding, map: PositionMap | Mapping[str, Any]) -> None:
+        super().__init__()
+        composite = isinstance(encoding, (Sum, PerLayer, Mapped))
+        if composite or encoding.sites() != ("rotate",) or not encoding.sees_order:
+            raise InputError(
+                f"encoding={encoding}: a position map moves what one encoding rotates by its positions, such as rope; "
+                "add others to the result, as in Mapped(Rotary(64), rerope(512)) + LogN(4096)"
+            )
+        self.encoding = encoding
+        self.map = map if isinstance(map, PositionMap) else create(map)
+
+    @property
+    def papers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.encoding.papers, *self.map.papers)
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return self.encoding.shift_invariant and self.map.shift_invariant
+
+    @property
+    def isometric(self) -> bool:
+        return self.encoding.isometric
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "encoding": self.encoding.spec(), "map": self.map.spec()}
+
+    def extra_repr(self) -> str:
+        return str(self.map)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        return self.map.branches
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        branch = positions.branch
+        if branch is None:
+            raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
+        moved = positions.shared((self, branch.region), lambda: self._moved(positions, branch))
+        return self.encoding.rotate(q, k, moved, layer)
+
+    @staticmethod
+    def _moved(positions: Positions, branch: Branch) -> Positions:
+        positions.require_one_axis("a position map")
+        if branch.q is None and branch.k is None:
+            return replace(positions, branch=None)
+        q = positions.q if branch.q is None else branch.q(positions.q)
+        k = positions.k if branch.k is None else branch.k(positions.k)
+        return replace(positions, q=q, k=k, start=None, span=None, branch=None, _shared={})

@@ -1,0 +1,162 @@
+"""Position maps: which relative position a query and a key are scored at, as a function of where both are.
+
+A map is a few branches. Each says where queries and keys count as being, and for which pairs: keys near the query, far
+from it, in its chunk. `Mapped(Rotary(64), rerope(window=512))` rotates accordingly, and `attention` goes over all
+branches in one softmax. Positions count from 0 at each document's first token.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError, unknown
+from posenc.positions import Positions, exact
+from posenc.regions import Branch, Region
+
+
+@dataclass(frozen=True)
+class PositionMap:
+    """A map by name and options, and its branches, which together hold every pair once, or hide it.
+
+    shift_invariant: it depends on the distance alone. papers: keys into papers.bib.
+    """
+
+    name: str
+    options: Mapping[str, int | float]
+    branches: tuple[Branch, ...]
+    shift_invariant: bool
+    papers: tuple[str, ...]
+
+    def spec(self) -> dict[str, Any]:
+        """A small serialisable dict from which `create` makes the same map."""
+        return {"name": self.name, **self.options}
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(f"{option}={value}" for option, value in self.options.items())])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PositionMap) and self.spec() == other.spec()
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its branches are functions, which pickle would refuse
+        return create, (self.spec(),)
+
+    def relative(self, positions: Positions) -> Tensor:
+        """The relative position that each query and key are scored at, (batch or 1, num_queries, num_keys) in float64;
+        NaN where the key is hidden. For pictures and tests: attention never makes it."""
+        positions.require_one_axis("a position map")
+        q, k, visible = positions.q, positions.k, positions.mask()[:, 0]
+        found = torch.full((1, positions.num_queries, positions.num_keys), torch.nan, dtype=torch.float64)
+        for branch in self.branches:
+            of_q, of_k = (exact(x if place is None else place(x)) for x, place in ((q, branch.q), (k, branch.k)))
+            held = visible & branch.region.holds(q[:, :, None], k[:, None])
+            found = torch.where(held, of_q[:, :, None] - of_k[:, None], found.to(q.device))
+        return found
+
+
+def rerope(window: int) -> PositionMap:
+    """ReRoPE: min(r, window). Far keys are all at the same distance, so none is farther than in training.
+
+    window: distances below it stay as they are; a quarter of the trained length or less.
+    Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, rerope_patch.py.
+    """
+    far = Branch(_from(window), lambda i: torch.full_like(i, window), torch.zeros_like)
+    return _distance_map("rerope", {"window": window}, "su2023rerope", window, far)
+
+
+def leaky_rerope(window: int, factor: float) -> PositionMap:
+    """Leaky ReRoPE: r up to the window, then window + (r - window) / factor.
+
+    factor: how much slower far positions run; 1 is RoPE. To stay within a trained length L over n tokens it must be at
+    least (n - window) / (L - window). Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, leaky_rerope_patch.py.
+    """
+    _positive("factor", factor)
+    far = Branch(_from(window), lambda i: (exact(i) - window) / factor + window, lambda j: exact(j) / factor)
+    return _distance_map("leaky_rerope", {"window": window, "factor": factor}, "su2023rerope", window, far)
+
+
+def inverse_leaky(window: int, factor: float) -> PositionMap:
+    """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
+    trained on short texts has met the distances of long ones, and reads these with plain RoPE.
+
+    factor: how much faster far positions run; the source takes twice the extension, and a quarter of the trained length
+    as window. Source: Su 2023, kexue.fm/archives/9728.
+    """
+    _positive("factor", factor)
+    far = Branch(_from(window), lambda i: (exact(i) - window) * factor + window, lambda j: exact(j) * factor)
+    return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
+
+
+def self_extend(window: int, group: int) -> PositionMap:
+    """Self-Extend: r up to the window, then i // group + window - window / group - j // group: far tokens share
+    positions by groups.
+
+    group: tokens per position; 1 is RoPE. A model trained on L tokens reads (L - window) * group + window.
+    Source: Jin et al. 2024, section 3; datamllab/LongLM, self_extend_patch/Llama.py.
+    """
+    _positive("group", group)
+    shift = window - window // group if window % group == 0 else window - window / group
+    far = Branch(_from(window), lambda i: i // group + shift, lambda j: j // group)
+    return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
+
+
+def streaming(sinks: int, recent: int) -> PositionMap:
+    """StreamingLLM: a query sees the first tokens and the most recent ones, at their places in a cache that holds these
+    alone. Fluent at any length, but what lies between is forgotten.
+
+    sinks: tokens at the start that stay (the source: 4); 0 is a sliding window. recent: the last tokens, the query's own
+    with them. Source: Xiao et al. 2024, section 3.2; mit-han-lab/streaming-llm.
+    """
+    if sinks < 0:
+        raise InputError(f"sinks={sinks}: the number of first tokens that stay visible, from 0 on")
+    first = Branch(Region(nearest=recent, below=sinks), lambda i: i.clamp(max=sinks + recent - 1))
+    options = {"sinks": sinks, "recent": recent}
+    return _distance_map("streaming", options, "xiao2024efficient", recent, first, sinks == 0, sinks + recent)
+
+
+def _from(window: int) -> Region:
+    return Region(nearest=window)
+
+
+def _distance_map(
+    name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True,
+    most: int | None = None,
+) -> PositionMap:  # fmt: skip
+    """A map that leaves distances below a window as they are."""
+    if window < 1:
+        raise InputError(f"{next(key for key in options if options[key] == window)}={window}: at least 1")
+    near = Branch(Region(farthest=window), most=most)
+    return PositionMap(
+        name, options, (near, far if most is None else replace(far, most=most)), shift_invariant, (paper,)
+    )
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(f"{name}={value}: must be above 0")
+
+
+MAPS: dict[str, Callable[..., PositionMap]] = {
+    f.__name__: f for f in (rerope, leaky_rerope, inverse_leaky, self_extend, streaming)
+}
+
+
+def create(spec: Mapping[str, Any]) -> PositionMap:
+    """A map from {"name": "self_extend", "window": 1024, "group": 8}; every other key is an option of that map.
+
+    Raises:
+        InputError: an unknown name, or options that the map does not take.
+    """
+    options = dict(spec)
+    name = options.pop("name", None)
+    if name not in MAPS:
+        raise unknown("position map", name, MAPS)
+    try:
+        return MAPS[name](**options)
+    except TypeError as error:
+        raise InputError(f"position map {name!r} with options {options}: {error}") from None
