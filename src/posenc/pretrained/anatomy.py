@@ -1,8 +1,9 @@
 """What a Hugging Face causal language model is: where its rotary module and attention layers are, which frequencies it
 has, and how far it was trained. Read from the model and its configuration; nothing is changed, nothing is run."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -116,14 +117,14 @@ class Anatomy:
     loaded, config.max_position_embeddings.
     """
 
-    model: nn.Module
-    decoder: nn.Module
+    model: nn.Module = field(repr=False)
+    decoder: nn.Module = field(repr=False)
     model_type: str
     family: Family
-    rotary: nn.Module
+    rotary: nn.Module = field(repr=False)
     ropes: Mapping[str, Rope]
     rope_per_type: bool
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] = field(repr=False)
     head_dim: int
     num_heads: int
     num_kv_heads: int
@@ -237,7 +238,7 @@ def _rope(rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix:
     original = int(parameters.get("original_max_position_embeddings") or length)
     schedule = _schedule(parameters, original, length)
     rope = Rope(float(parameters["rope_theta"]), 2 * buffer.numel(), schedule, original)
-    _check(rope.frequencies().inv_freq, buffer, parameters)
+    _check(rope.frequencies(), buffer, getattr(rotary, f"{prefix}attention_scaling"), parameters)
     return rope
 
 
@@ -274,12 +275,14 @@ def _schedule(parameters: Mapping[str, Any], original: int, length: int) -> dict
     raise unknown("rope_type", kind, ("default", "linear", "proportional", "llama3", "yarn", "dynamic", "longrope"))
 
 
-def _check(ours: Tensor, buffer: Tensor, parameters: Mapping[str, Any]) -> None:
+def _check(ours: frequencies.Frequencies, buffer: Tensor, scaling: float, parameters: Mapping[str, Any]) -> None:
     if buffer.is_meta:
         return
+    tolerance = max(4 * torch.finfo(buffer.dtype).eps, 1e-6)  # a model cast to bfloat16 has rounded frequencies
     theirs = buffer.detach().double().cpu()
-    tolerance = 4 * torch.finfo(buffer.dtype).eps  # a model cast to bfloat16 has rounded frequencies
-    if ours.shape != theirs.shape or not torch.allclose(theirs, ours, rtol=max(tolerance, 1e-6), atol=0):
+    tiny = torch.finfo(buffer.dtype).tiny if buffer.dtype == torch.float16 else 0.0
+    same = ours.inv_freq.shape == theirs.shape and torch.allclose(theirs, ours.inv_freq, rtol=tolerance, atol=tiny)
+    if not same or not math.isclose(scaling, ours.attention_factor, rel_tol=1e-6):
         raise InputError(
             f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
             "configuration was changed after loading, which does nothing; reload the model with it"

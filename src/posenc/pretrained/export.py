@@ -1,33 +1,184 @@
-"""Extended models for plain transformers."""
+"""Extended models as checkpoints that plain transformers loads."""
 
+import json
+import os
+import shutil
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from posenc.frequencies import Frequencies, stretch
-from posenc.pretrained.anatomy import Anatomy
+import torch
+from torch import nn
+
+from posenc.errors import InputError
+from posenc.frequencies import Frequencies
+from posenc.pretrained.anatomy import Anatomy, anatomy, unwrapped
+from posenc.pretrained.attach import Attached, attached
+from posenc.pretrained.learned_table import has_learned_table
+from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
+from posenc.pretrained.serving import OVERRIDES, llama_cpp, vllm_command, vllm_overrides
+
+__all__ = ["Export", "hf_rope_parameters", "to_hf"]
+
+SAMPLE = 1024
+"""Positions at which the exported rotation is compared with the model's own."""
 
 
-def hf_rope_parameters(body: Anatomy, frequencies: Mapping[str, Frequencies], length: int) -> dict[str, Any]:
-    """config.rope_parameters with which plain transformers turns by these frequencies.
+@dataclass(frozen=True)
+class Export:
+    """A checkpoint that was written.
 
-    body: the model as loaded. frequencies: layer type -> those it is to have; other types keep theirs. length: the new
-    max_position_embeddings. Any fixed frequencies are LongRoPE's with the same list for short and long texts.
+    method: None where the model was not extended. length: tokens, its max_position_embeddings. plain: plain
+    transformers computes what the model computes. missing: the parts of the method that it lacks if not. vllm, llama_cpp:
+    how to serve it, or why that cannot be said there.
     """
 
-    def written(old: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
-        rope, found = body.ropes[layer_type], frequencies[layer_type]
-        kept = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
-        divisors = stretch(found, rope.rotary_dim, rope.rope_theta).tolist()
-        return kept | {
-            "rope_type": "longrope",
-            "short_factor": divisors,
-            "long_factor": divisors,
-            "attention_factor": float(found.attention_factor),
-            "factor": length / rope.original_length,
-            "original_max_position_embeddings": rope.original_length,
-        }
+    directory: str
+    model_type: str
+    method: str | None
+    length: int
+    plain: bool
+    missing: tuple[str, ...]
+    rope_parameters: dict[str, Any] = field(repr=False)
+    vllm: str
+    llama_cpp: str
 
-    old = body.config.rope_parameters
-    if not body.rope_per_type:
-        return written(old, next(iter(frequencies)))
-    return {key: written(value, key) if key in frequencies else value for key, value in old.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"wrote {self.directory}: {self.model_type}, {self.method or 'not extended'}, {self.length} tokens"]
+        if self.plain:
+            lines.append("plain transformers loads it to the same logits")
+        else:
+            lines.append(
+                f"WARNING: plain transformers loads it WITHOUT {' and '.join(self.missing)}, and says nothing. "
+                f"Load it with posenc.load({self.directory!r}), which reads the entry posenc of its config.json"
+            )
+        return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
+
+
+def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
+    """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
+
+    Frequency schedules are expressed exactly, see `hf_rope_parameters`, and it is tested before anything is written that
+    transformers' own rotary module turns as the model does. Position maps and changes of attention are beyond a
+    configuration: the checkpoint then has an entry `posenc` for `posenc.load`, and the report says what is missing. The
+    model stays as it is. The folder appears whole or not at all.
+
+    Args:
+        model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of
+            transformers; its model_max_length becomes the new length.
+
+    Raises:
+        InputError: an adapter that is not merged, a folder that has something in it or cannot be written, or a model
+            whose own rotary module does not follow its configuration.
+    """
+    if hasattr(model, "get_base_model"):
+        raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
+    inner, folder = unwrapped(model), Path(directory)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"directory={str(folder)!r}: has something in it; name a new folder")
+    config, report, overrides = _expressed(inner, folder)
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        scratch.mkdir(parents=True)
+        inner.save_pretrained(scratch)
+        config.architectures, config.dtype = inner.config.architectures, inner.config.dtype
+        config.save_pretrained(scratch)
+        if tokenizer is not None:
+            _save_tokenizer(tokenizer, scratch, report.length)
+        if overrides is not None:
+            (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
+        os.replace(scratch, folder)
+    except OSError as error:
+        raise InputError(f"directory={str(folder)!r}: {error.strerror}; give a folder that can be written") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return report
+
+
+def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | None]:
+    """The configuration to write, what is to be said about it, and what vLLM needs in a file."""
+    config, record, name = deepcopy(inner.config), attached(inner), str(folder)
+    model_type, length = str(config.model_type), int(config.max_position_embeddings)
+    if has_learned_table(inner):
+        table = "its table is in the weights; nothing to set"
+        return config, Export(name, model_type, None, length, True, (), {}, table, table), None
+    body = anatomy(inner)
+    if record is None:
+        command, parameters = vllm_command(name, length, None), config.rope_parameters
+        return config, Export(name, model_type, None, length, True, (), parameters, command, f"-c {length}"), None
+    wanted = {t: rotation.frequencies() for t, rotation in record.design.rotations.items()}
+    missing = _missing(record)
+    if record.report.schedule is None:
+        length = body.loaded_length
+        for key, value in record.config.items():
+            setattr(config, key, value)
+    else:
+        config = hf_config(body, wanted, length)
+        if not record.design.still:
+            _check_rotation(body, record, config, length)
+    no = f"cannot express {' and '.join(missing)}"
+    report = Export(
+        name, model_type, record.report.method, length, not missing, missing, config.rope_parameters, no, no
+    )
+    if missing:
+        return config, report, None
+    return config, *_served(body, wanted, report)
+
+
+def _served(body: Anatomy, wanted: Mapping[str, Frequencies], report: Export) -> tuple[Export, dict[str, Any] | None]:
+    parameters = report.rope_parameters
+    if not wanted:
+        overrides: dict[str, Any] | None = None
+    elif body.rope_per_type:
+        each = {t: vllm_overrides(parameters[t], rope, wanted[t]) for t, rope in body.ropes.items() if t in wanted}
+        changed = {t: found for t, found in each.items() if found is not None}
+        overrides = {**parameters, **changed} if changed else None
+    else:
+        overrides = vllm_overrides(parameters, body.rope, next(iter(wanted.values())))
+    command = vllm_command(report.directory, report.length, overrides)
+    flags = llama_cpp(body, wanted, report.length) if wanted else f"-c {report.length}"
+    said = asdict(report) | {"vllm": command, "llama_cpp": flags}
+    return Export(**said), overrides if OVERRIDES in command else None
+
+
+def _missing(record: Attached) -> tuple[str, ...]:
+    """The parts of a method that no configuration of transformers says."""
+    parts = () if record.report.map is None else (f"the position map {record.report.map['name']}",)
+    return parts + tuple(record.report.attention)
+
+
+@torch.no_grad()
+def _check_rotation(body: Anatomy, record: Attached, config: Any, length: int) -> None:
+    """Compare the rotation that transformers will make of a configuration with the one that the model has.
+
+    Raises:
+        InputError: they differ by more than float32 rounds.
+    """
+    decoder: Any = body.decoder
+    ours, theirs = decoder.rotary_emb, type(record.rotary)(config)
+    ids = torch.arange(min(length, SAMPLE))[None]
+    x = torch.zeros(1, 1, 1)
+    for layer_type in body.ropes if body.rope_per_type else [None]:
+        arguments = () if layer_type is None else (layer_type,)
+        device = next(ours.buffers()).device
+        pairs = zip(ours(x.to(device), ids.to(device), *arguments), theirs(x, ids, *arguments), strict=True)
+        if any((mine.cpu() - other).abs().max() > 1e-3 for mine, other in pairs):
+            raise InputError(
+                f"transformers' {type(record.rotary).__name__} does not rotate as {record.report.method} does, "
+                f"whatever its configuration says: {body.model_type} cannot be exported with it"
+            )
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
+    kept = tokenizer.model_max_length
+    tokenizer.model_max_length = length
+    try:
+        tokenizer.save_pretrained(folder)
+    finally:
+        tokenizer.model_max_length = kept

@@ -47,7 +47,8 @@ def extend(
     report = _report(body, chosen, design, target)
     if record is not None:
         if record.report == report:
-            return report
+            found: Extension = record.report
+            return found
         detach(record)
     try:
         attach(body, design, report)

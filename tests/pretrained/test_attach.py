@@ -1,0 +1,335 @@
+"""Extended models against plain transformers and brute force, in every way that a model is run."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from references.mapped_attention import RELATIVE, use_mapped_attention
+from references.small_models import TRAINED, small_model, tokens
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+
+import posenc
+from posenc import InputError
+from posenc.pretrained.anatomy import FAMILIES, anatomy
+
+Run = Callable[..., Tensor]
+LENGTH = 100
+THETA = {"rope_theta": 10000.0}
+METHODS = (
+    "ntk", "yarn", "dynamic", *(m for m in RELATIVE if m != "none"), "log_n", "llama3+log_n+softmax_n",
+    "rerope:window=12+log_n", "self_extend:window=12:group=4+linear+softmax_n",
+)  # fmt: skip
+CAPPED = ("gemma2",)
+PAIRS = [
+    (kind, METHODS[(3 * at + step) % len(METHODS)]) for at, kind in enumerate(FAMILIES) for step in range(3)
+]  # every method on many types, every type with several methods
+SERVED = [(kind, method) for kind, method in PAIRS if kind not in CAPPED or method in ("ntk", "yarn", "dynamic")]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found, wanted, atol=tolerance * float(wanted.abs().max().clamp(min=1)), rtol=0)
+
+
+def extended(kind: str, method: str, **settings: Any) -> Any:
+    model = small_model(kind, **settings)
+    posenc.extend(model, method, target_length=4 * TRAINED)
+    return model
+
+
+def stepwise(model: Any, x: Tensor, cache: Any = None, steps: tuple[int, ...] = (60, 1, 1, 17, 1), **given: Any) -> Tensor:
+    """Logits of a prompt, then of single tokens and of a chunk, with a cache."""
+    logits, at = [], 0
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    for step in steps:
+        out = model(x[:, at : at + step], past_key_values=cache, use_cache=True, **given)
+        logits.append(out.logits)
+        at += step
+    return torch.cat(logits, 1)
+
+
+# ------------------------------------------------------------------------------------------ frequencies alone
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED},
+    "llama3": {
+        "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": TRAINED,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
+    "dynamic:factor=4": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope:short_factor=1,1.1,1.2,1.3,1.4,1.5,1.6,1.7:long_factor=1,1.5,2,2.5,3,3.5,4,4.5": {
+        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": TRAINED,
+        "short_factor": [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_schedules_are_those_of_plain_transformers(method: str, dtype: torch.dtype) -> None:
+    x = tokens(1, 4 * TRAINED)
+    length = TRAINED if "dynamic" in method else 4 * TRAINED  # where the one kind starts to stretch
+    plain = small_model("llama", max_position_embeddings=length, rope_parameters=THETA | PLAIN[method])
+    model = extended("llama", method)
+    if dtype == torch.float32:
+        close(model(x).logits, plain(x).logits)
+        return
+    plain, model = plain.to(dtype), model.to(dtype)
+    plain.model.rotary_emb = type(plain.model.rotary_emb)(plain.config)  # the cast has rounded its frequencies
+    found, wanted = model(x).logits.float(), plain(x).logits.float()
+    assert (found - wanted).pow(2).mean() < 1e-4 * wanted.pow(2).mean()
+
+
+@pytest.mark.parametrize(("kind", "method"), [pair for pair in SERVED if pair[1] in ("ntk", "yarn", "dynamic")])
+def test_the_saved_configuration_gives_plain_transformers_the_same(kind: str, method: str, tmp_path: Any) -> None:
+    model, x = extended(kind, method), tokens(2, LENGTH)
+    model.save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=model.config._attn_implementation).eval()
+    assert plain.config.max_position_embeddings == 4 * TRAINED
+    close(plain(x).logits, model(x).logits)
+
+
+def test_angles_stay_exact_in_half_precision() -> None:
+    """The trap: .to(bfloat16) rounds a plain model's frequencies, which is radians at position 16000."""
+    plain, model = small_model("llama").to(torch.bfloat16), extended("llama", "abf:new_base=10000").to(torch.bfloat16)
+    ids, x = torch.tensor([[16000]]), torch.zeros(1, 1, 64)  # asked in float32, so that only the angles are rounded
+    inv_freq = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    exact = (16000 * inv_freq).cos().repeat(2)
+    ours, theirs = (m.model.rotary_emb(x, ids)[0][0, 0].double() for m in (model, plain))
+    assert (ours - exact).abs().max() < 1e-6
+    assert (theirs - exact).abs().max() > 0.1
+    model.to(torch.float32).to("cpu").half()
+    assert torch.equal(model.model.rotary_emb(x, ids)[0][0, 0].double(), ours)
+    assert not [name for name in model.state_dict() if "rotary" in name]
+
+
+# ------------------------------------------------------------------------------------------ through attention
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "glm"])
+@pytest.mark.parametrize("method", RELATIVE)
+def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
+    model = small_model(kind).double()
+    brute = copy.deepcopy(model)
+    body = anatomy(model)
+    use_mapped_attention(brute, method, body.rope.frequencies().inv_freq, body.layout, TRAINED, 1.5)
+    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=4 * TRAINED)
+    x = tokens(2, LENGTH)
+    # without a map the model turns by itself, in float32
+    close(model(x).logits, brute(x).logits, 1e-4 if method == "none" else 1e-9)
+
+
+@pytest.mark.parametrize(("kind", "method"), SERVED)
+def test_however_it_is_run_the_logits_are_the_same(kind: str, method: str) -> None:
+    """A full pass, against steps with a cache, a static cache, and left padding with and without position_ids."""
+    model, x = extended(kind, method), tokens(2, LENGTH)
+    wanted = model(x).logits
+    ran = 80
+    close(stepwise(model, x), wanted[:, :ran])
+    close(stepwise(model, x, StaticCache(config=model.config, max_cache_len=LENGTH + 7)), wanted[:, :ran])
+    pads = 13
+    short = torch.cat((torch.zeros(1, pads, dtype=torch.long), x[:1, : LENGTH - pads]), 1)
+    batch = torch.cat((short, x[1:]))
+    mask = torch.ones_like(batch)
+    mask[0, :pads] = 0
+    for given in ({}, {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}):
+        logits = model(batch, attention_mask=mask, **given).logits
+        close(logits[0, pads:], wanted[0, : LENGTH - pads])
+        close(logits[1], wanted[1])
+
+
+@pytest.mark.parametrize(("kind", "method"), SERVED[::3])
+def test_generation(kind: str, method: str) -> None:
+    """Greedy, with padding, with a static cache, by beams and by prompt lookup."""
+    model, x = extended(kind, method), tokens(1, 80)
+    other = tokens(1, 93, seed=2)
+    batch = torch.cat((torch.cat((torch.zeros(1, 13, dtype=torch.long), x), 1), other))
+    mask = torch.ones_like(batch)
+    mask[0, :13] = 0
+    options: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    alone = model.generate(x, **options)
+    for further in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        both = model.generate(batch, attention_mask=mask, **options, **further)
+        assert torch.equal(both[0, 13:], alone[0]), further
+    assert torch.equal(model.generate(x, prompt_lookup_num_tokens=3, **options), alone)
+    beams, lone = (
+        model.generate(i, attention_mask=m, num_beams=3, **options) for i, m in ((batch, mask), (x, torch.ones_like(x)))
+    )
+    assert torch.equal(beams[0, 13:], lone[0])
+
+
+def test_beams_score_what_a_full_pass_scores() -> None:
+    model, x = extended("llama", "rerope:window=12"), tokens(1, 80)
+    out = model.generate(
+        x, num_beams=4, max_new_tokens=6, min_new_tokens=6, do_sample=False, length_penalty=0.0,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    logits = model(out.sequences).logits[0, 79:-1]
+    found = logits.log_softmax(-1).gather(1, out.sequences[0, 80:, None]).sum()
+    close(out.sequences_scores[0], found)
+
+
+# ------------------------------------------------------------------------------------------ masks
+
+
+@pytest.mark.parametrize("method", ["rerope:window=12", "log_n", "yarn"])
+def test_nobody_sees_the_future(method: str) -> None:
+    model, x = extended("llama", method), tokens(1, LENGTH)
+    changed = x.clone()
+    changed[0, 50:] = tokens(1, 50, seed=3)
+    close(model(changed).logits[:, :50], model(x).logits[:, :50], 1e-6)
+    assert (model(changed).logits[:, 50:] - model(x).logits[:, 50:]).abs().max() > 1
+
+
+def test_without_the_mask_the_future_would_be_seen() -> None:
+    """The trap that registering attention alone falls into; and asking for our attention without extending."""
+    from transformers import AttentionInterface
+
+    def leaking(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **others: Any) -> tuple[Tensor, None]:
+        assert mask is None
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2), None
+
+    AttentionInterface.register("leaking", leaking)
+    model, x = small_model("llama"), tokens(1, 20)
+    model.set_attn_implementation("leaking")
+    changed = x.clone()
+    changed[0, -1] = 5
+    assert (model(changed).logits[:, 0] - model(x).logits[:, 0]).abs().max() > 1e-2
+    extended("llama", "log_n")  # after which transformers knows the name
+    model.set_attn_implementation("posenc")
+    with pytest.raises(InputError, match=r"is set by posenc.extend"):
+        model(x)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("method", ["self_extend:window=12:group=4", "log_n", "rerope:window=12+log_n"])
+def test_packed_documents_are_apart(kind: str, method: str) -> None:
+    model, x = extended(kind, method), tokens(1, LENGTH)
+    lengths = 30, 70
+    ids = torch.cat([torch.arange(n) for n in lengths])[None]
+    found = model(x, position_ids=ids, use_cache=False).logits
+    wanted = torch.cat([model(part).logits for part in x.split(lengths, 1)], 1)
+    close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_masks_of_ones_own_are_honoured(kind: str) -> None:
+    """Four dimensions, bool or additive, with a prefix that sees both ways: as the model's own attention has it."""
+    plain, model = small_model(kind), small_model(kind)
+    posenc.extend(model, "softmax_n:n=0")  # which is softmax
+    x = tokens(1, 40)
+    allowed = torch.ones(40, 40, dtype=torch.bool).tril()
+    allowed[20:, 5:9] = False
+    prefix = allowed.clone()
+    prefix[:6, :6] = True
+    for mask in (allowed, prefix):
+        additive = torch.zeros(40, 40).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None]
+        wanted = plain(x, attention_mask=additive).logits
+        close(model(x, attention_mask=additive).logits, wanted)
+        close(model(x, attention_mask=mask[None, None]).logits, wanted)
+    mapped = extended(kind, "rerope:window=12")
+    assert (mapped(x, attention_mask=allowed[None, None]).logits - mapped(x).logits).abs().max() > 0.1
+    with pytest.raises(InputError, match=r"keys before a query"):
+        mapped(x, attention_mask=prefix[None, None])
+
+
+def test_positions_with_gaps() -> None:
+    """Position ids that jump, as PoSE trains with, are honoured; with a cache they are refused."""
+    x = tokens(1, 60)
+    ids = torch.cat((torch.arange(30), torch.arange(30) + 500))[None]
+    mask = torch.ones_like(x)
+    wanted = small_model("llama")(x, attention_mask=mask, position_ids=ids).logits
+    model = extended("llama", "rerope:window=600")
+    close(model(x, attention_mask=mask, position_ids=ids).logits, wanted)
+    cache = model(x[:, :20], use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"position_ids that jump while keys are cached"):
+        model(x[:, 20:], past_key_values=cache, position_ids=ids[:, 20:])
+
+
+def test_padding_between_tokens() -> None:
+    """Rows padded on the right and then continued, as several turns of a batch are: positions as generate counts them."""
+    model, x = extended("llama", "self_extend:window=12:group=4+log_n"), tokens(1, 60)
+    hole = torch.cat((x[:, :30], torch.zeros(1, 7, dtype=torch.long), x[:, 30:]), 1)
+    mask = (hole > 0).long()
+    found = model(hole, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    close(found[mask.bool()][None], model(x).logits)
+
+
+def test_no_mask_of_queries_times_keys_is_made() -> None:
+    from posenc.pretrained import masks
+
+    made: list[Any] = []
+    model = extended("llama", "rerope:window=12")
+    from transformers import AttentionMaskInterface
+
+    def watched(**given: Any) -> Any:
+        made.append(masks.register(**given))
+        return made[-1]
+
+    x, mask = tokens(2, LENGTH), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :9] = 0
+    AttentionMaskInterface.register("posenc", watched)
+    try:
+        model(x)
+        model(x, attention_mask=mask)
+        model(x, position_ids=torch.arange(LENGTH).expand(2, -1) % 50, use_cache=False)
+    finally:
+        AttentionMaskInterface.register("posenc", masks.register)
+    assert [None if m is None else tuple(m.shape) for m in made] == [None, (2, 1, 1, 200), (2, 1, 1, 300)]
+
+
+# ------------------------------------------------------------------------------------------ training, compiling
+
+
+@pytest.mark.parametrize("method", ["rerope:window=12", "self_extend:window=12:group=4", "none"])
+def test_gradients_and_checkpointing(method: str) -> None:
+    """Those of brute force, also where layers are computed again in the backward pass."""
+    model, x = small_model("llama").double().train(), tokens(2, LENGTH)
+    brute = copy.deepcopy(model)
+    use_mapped_attention(brute, method, anatomy(model).rope.frequencies().inv_freq, "half", TRAINED, 1.5)
+    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=4 * TRAINED)
+
+    def gradients(model: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            loss = torch.nn.functional.cross_entropy(model(x, use_cache=False).logits.flatten(0, 1), x.flatten())
+            return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    wanted, found = gradients(brute), gradients(model)
+    model.activation_checkpointing_enable()
+    for ours, again, theirs in zip(found, gradients(model), wanted, strict=True):
+        close(ours, theirs, 1e-5)
+        close(again, ours, 1e-12)
+
+
+def test_dropout_is_the_configured_one() -> None:
+    model, x = extended("llama", "rerope:window=12", attention_dropout=0.5), tokens(1, 40)
+    still = model(x).logits
+    model.train()
+    assert (model(x).logits - still).abs().max() > 0.1
+    assert torch.equal(model.eval()(x).logits, still)
+
+
+@pytest.mark.parametrize("method", ["yarn", "self_extend:window=12:group=4", pytest.param("log_n", marks=pytest.mark.slow)])
+def test_compiled(method: str) -> None:
+    model, x = extended("llama", method), tokens(2, LENGTH)
+    mask = torch.ones_like(x)
+    mask[0, :9] = 0
+    compiled = torch.compile(model, backend="eager")
+    close(compiled(x).logits, model(x).logits)
+    close(compiled(x, attention_mask=mask).logits[mask.bool()], model(x, attention_mask=mask).logits[mask.bool()])
+    torch._dynamo.reset()
+
+
+def test_what_is_not_served_is_refused() -> None:
+    model, x = extended("llama", "rerope:window=12"), tokens(1, 20)
+    with pytest.raises((InputError, ValueError), match=r"output_attentions|attention weights"):
+        model(x, output_attentions=True)

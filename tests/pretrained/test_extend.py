@@ -1,0 +1,372 @@
+"""Extending and restoring: what is promised, reported, refused and undone."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from references.small_models import TRAINED, small_model, tokens
+from torch import Tensor, nn
+
+import posenc
+from posenc import InputError, frequencies, position_maps
+from posenc.pretrained.anatomy import anatomy
+from posenc.pretrained.attach import attached
+from posenc.pretrained.methods import METHODS, Lengths, plan
+
+THETA = {"rope_theta": 10000.0}
+LENGTH = 100
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def state(model: Any) -> dict[str, Any]:
+    """All that `extend` may touch."""
+    config = {k: v for k, v in model.config.to_dict().items()}
+    attributes = [sorted(k for k in vars(m) if "posenc" in k) for m in model.modules()]
+    return {
+        "config": config, "implementation": model.config._attn_implementation, "attributes": attributes,
+        "rotary": id(model.base_model.rotary_emb), "parameters": id(model.config.rope_parameters),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ what is promised
+
+PROMISES = {
+    "none": TRAINED,
+    "linear": 0,
+    "ntk": 0,
+    "yarn": 0,
+    "dynamic": 0,
+    "rerope": TRAINED // 2,
+    "rerope:window=12": 12,
+    "leaky_rerope": TRAINED // 2,
+    "self_extend": TRAINED // 4,
+    "streaming": TRAINED,
+    "streaming:sinks=2:recent=20": 22,
+    "log_n": TRAINED,
+    "log_n:clip=false": 0,
+    "softmax_n": 0,
+    "softmax_n:n=0": TRAINED,
+    "rerope+log_n": TRAINED // 2,
+    "rerope+yarn": 0,
+    "abf:new_base=10000": TRAINED,
+}
+
+
+@pytest.mark.parametrize("method", PROMISES)
+@pytest.mark.parametrize("kind", ["llama", "smollm3"])
+def test_what_the_report_promises_is_what_happens(kind: str, method: str) -> None:
+    """Tokens that are said to be read as before are, and where less is promised than the window, something changes."""
+    model = small_model(kind, rope_parameters=THETA | {"rope_type": "default"})
+    x = tokens(2, TRAINED)
+    before = model(x).logits
+    report = posenc.extend(model, method, factor=4)
+    promised = PROMISES[method]
+    assert report.exact_tokens == promised
+    change = (model(x).logits - before).abs().amax((0, 2)) / before.abs().max()
+    assert not (change[:promised] > 1e-5).any()
+    if promised < TRAINED:
+        assert (change[promised : promised + 3] > 1e-5).any()
+    words = {0: "every text is read differently", TRAINED: "texts of up to 64 tokens are read exactly as before"}
+    assert words.get(promised, f"the first {promised} tokens") in str(report)
+
+
+def test_the_report() -> None:
+    model = small_model("llama")
+    report = posenc.extend(model, "ntk+log_n", target_length=256)
+    found = json.loads(json.dumps(report.to_dict()))
+    assert found["schedule"] == {"name": "ntk", "factor": 4.0} and found["map"] is None
+    assert found["stretch"] == pytest.approx([4 ** (2 * c / 14) for c in range(8)])
+    assert (report.trained_length, report.new_length, report.attention_factor) == (64, 256, 1.0)
+    assert report.cache_bytes_per_token == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width, float32
+    assert not report.raw_keys and not report.plain and report.layers == (2, 2)
+    text = str(report)
+    assert "1 of 8 pairs as trained, the slowest 4 times slower" in text and "cannot express" in text
+    assert posenc.extend(model, "rerope").raw_keys and model.config.max_position_embeddings == 64
+    assert "does the same" in str(posenc.extend(model, "yarn", factor=4))
+    cache = model(tokens(1, 10), use_cache=True).past_key_values
+    assert sum(t.numel() * 4 for layer in cache.layers for t in (layer.keys, layer.values)) == 10 * 512
+    assert posenc.extend(model.to(torch.bfloat16), "yarn", factor=8).cache_bytes_per_token == 256
+
+
+def test_layers_that_keep_what_they_had_are_named() -> None:
+    smol, gemma = small_model("smollm3"), small_model("gemma3_text")
+    assert "2 layers have no position to change" in str(posenc.extend(smol, "yarn", factor=4))
+    assert "1 layers see a sliding window: as before" in str(posenc.extend(gemma, "rerope"))
+    gemma2 = posenc.extend(small_model("gemma2"), "yarn", factor=4)
+    assert "1 layers see a sliding window: their frequencies change with the others'" in str(gemma2)
+    assert gemma2.layers == (2, 2)
+
+
+def test_a_sliding_layer_of_gemma_3_turns_as_before() -> None:
+    model = small_model("gemma3_text")
+    ids, x = torch.arange(40)[None], torch.zeros(1, 40, 64)
+    before = [model.model.rotary_emb(x, ids, kind) for kind in ("sliding_attention", "full_attention")]
+    posenc.extend(model, "yarn", factor=4)
+    after = [model.model.rotary_emb(x, ids, kind) for kind in ("sliding_attention", "full_attention")]
+    torch.testing.assert_close(after[0][0], before[0][0], atol=1e-5, rtol=0)
+    assert (after[1][0] - before[1][0]).abs().max() > 0.1
+    assert model.config.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+# ------------------------------------------------------------------------------------------ done again, undone
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope+log_n", "none", "ntk+softmax_n"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text", "gpt_oss"])
+def test_restore_puts_back_the_very_objects(kind: str, method: str) -> None:
+    model, x = small_model(kind), tokens(1, LENGTH)
+    if kind == "gpt_oss" and "softmax_n" in method:
+        with pytest.raises(InputError, match=r"gpt_oss has learned sinks"):
+            posenc.extend(model, method, factor=4)
+        return
+    before, logits = state(model), model(x).logits
+    for _ in range(2):
+        posenc.extend(model, method, factor=4)
+        assert (model(x).logits == logits).all() == (method == "none")
+        assert model.config.max_position_embeddings == 256
+        posenc.restore(model)
+        assert state(model) == before
+        assert torch.equal(model(x).logits, logits)
+    with pytest.raises(InputError, match=r"model is not extended"):
+        posenc.restore(model)
+
+
+def test_the_same_call_twice_changes_nothing_and_another_replaces() -> None:
+    model, x = small_model("llama"), tokens(1, LENGTH)
+    first = posenc.extend(model, "yarn", factor=4)
+    rotary, record = model.model.rotary_emb, attached(model)
+    assert posenc.extend(model, "yarn", target_length=256) is first
+    assert model.model.rotary_emb is rotary and attached(model) is record
+    for method in ("rerope+log_n", "linear", "yarn:beta_fast=8"):
+        posenc.extend(model, method, factor=4)
+        fresh = small_model("llama")
+        posenc.extend(fresh, method, factor=4)
+        assert torch.equal(model(x).logits, fresh(x).logits)
+    posenc.restore(model)
+    assert state(model) == state(small_model("llama")) | {k: state(model)[k] for k in ("rotary", "parameters")}
+
+
+def test_what_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = small_model("llama"), tokens(1, 40)
+    before = state(model)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    for method, options in (("yarn:beta_fast=0.5", {}), ("rerope", {"window": 0}), ("self_extend", {"group": "a"})):
+        with pytest.raises(InputError):
+            posenc.extend(model, method, factor=4, **options)
+        assert state(model) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(type(model), "set_attn_implementation", fail)
+        with pytest.raises(RuntimeError, match=r"no"):
+            posenc.extend(model, "rerope+yarn", factor=4)
+    assert state(model) == before
+    posenc.extend(model, "log_n")
+    logits = model(x).logits
+    with pytest.raises(InputError):
+        posenc.extend(model, "yarn:factor=0", factor=4)
+    with monkeypatch.context() as patched:
+        patched.setattr("posenc.pretrained.attach.Turns", fail)
+        with pytest.raises(RuntimeError, match=r"no"):
+            posenc.extend(model, "yarn", factor=4)
+    assert torch.equal(model(x).logits, logits)
+
+
+def test_a_model_that_moves_and_a_copy() -> None:
+    model, x = small_model("llama"), tokens(1, LENGTH)
+    plain = model(x).logits
+    posenc.extend(model, "rerope:window=12+yarn", factor=4)
+    wanted = model(x).logits
+    twin = copy.deepcopy(model)
+    assert twin.model.layers[0].self_attn._posenc_plan is not model.model.layers[0].self_attn._posenc_plan
+    assert twin.model.layers[0].self_attn._posenc_plan.memory is twin.model.layers[1].self_attn._posenc_plan.memory
+    assert torch.equal(twin(x).logits, wanted)
+    posenc.restore(twin)
+    assert torch.equal(twin(x).logits, plain) and torch.equal(model(x).logits, wanted)
+    model.to(torch.float64).to(torch.float32)
+    assert torch.equal(model(x).logits, wanted)
+    posenc.restore(model)
+    assert torch.equal(model(x).logits, plain)
+
+
+def test_peft_models_are_looked_through() -> None:
+    peft = pytest.importorskip("peft")
+    x = tokens(1, LENGTH)
+    model, bare = small_model("llama"), small_model("llama")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    posenc.extend(wrapped, "rerope", factor=4)
+    posenc.extend(bare, "rerope", factor=4)
+    torch.testing.assert_close(wrapped(x).logits, bare(x).logits, atol=1e-5, rtol=0)
+    posenc.restore(wrapped)
+    torch.testing.assert_close(wrapped(x).logits, small_model("llama")(x).logits, atol=1e-5, rtol=0)
+
+
+def test_a_saved_model_says_what_plain_transformers_lacks(tmp_path: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, x = small_model("llama"), tokens(1, LENGTH)
+    posenc.extend(model, "rerope:window=12+ntk", factor=4)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.posenc == {"method": "rerope:window=12+ntk", "target_length": 256}
+    ntk = small_model("llama")
+    posenc.extend(ntk, "ntk", factor=4)
+    torch.testing.assert_close(again(x).logits, ntk(x).logits, atol=1e-3, rtol=0)
+    posenc.extend(again, **again.config.posenc)
+    torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------ models scaled already
+
+
+def test_what_only_stretched_is_replaced() -> None:
+    given = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    model = small_model("llama", max_position_embeddings=256, rope_parameters=given)
+    report = posenc.extend(model, "yarn", factor=8)
+    assert (report.trained_length, report.original_length, report.new_length) == (256, 64, 512)
+    assert "scaled by yarn from 64 tokens; the new schedule takes its place" in str(report)
+    fresh, x = small_model("llama"), tokens(1, LENGTH)
+    posenc.extend(fresh, "yarn", factor=8)
+    assert torch.equal(model(x).logits, fresh(x).logits)
+    with pytest.raises(InputError, match=r"target_length=128.*stretched from 64 by yarn.*target_length=512 or more"):
+        posenc.extend(model, "yarn", factor=2)
+    kept = posenc.extend(model, "rerope")
+    assert kept.map == {"name": "rerope", "window": 128} and kept.exact_tokens == 128
+    assert "scaled by yarn, which stays" in str(kept)
+
+
+def test_what_was_trained_at_finer_positions_keeps_them() -> None:
+    """A model under "linear" was trained so: it is a plain model at positions a quarter as large."""
+    given = THETA | {"rope_type": "linear", "factor": 4.0}
+    model = small_model("llama", max_position_embeddings=256, rope_parameters=given)
+    posenc.extend(model, "yarn", factor=2)
+    found = model.model.rotary_emb.rotations["full_attention"].frequencies()
+    wanted = frequencies.yarn(16, factor=2, original_max_positions=64)
+    torch.testing.assert_close(found.inv_freq, wanted.inv_freq / 4, rtol=1e-12, atol=0)
+    assert found.attention_factor == wanted.attention_factor
+    posenc.extend(model, "rerope:window=12")
+    found = model.model.rotary_emb.rotations["full_attention"].frequencies()
+    torch.testing.assert_close(found.inv_freq, frequencies.linear(16, factor=4).inv_freq, rtol=0, atol=0)
+
+
+def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None:
+    long = [2.0] * 8
+    given = THETA | {
+        "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": long, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    model = small_model(
+        "phi3", max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=given
+    )
+    posenc.extend(model, "rerope")
+    rotation = model.model.rotary_emb.rotations["full_attention"]
+    torch.testing.assert_close(rotation.frequencies().inv_freq * 2, frequencies.default(16).inv_freq)
+    x = tokens(1, LENGTH)
+    steps = [model(x[:, :60], use_cache=True)]
+    for at in range(60, LENGTH):
+        steps.append(model(x[:, at : at + 1], past_key_values=steps[0].past_key_values))
+    torch.testing.assert_close(torch.cat([s.logits for s in steps], 1), model(x).logits, atol=1e-3, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------ methods
+
+
+def test_every_schedule_and_map_is_a_method() -> None:
+    not_for_extension = {"default", "proportional", "inverse_leaky"}
+    assert set(frequencies.SCHEDULES) | set(position_maps.MAPS) - not_for_extension <= set(METHODS) | not_for_extension
+    for name, method in METHODS.items():
+        assert method.summary, name
+        assert method.options().keys() >= method.defaults.keys(), name
+
+
+def test_defaults_follow_from_the_lengths() -> None:
+    def read(text: str, **options: Any) -> Any:
+        return plan(text, options, Lengths(4096, 16384), Lengths(4096, 16384))
+
+    assert read("rerope").map == {"name": "rerope", "window": 2048}
+    assert read("self_extend").map == {"name": "self_extend", "window": 1024, "group": 9}
+    assert read("self_extend", group=4).map == {"name": "self_extend", "group": 4, "window": 1024}
+    assert read("leaky_rerope").map == {"name": "leaky_rerope", "window": 2048, "factor": 7.0}
+    assert read("streaming").map == {"name": "streaming", "sinks": 4, "recent": 4092}
+    assert read("yarn").schedule == {"name": "yarn", "factor": 4.0, "original_max_positions": 4096}
+    dynamic = {"name": "dynamic", "length": 16384, "original_max_positions": 4096}
+    assert read("dynamic").schedule == dynamic and read("dynamic:factor=2").schedule == dynamic | {"factor": 2}
+    resonant = read("log_n+yarn:beta_fast=16+resonance")
+    assert resonant.schedule["of"]["beta_fast"] == 16 and resonant.tuning == "needs it"
+    assert resonant.attention["log_n"].train_length == 4096
+    spec = read("self_extend").map
+    last = position_maps.create(spec).relative(posenc.Positions.arange(1, 16383, causal=True))
+    assert last.max() <= 4096 * 2 / 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("yarm", {}, r"unknown method 'yarm': did you mean 'yarn'"),
+        ("yarn+ntk", {}, r"yarn and ntk are two of a kind; take one frequency schedule"),
+        ("rerope+self_extend", {}, r"two of a kind; take one position map"),
+        ("log_n+log_n", {}, r"the same part twice"),
+        ("none+yarn", {}, r"none is by itself"),
+        ("resonance+yarn", {}, r"comes after it, as in yarn\+resonance"),
+        ("rerope", {"windw": 3}, r"unknown option 'windw': did you mean 'window'"),
+        ("rerope:windw=3", {}, r"unknown option of .*'windw=3'"),
+        ("leaky_rerope+linear:factor=2", {"window": "x"}, r"option window='x'"),
+        ("rerope:window=3", {"window": 4}, r"give it once"),
+        ("yarn+log_n", {"train_length": 1}, r"train_length=1"),
+        ("ntk:factor=0.5", {}, r"factor=0.5"),
+        ("abf", {}, r"'abf' needs new_base"),
+    ],
+)
+def test_methods_that_are_refused(method: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        posenc.extend(small_model("llama"), method, factor=4, **options)
+
+
+def test_lengths_that_are_refused() -> None:
+    model = small_model("llama")
+    for given, message in (
+        ({}, r"depends on the new length: pass factor= or target_length="),
+        ({"factor": 2, "target_length": 128}, r"give one of them"),
+        ({"factor": 0.5}, r"factor=0.5"),
+        ({"target_length": 32}, r"target_length=32: the model reads 64 tokens as it is"),
+    ):
+        with pytest.raises(InputError, match=message):
+            posenc.extend(model, "yarn", **given)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"depends on the new length"):
+        posenc.extend(model, "self_extend")
+    posenc.extend(model, "self_extend", group=4)
+
+
+def test_models_that_are_refused() -> None:
+    with pytest.raises(InputError, match=r"gemma2 caps its scores"):
+        posenc.extend(small_model("gemma2"), "rerope")
+    with pytest.raises(InputError, match=r"every layer of this model sees 32 tokens at most"):
+        posenc.extend(small_model("mistral", sliding_window=32), "log_n")
+    with pytest.raises(InputError, match=r"unknown model type 'gpt2'"):
+        posenc.extend(small_model("gpt2", n_embd=32, n_head=2, n_layer=1), "yarn", factor=2)
+    with pytest.raises(InputError, match=r"pass a transformers model"):
+        posenc.extend(nn.Linear(2, 2), "yarn", factor=2)
+
+
+def test_importing_posenc_does_not_import_transformers() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, posenc; posenc.extend; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_anatomy_of_an_extended_model_is_that_of_the_model_before() -> None:
+    model = small_model("llama")
+    before = anatomy(model)
+    posenc.extend(model, "rerope+yarn", factor=4)
+    found = anatomy(model)
+    assert found.rotary is before.rotary and found.loaded_length == 64
+    assert isinstance(found.rope.frequencies().inv_freq, Tensor)

