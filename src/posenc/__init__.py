@@ -28,6 +28,7 @@ _LAZY = {
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
     "restore": "posenc.pretrained.extend",
+    "to_hf": "posenc.pretrained.export",
 }
 """Names for pretrained models, imported when first used: transformers, which they need, is optional and slow to import."""
 __all__ += [*_LAZY]

@@ -5,9 +5,11 @@ import math
 
 import pytest
 import torch
+import transformers
 
 import posenc
 from posenc import cli
+from posenc.errors import InputError
 from posenc.pretrained import loss_by_position
 
 TEXT = " ".join(f"w{(7 * index * index + index // 5) % 94}" for index in range(400))
@@ -94,6 +96,39 @@ def test_extend_reads_the_language_reference_by_default(folder, capsys):
     found = json.loads(out)["verification"]
     assert found["edges"][-1] == 128
     assert all(math.isfinite(mean) for means in found["losses"].values() for mean in means)
+
+
+@pytest.mark.parametrize(
+    ("method", "plain"), [("yarn", True), ("llama3+resonance", True), ("rerope:window=16", False), ("ntk+log_n", False)]
+)
+def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, method, plain):
+    out = tmp_path / "long"
+    code, told, _ = run(capsys, "extend", folder, "--method", method, "--factor", 4, "--no-verify", "--out", out)
+    assert code == 0
+    assert f"wrote {out}" in told
+    assert "vLLM: " in told
+    assert "llama.cpp: " in told
+    assert json.loads((out / "extend.json").read_text())["saved"]["plain"] is plain
+    model, tokenizer = posenc.load(folder)
+    posenc.extend(model, method, factor=4)
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :200]
+    with torch.no_grad():
+        want = model(ids).logits
+        again, _ = posenc.load(out)
+        torch.testing.assert_close(again(ids).logits, want, rtol=1e-4, atol=1e-4)
+        stock = transformers.AutoModelForCausalLM.from_pretrained(out)
+        assert ((stock(ids).logits - want).abs().max() < 1e-3) == plain
+    assert run(capsys, "doctor", out)[0] == 0
+    code, _, err = run(capsys, "extend", folder, "--method", method, "--factor", 4, "--out", out)
+    assert code == 2
+    assert "has something in it" in err
+
+
+def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"posenc": "rerope"}))
+    with pytest.raises(InputError, match=r"entry posenc of its configuration is 'rerope'"):
+        posenc.load(folder)
 
 
 @pytest.mark.parametrize(

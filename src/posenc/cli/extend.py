@@ -38,15 +38,15 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
 
 
 def run_extend(options: argparse.Namespace, command: str) -> int:
-    import posenc
     from posenc.files import Folder
+    from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend, restore
 
     given = _options(options.option)
     if options.verify_tokens is not None and options.verify_tokens < 2:
         raise InputError(f"--verify-tokens {options.verify_tokens}: must be at least 2")
-    if options.out is not None:
-        Folder(options.out)
+    if options.out is not None and any(Folder(options.out).directory.iterdir()):
+        raise InputError(f"--out {options.out}: has something in it; name a new folder")
     model, tokenizer = read_model(options)
     if tokenizer is None and options.verify:
         raise InputError(f"{options.model}: it has no tokenizer to read a text with: --no-verify goes without")
@@ -64,7 +64,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         results["verification"] = found.to_dict()
         told.append(str(found))
     if options.out is not None:
-        saved = posenc.to_hf(model, options.out, tokenizer)
+        saved = to_hf(model, options.out, tokenizer)
         results["saved"] = saved.to_dict()
         told.append(str(saved))
     return emit(options, results, "\n\n".join(told))

@@ -106,7 +106,7 @@ def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     parameters = None
     if chosen.schedule is not None:
         parameters = hf_rope_parameters(body, {t: rotations[t].frequencies() for t in changed}, length)
-    label = {"method": chosen.text, "target_length": target} if through_attention else None
+    label = {"method": chosen.exactly, "target_length": target} if through_attention else None
     return Design(rotations, still, encodings, parameters, length, label)
 
 

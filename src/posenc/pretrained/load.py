@@ -2,6 +2,7 @@
 
 import importlib.util
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def load(
 
     Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
-    with transformers' code and a warning that says so. A GGUF file is unpacked to `dtype`.
+    with transformers' code and a warning that says so. A GGUF file is unpacked to `dtype`. A model that `to_hf` wrote
+    with a method beyond transformers' configurations is extended again by that method.
 
     Raises:
         InputError: nothing of that name, nothing that is safe to read, or a package that is missing.
@@ -47,7 +49,23 @@ def load(
         model, tokenizer = _from_pretrained(str(name), dtype, local=path.is_dir())
     else:
         raise InputError(f"{name}: no such file or folder, and no name of the Hugging Face hub (OWNER/NAME) either")
-    return model.to(device).eval(), tokenizer
+    model = model.to(device).eval()
+    _extend_as_saved(model, str(name))
+    return model, tokenizer
+
+
+def _extend_as_saved(model: Any, name: str) -> None:
+    """What `to_hf` noted in the configuration because no configuration of transformers can say it."""
+    from posenc.pretrained.extend import extend
+
+    said = getattr(model.config, "posenc", None)
+    if said is None:
+        return
+    if not isinstance(said, Mapping) or not {"method", "target_length"} <= said.keys():
+        raise InputError(
+            f"{name}: the entry posenc of its configuration is {said!r}: it needs method and target_length"
+        )
+    extend(model, said["method"], target_length=said["target_length"])
 
 
 def demo_file() -> Path:

@@ -7,7 +7,7 @@ extrapolation.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal
@@ -168,9 +168,11 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A method for given lengths. schedule and map are data, None where there is none; attention is encodings by name."""
+    """A method for given lengths. schedule and map are data, None where there is none; attention is encodings by name.
+    text: as it was asked for. exactly: with what followed from the lengths, but for a schedule, as well."""
 
     text: str
+    exactly: str
     schedule: dict[str, Any] | None = None
     map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = field(default_factory=dict)
@@ -193,6 +195,7 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     found: dict[str, Any] | None = None
     attention: dict[str, Encoding] = {}
     exact: list[int] = []
+    resolved: list[tuple[str, dict[str, Any]]] = []
     tuning: Tuning = "works without"
     for name, given in parts:
         chosen = METHODS[name]
@@ -201,8 +204,10 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
             tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
             schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
+            resolved.append((name, given))
             continue
         given = given | {key: default(others) for key, default in chosen.defaults.items() if key not in given}
+        resolved.append((name, given))
         if chosen.kind == "map":
             found = {"name": name, **given}
             position_maps.create(found)
@@ -213,8 +218,11 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     if schedule is not None:
         shape = {"factor": schedules.factor, "original_max_positions": schedules.trained, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
-    text = "+".join(":".join([name, *(f"{k}={v}" for k, v in given.items())]) for name, given in parts)
-    return Plan(text, schedule, found, attention, min(exact, default=None), tuning)
+    return Plan(_written(parts), _written(resolved), schedule, found, attention, min(exact, default=None), tuning)
+
+
+def _written(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    return "+".join(":".join([name, *(f"{k}={v}" for k, v in given.items())]) for name, given in parts)
 
 
 def _read(part: str) -> tuple[str, dict[str, Any]]:
