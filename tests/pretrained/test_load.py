@@ -112,6 +112,14 @@ def test_code_of_its_own_is_not_run(folder, llama):
         load(folder)
 
 
+def test_a_base_that_was_lost_is_said(tmp_path):
+    """Trap: rope_parameters written anew, without rope_theta. The file loads, with another base."""
+    tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).save_pretrained(tmp_path)
+    edit(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})
+    with pytest.warns(UserWarning, match=r"posenc: .* without rope_theta: transformers takes its default, 10000$"):
+        load(tmp_path)
+
+
 def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
     for name, message in (
         (tmp_path / "none", r"no such file or folder"),

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import posenc
 from posenc.errors import InputError
 from posenc.pretrained import nbce_generate, nbce_steps
 from posenc.pretrained.nbce import TEMPLATE, chat, combine
@@ -98,8 +99,12 @@ def test_beta_minus_1_hears_no_context(llama, tokenizer):
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}])
-def test_it_says_what_the_authors_script_says(llama, tokenizer, options, batch_size):
-    """Prompts of unequal lengths, alone and unpadded, give what a left-padded batch with caches gives."""
+@pytest.mark.parametrize("method", [None, "yarn", "self_extend:window=4:group=3"])
+def test_it_says_what_the_authors_script_says(llama, tokenizer, options, batch_size, method):
+    """Prompts of unequal lengths, alone and unpadded, give what a left-padded batch with caches gives; also where the
+    model was extended by a map of absolute positions."""
+    if method:
+        posenc.extend(llama, method, factor=4)
     prompts = [tokenizer(TEMPLATE.format(context=context, question=QUESTION)).input_ids for context in ("", *CONTEXTS)]
     assert len({len(prompt) for prompt in prompts}) > 3
     reference = {"beta": 0.25, "eta": 0.1, "top_p": 0.95} | options
@@ -205,15 +210,15 @@ def test_smollm2_finds_with_nbce_what_truncation_loses(demo):
     """Eight contexts of 384 tokens, one of which holds a pass key; the last one alone is the truncated text."""
     model, tokenizer = demo
     question = "What is the pass key? The pass key is"
-    for key, place, depth in ((31415, 2, 0.3), (60221, 5, 0.8)):
-        sentences = [GARBAGE] * 15
-        contexts = ["\n".join(sentences)] * 8
-        assert 360 < len(tokenizer(contexts[0]).input_ids) < 390
-        sentences[int(depth * 15)] = f"The pass key is {key}. Remember it. {key} is the pass key."
-        contexts[place] = "\n".join(sentences)
-        options = {"template": "{context}\n{question}", "max_new_tokens": 6}
-        answer = nbce_generate(model, tokenizer, contexts, question, **options)
-        assert str(key) in answer.text
-        assert answer.contexts[0] == place
-        truncated = nbce_generate(model, tokenizer, contexts[-1:], question, beta=0, **options)
-        assert str(key) not in truncated.text
+    key, place = 31415, 5
+    sentences = [GARBAGE] * 15
+    contexts = ["\n".join(sentences)] * 8
+    assert 360 < len(tokenizer(contexts[0]).input_ids) < 390
+    sentences[4] = f"The pass key is {key}. Remember it. {key} is the pass key."
+    contexts[place] = "\n".join(sentences)
+    options = {"template": "{context}\n{question}", "max_new_tokens": 6}
+    answer = nbce_generate(model, tokenizer, contexts, question, **options)
+    assert str(key) in answer.text
+    assert answer.contexts[0] == place
+    truncated = nbce_generate(model, tokenizer, contexts[-1:], question, beta=0, **options)
+    assert str(key) not in truncated.text

@@ -123,7 +123,6 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
     try:
         stored, _ = PretrainedConfig.get_config_dict(name, local_files_only=local)
-        own_code = "auto_map" in stored
         weights = stored.get("transformers_weights") or ""
         if weights.endswith(_PICKLES):
             raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
@@ -137,12 +136,13 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
         else:
             reason = " ".join(str(error).split())
         raise InputError(f"{name}: {'' if local else 'no such folder; from the hub: '}{reason}") from error
-    if own_code:
-        warnings.warn(
-            f"posenc: {name} names code of its own (auto_map), which was not run: transformers' "
-            f"{type(model).__name__} is used",
-            stacklevel=3,
-        )
+    if "auto_map" in stored:
+        told = f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
+        warnings.warn(f"posenc: {name} {told}", stacklevel=3)
+    scaling = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
+        told = "was scaled by a configuration without rope_theta: transformers takes its default"
+        warnings.warn(f"posenc: {name} {told}, {config.rope_parameters['rope_theta']:.10g}", stacklevel=3)
     return model, tokenizer
 
 
