@@ -98,6 +98,41 @@ def test_extend_reads_the_language_reference_by_default(folder, capsys):
     assert all(math.isfinite(mean) for means in found["losses"].values() for mean in means)
 
 
+def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
+    text, other = folder.parent / "text.txt", folder.parent / "other.txt"
+    other.write_text(" ".join(f"w{(3 * index) % 94}" for index in range(300)))
+    arguments = ["extend", folder, "--method", "linear", "--factor", 2, "--out", tmp_path / "long", "--text", other]
+    arguments += [
+        "--finetune",
+        text,
+        "--steps",
+        6,
+        "--learning-rate",
+        0.01,
+        "--batch-size",
+        2,
+        "--length",
+        32,
+        "--pose",
+    ]
+    code, out, _ = run(capsys, *arguments, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["finetuning"]["settings"]["target_length"] == 128
+    assert len(told["finetuning"]["losses"]) == 6
+    losses = told["verification"]["losses"]
+    assert list(losses) == ["as loaded", "cut to 64", "extended", "fine-tuned"]
+    assert losses["fine-tuned"] != losses["extended"]
+    # what was saved is what was measured
+    model, tokenizer = posenc.load(tmp_path / "long")
+    loss = loss_by_position(model, torch.tensor(tokenizer(other.read_text()).input_ids)[:128])
+    edges = told["verification"]["edges"]
+    assert losses["fine-tuned"][-1] == pytest.approx(float(loss[edges[-2] : edges[-1]].mean()), abs=1e-4)
+    code, out, _ = run(capsys, *arguments[:6], "--no-verify", "--finetune", text, "--steps", 2)
+    assert code == 0
+    assert "2 steps of 1 x 128 tokens on all weights" in out
+
+
 @pytest.mark.parametrize(
     ("method", "plain"), [("yarn", True), ("llama3+resonance", True), ("rerope:window=16", False), ("ntk+log_n", False)]
 )
@@ -154,13 +189,17 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
         ),
         (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "it has 0 tokens"),
         (["extend", "MODEL", "--method", "none", "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
+        (["extend", "MODEL", "--method", "none", "--lora", "8"], "--lora: is for fine-tuning, give --finetune FILE"),
+        (["extend", "MODEL", "--method", "none", "--finetune", "/no/text"], "--finetune /no/text: No such file"),
+        (["extend", "MODEL", "--method", "none", "--finetune", "TEXT", "--text", "TEXT"], "the model is trained on it"),
+        (["extend", "MODEL", "--method", "none", "--finetune", "TEXT", "--no-verify", "--steps", "0"], "steps=0"),
         (["extend", "MODEL", "--method", "none", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
     empty = folder.parent / "empty.txt"
     empty.touch()
-    places = {"MODEL": str(folder), "EMPTY": str(empty)}
+    places = {"MODEL": str(folder), "EMPTY": str(empty), "TEXT": str(folder.parent / "text.txt")}
     code, out, err = run(capsys, *(places.get(argument, argument) for argument in arguments))
     assert code == 2
     assert out == ""

@@ -158,6 +158,13 @@ def test_it_streams_and_leaves_the_model_as_it_was(llama, tokenizer):
     assert llama.training
 
 
+def test_a_context_longer_than_the_model_is_warned_of(llama, tokenizer):
+    with pytest.warns(UserWarning, match=r"posenc: .* takes 84 tokens, and the model is for 64"):
+        nbce_generate(llama, tokenizer, ["w3", "w4 " * 80], QUESTION, max_new_tokens=1)
+    posenc.extend(llama, "rerope:window=16")
+    nbce_generate(llama, tokenizer, ["w4 " * 80], QUESTION, max_new_tokens=1)
+
+
 def test_draws_follow_the_seed(llama, tokenizer):
     def draw(seed, temperature=2.0):
         options = {"temperature": temperature, "seed": seed, "max_new_tokens": 12}

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import TableFormatter, add_model, add_output, emit, read_model
@@ -9,7 +10,19 @@ from posenc.errors import InputError
 from posenc.texts import literal
 
 if TYPE_CHECKING:
-    from posenc.pretrained.verify import Verification
+    from posenc.pretrained.finetune import Finetuning
+    from posenc.pretrained.verify import Verifier
+
+FINETUNING = (
+    ("--steps", int, "steps (default: 1000)"),
+    ("--learning-rate", float, "of AdamW (default: 2e-5)"),
+    ("--length", int, "tokens of a window (default: the new length)"),
+    ("--batch-size", int, "windows a step (default: 1)"),
+    ("--lora", int, "train adapters of this rank (peft) and merge them (default: all weights)"),
+    ("--pose", bool, "skip positions, so that short windows see the whole new length (PoSE)"),
+    ("--seed", int, "of the windows (default: 0)"),
+)
+"""Flags that go to `posenc.pretrained.finetune.finetune` where they are given."""
 
 
 def add_extend(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +46,16 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
     add("--text", metavar="FILE", help="what is read to verify (default: the language reference inside Python)")
     add("--verify-tokens", type=int, metavar="N", help="tokens of it (default: what about a minute allows)")
     add("--verify", action=argparse.BooleanOptionalAction, default=True, help="measure the loss before and after")
+    train = parser.add_argument_group(
+        "fine-tuning at the new length, before the model is verified and saved"
+    ).add_argument
+    train("--finetune", metavar="FILE", help="a text to train on, which is not the one that verifies")
+    for flag, kind, text in FINETUNING:
+        missing: Any = argparse.SUPPRESS
+        if kind is bool:
+            train(flag, action="store_true", default=missing, help=text)
+        else:
+            train(flag, type=kind, metavar="X" if kind is float else "N", default=missing, help=text)
     add_output(parser, "save the model into this folder, and the JSON with it")
     parser.set_defaults(run=run_extend)
 
@@ -40,34 +63,39 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
 def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
     from posenc.pretrained.export import to_hf
-    from posenc.pretrained.extend import extend, restore
+    from posenc.pretrained.extend import extend
+    from posenc.report.terminal import ShowsProgress
 
-    given = _options(options.option)
+    given, training = _options(options.option), _training(options)
     if options.verify_tokens is not None and options.verify_tokens < 2:
         raise InputError(f"--verify-tokens {options.verify_tokens}: must be at least 2")
     if options.out is not None and any(Folder(options.out).directory.iterdir()):
         raise InputError(f"--out {options.out}: has something in it; name a new folder")
     model, tokenizer = read_model(options)
-    if tokenizer is None and options.verify:
-        raise InputError(f"{options.model}: it has no tokenizer to read a text with: --no-verify goes without")
+    if tokenizer is None and (options.verify or training is not None):
+        raise InputError(f"{options.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
 
     def extended() -> Any:
-        lengths = {"factor": options.factor, "target_length": options.target_length}
-        return extend(model, options.method, **lengths, **given)
+        return extend(model, options.method, factor=options.factor, target_length=options.target_length, **given)
 
     report = extended()  # a mistake shows before anything is measured
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
-    told = [str(report)]
-    if options.verify:
-        restore(model)
-        found = _verify(options, model, tokenizer, report, extended)
+    told: list[object] = [report]
+    with ShowsProgress(options.out or ".") as shown:
+        reader = _before_and_after(options, model, tokenizer, report, extended, shown) if options.verify else None
+        if training is not None:
+            tuned = _finetuned(model, tokenizer, options.finetune, training, reader, shown)
+            results["finetuning"] = tuned.to_dict()
+            told.append(tuned)
+    if reader is not None:
+        found = reader.result()
         results["verification"] = found.to_dict()
-        told.append(str(found))
+        told.append(found)
     if options.out is not None:
         saved = to_hf(model, options.out, tokenizer)
         results["saved"] = saved.to_dict()
-        told.append(str(saved))
-    return emit(options, results, "\n\n".join(told))
+        told.append(saved)
+    return emit(options, results, "\n\n".join(map(str, told)))
 
 
 def _options(written: Sequence[str]) -> dict[str, Any]:
@@ -77,19 +105,60 @@ def _options(written: Sequence[str]) -> dict[str, Any]:
     return {key: literal(value) for key, _, value in (item.partition("=") for item in written)}
 
 
-def _verify(
-    options: argparse.Namespace, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object]
-) -> "Verification":
-    from posenc.pretrained.verify import AS_LOADED, EXTENDED, verifier
-    from posenc.report.terminal import ShowsProgress
+def _training(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What was said on fine-tuning; None: it is not wanted."""
+    names = [flag.removeprefix("--").replace("-", "_") for flag, _, _ in FINETUNING]
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if options.finetune is None:
+        if given:
+            raise InputError(
+                f"--{next(iter(given)).replace('_', '-')}: is for fine-tuning, give --finetune FILE with it"
+            )
+        return None
+    _read(options.finetune, "--finetune")  # before anything is loaded
+    if options.verify and options.text is not None and Path(options.text).resolve() == Path(options.finetune).resolve():
+        raise InputError(f"--text {options.text}: the model is trained on it; give another, which it has not seen")
+    return given
 
+
+def _before_and_after(
+    options: argparse.Namespace, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object], shown: Any
+) -> "Verifier":
+    """Read the text with the model as it was loaded, and again extended."""
+    from posenc.lab.data import pydoc
+    from posenc.pretrained.extend import restore
+    from posenc.pretrained.verify import AS_LOADED, EXTENDED, verifier
+
+    restore(model)
     wanted = report.new_length or 2 * report.trained_length
-    reader = verifier(model, tokenizer, options.text, wanted, options.verify_tokens)
+    text = pydoc().decode() if options.text is None else _read(options.text, "--text")
+    name = options.text or "the language reference in Python's standard library"
+    reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
     arms = [AS_LOADED, *([reader.cut] if reader.past_training else []), EXTENDED]
-    with ShowsProgress(options.out or ".") as shown:
-        for index, arm in enumerate(arms):
-            if arm == EXTENDED:
-                extended()
-            reader.read(arm, model, shown.counter(arm))
-            shown.line(index + 1, len(arms), f"{arm}, {len(reader.ids)} tokens")
-    return reader.result()
+    for index, arm in enumerate(arms):
+        if arm == EXTENDED:
+            extended()
+        reader.read(arm, model, shown.counter(arm))
+        shown.line(index + 1, len(arms), f"{arm}, {len(reader.ids)} tokens")
+    return reader
+
+
+def _finetuned(
+    model: Any, tokenizer: Any, file: str, training: dict[str, Any], reader: "Verifier | None", shown: Any
+) -> "Finetuning":
+    from posenc.pretrained.finetune import finetune
+    from posenc.pretrained.verify import TUNED
+
+    told = shown.counter("fine-tuning")
+    steps = training.get("steps")
+    tuned = finetune(model, _read(file, "--finetune"), tokenizer, **training, progress=lambda at, _: told(at, steps))
+    if reader is not None:
+        reader.read(TUNED, model, shown.counter(TUNED))
+    return tuned
+
+
+def _read(path: str, argument: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{argument} {path}: {error.strerror}; give a readable text file") from None

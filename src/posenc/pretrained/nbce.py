@@ -6,6 +6,7 @@ whose prediction is surest is followed, less what the model would say anyway:
     log p(T | S_1, ..., S_n) = (1 + beta) P[log p(T | S_1), ..., log p(T | S_n)] - beta log p(T) + constant
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
+from posenc.pretrained.anatomy import unwrapped
+from posenc.pretrained.attach import attached
 from posenc.pretrained.calls import evaluating, last_logits
 
 POOLINGS = ("min_entropy", "average")
@@ -156,7 +159,7 @@ def nbce_steps(
         seed: of the draws, where temperature > 0.
 
     Each row keeps a cache of its own. Prompts are padded on the left, and positions are passed to the model, so that
-    padding shifts nothing.
+    padding shifts nothing. A prompt longer than max_position_embeddings is warned of.
 
     Raises:
         InputError: no contexts, or a number out of range.
@@ -172,6 +175,7 @@ def nbce_steps(
     device = next(model.parameters()).device
     write = template if callable(template) else lambda c, q: template.format(context=c, question=q)
     prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
+    _warn_of_length(model, max(map(len, prompts)))
     size = batch_size or len(prompts)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     ends, text, tokens = _ends(model, tokenizer), "", list[int]()
@@ -266,6 +270,16 @@ def _encode(tokenizer: Any, prompt: str) -> list[int]:
     if not ids:
         raise InputError(f"template: the prompt {prompt!r} has no tokens")
     return ids
+
+
+def _warn_of_length(model: Any, length: int) -> None:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and length > limit and attached(unwrapped(model)) is None:
+        warnings.warn(
+            f"posenc: a context with its question takes {length} tokens, and the model is for {limit}: "
+            "cut the contexts smaller, or posenc.extend the model",
+            stacklevel=4,
+        )
 
 
 def _ends(model: nn.Module, tokenizer: Any) -> set[int]:

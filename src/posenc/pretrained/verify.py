@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from posenc.pretrained.loss import Progress, loss_by_position
 
 BLOCKS = 8
 SECONDS = 60.0
-AS_LOADED, EXTENDED = "as loaded", "extended"
+AS_LOADED, EXTENDED, TUNED = "as loaded", "extended", "fine-tuned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,22 +95,24 @@ class Verifier:
         return Verification(self.text, self.trained_length, self.wanted, edges, means, self.seconds)
 
 
-def verifier(model: nn.Module, tokenizer: Any, text: str | None, wanted: int, tokens: int | None = None) -> Verifier:
+def verifier(
+    model: nn.Module, tokenizer: Any, name: str, text: str, wanted: int, tokens: int | None = None
+) -> Verifier:
     """Prepare to read a text.
 
     Args:
         model: as it was loaded.
         tokenizer: its own.
-        text: path of a text file; None is the language reference in Python's standard library.
+        name: what to call the text.
+        text: the text.
         wanted: tokens that the model is to be made for.
         tokens: tokens to read; None takes as many of those wanted as a minute allows, by the model's speed on a short
             piece, and at least 1024.
 
     Raises:
-        InputError: no such text, or one too short.
+        InputError: the text is too short.
     """
-    name, written = _text(text)
-    ids = torch.tensor(tokenizer(written[: 16 * (tokens or wanted)]).input_ids)
+    ids = torch.tensor(tokenizer(text[: 16 * (tokens or wanted)]).input_ids)
     if len(ids) < 2:
         raise InputError(f"--text {name}: it has {len(ids)} tokens; give a longer one")
     count = min(len(ids), tokens or wanted)
@@ -125,14 +126,3 @@ def verifier(model: nn.Module, tokenizer: Any, text: str | None, wanted: int, to
         arms = 4 if count > trained else 2  # windows that overlap by half read everything twice
         count = min(count, max(1024, int(speed * SECONDS / arms) // 256 * 256))
     return Verifier(name, ids[:count], trained, wanted)
-
-
-def _text(path: str | None) -> tuple[str, str]:
-    if path is None:
-        from posenc.lab.data import pydoc
-
-        return "the language reference in Python's standard library", pydoc().decode()
-    try:
-        return path, Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"--text {path}: {error.strerror}; give a readable text file") from None

@@ -38,8 +38,8 @@ class ShowsProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def counter(self, what: str) -> Callable[[int, int], None]:
-        """A bar for one piece of work, told how much is done and how much there is."""
+    def counter(self, what: str) -> Callable[[int, int | None], None]:
+        """A bar for one piece of work, told how much is done and how much there is (None: nobody knows)."""
         task = self.bar.add_task(what, total=None)
         return lambda done, count: self.bar.update(task, completed=done, total=count)
 
