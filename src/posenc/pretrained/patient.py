@@ -128,12 +128,8 @@ class Patient:
 
         Whatever transformers raises at a configuration that it cannot build comes through.
         """
-        config = copy.deepcopy(self.config)
-        if self.record is not None:
-            for name, value in self.record.config.items():
-                setattr(config, name, value)
         device = next(self.rotary.buffers()).device
-        return type(self.rotary)(config).to(device)
+        return type(self.rotary)(copy.deepcopy(self.config)).to(device)
 
 
 def tables_of(rotary: nn.Module, parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Table]:

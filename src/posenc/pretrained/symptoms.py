@@ -211,7 +211,7 @@ def _declared(case: Patient) -> Symptom:
         if bypassed or (record.design.rotations and not isinstance(case.decoder.rotary_emb, Turns)):
             told = f"extended by {record.report.method}; attention is {case.config._attn_implementation!r} now"
             yield "attention_bypassed", told, None
-        meant = record.design.length
+        meant = record.report.new_length or 0
     else:
         stretched = [
             said["factor"] * said["original_max_position_embeddings"]
