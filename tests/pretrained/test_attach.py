@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from references.mapped_attention import RELATIVE, use_mapped_attention
-from references.small_models import TRAINED, small_model, tokens
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 import posenc
 from posenc import InputError
 from posenc.pretrained.anatomy import FAMILIES, anatomy
+from references.mapped_attention import RELATIVE, use_mapped_attention
+from references.small_models import TRAINED, small_model, tokens
 
 Run = Callable[..., Tensor]
 LENGTH = 100
@@ -45,7 +45,9 @@ def extended(kind: str, method: str, **settings: Any) -> Any:
     return model
 
 
-def stepwise(model: Any, x: Tensor, cache: Any = None, steps: tuple[int, ...] = (60, 1, 1, 17, 1), **given: Any) -> Tensor:
+def stepwise(
+    model: Any, x: Tensor, cache: Any = None, steps: tuple[int, ...] = (60, 1, 1, 17, 1), **given: Any
+) -> Tensor:
     """Logits of a prompt, then of single tokens and of a chunk, with a cache."""
     logits, at = [], 0
     cache = DynamicCache(config=model.config) if cache is None else cache
@@ -194,7 +196,9 @@ def test_without_the_mask_the_future_would_be_seen() -> None:
     """The trap that registering attention alone falls into; and asking for our attention without extending."""
     from transformers import AttentionInterface
 
-    def leaking(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **others: Any) -> tuple[Tensor, None]:
+    def leaking(
+        module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **others: Any
+    ) -> tuple[Tensor, None]:
         assert mask is None
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2), None
 
@@ -318,7 +322,9 @@ def test_dropout_is_the_configured_one() -> None:
     assert torch.equal(model.eval()(x).logits, still)
 
 
-@pytest.mark.parametrize("method", ["yarn", "self_extend:window=12:group=4", pytest.param("log_n", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["yarn", "self_extend:window=12:group=4", pytest.param("log_n", marks=pytest.mark.slow)]
+)
 def test_compiled(method: str) -> None:
     model, x = extended("llama", method), tokens(2, LENGTH)
     mask = torch.ones_like(x)

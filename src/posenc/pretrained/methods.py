@@ -77,7 +77,8 @@ class Method:
     @property
     def signed(self) -> Callable[..., Any]:
         """What has the annotations of its options."""
-        return self.make.__init__ if isinstance(self.make, type) else self.make
+        made: Any = self.make
+        return made.__init__ if isinstance(made, type) else made
 
     def options(self) -> dict[str, Parameter]:
         """What a user may set."""
