@@ -47,6 +47,11 @@ PROMISES = {
     "rerope:window=12": 12,
     "leaky_rerope": TRAINED // 2,
     "self_extend": TRAINED // 4,
+    "dual_chunk": TRAINED * 3 // 4,
+    "string": TRAINED // 3,
+    "lampe": TRAINED // 4,
+    "lm_infinite": TRAINED,
+    "lm_infinite:window=20": 20,
     "streaming": TRAINED,
     "streaming:sinks=2:recent=20": 22,
     "log_n": TRAINED,
@@ -301,6 +306,10 @@ def test_defaults_follow_from_the_lengths() -> None:
     assert read("self_extend", group=4).map == {"name": "self_extend", "group": 4, "window": 1024}
     assert read("leaky_rerope").map == {"name": "leaky_rerope", "window": 2048, "factor": 7.0}
     assert read("streaming").map == {"name": "streaming", "sinks": 4, "recent": 4092}
+    assert read("dual_chunk").map == {"name": "dual_chunk", "chunk": 3072, "local": 512}
+    assert read("string").map == {"name": "string", "shift": 1365, "window": 128}
+    assert read("lampe").map == {"name": "lampe", "window": 512, "used": 1536, "length": 16384}
+    assert read("lm_infinite").map == {"name": "lm_infinite", "sinks": 10, "window": 4096}
     assert read("yarn").schedule == {"name": "yarn", "factor": 4.0, "original_max_positions": 4096}
     dynamic = {"name": "dynamic", "length": 16384, "original_max_positions": 4096}
     assert read("dynamic").schedule == dynamic
