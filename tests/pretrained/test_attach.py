@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
@@ -320,6 +321,32 @@ def test_dropout_is_the_configured_one() -> None:
     model.train()
     assert (model(x).logits - still).abs().max() > 0.1
     assert torch.equal(model.eval()(x).logits, still)
+
+
+@pytest.mark.parametrize("method", ["rerope:window=12", "log_n"])
+def test_under_autocast(method: str) -> None:
+    """Where plain attention would cast queries, keys and values alike, and the rotation has left them apart."""
+    model, x = extended("llama", method), tokens(1, 80)
+    wanted = model(x).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(x).logits
+    assert (found.float() - wanted).pow(2).mean() < 0.01 * wanted.pow(2).mean()
+
+
+def test_a_decoding_step_is_one_graph() -> None:
+    """With a static cache and the mask that generate prepares beforehand, as it does before it compiles."""
+    model, x = extended("llama", "rerope:window=12+log_n"), tokens(2, 64)
+    wanted = model(x).logits
+    cache = StaticCache(config=model.config, max_cache_len=80)
+    model(x[:, :60], past_key_values=cache, use_cache=True)
+    step = torch.compile(model.forward, fullgraph=True, backend="eager")
+    for at in range(60, 64):
+        ids = torch.full((2, 1), at)
+        embedded = model.get_input_embeddings()(x[:, at : at + 1])
+        mask = create_masks_for_generate(model.config, embedded, None, cache, position_ids=ids)
+        found = step(x[:, at : at + 1], attention_mask=mask, position_ids=ids, past_key_values=cache, use_cache=True)
+        close(found.logits[:, 0], wanted[:, at])
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

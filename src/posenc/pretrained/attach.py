@@ -135,6 +135,7 @@ def attend(
     if softcap is not None or output_attentions:
         what = "capped scores (softcap)" if softcap is not None else "attention weights (output_attentions=True)"
         raise InputError(f"{what}: attention that is never N x N has none; posenc.restore(model) first")
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation has left them in float32
     found = plan.memory.seen(attention_mask, position_ids, query.shape[2], key.shape[2], query.device)
     encoding = plan.windowed
     if found.allowed is not None:  # transformers takes such a mask for all there is to see, windows too
