@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from posenc import position_maps
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -27,6 +28,7 @@ from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
+from posenc.position_maps import PositionMap
 
 # fmt: off
 __all__ = [
@@ -75,30 +77,32 @@ def create(
 ) -> Encoding:
     """An encoding by name for a model of the given shape; each takes of the shape what it needs.
 
-    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), several joined
-    by "+" ("rope+alibi"), and by "/" when layers take turns ("rope/rope/rope/none"). options: keyword arguments of
+    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
+    after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" when layers take turns
+    ("rope/rope/rope/none"). options: keyword arguments of
     the class; they go with a single name. max_positions: the training length, for tables and for those that scale
     by it.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
+    shape: dict[str, Any] = {
+        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
+        "max_positions": max_positions, "causal": causal,
+    }  # fmt: skip
+    if options and any(sign in name for sign in ("/", "+", "@")):
+        raise InputError(f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half")
     for texts, composite in ((name.split("/"), PerLayer), (split(name), Sum)):
         if len(texts) == 1:
             continue
-        if options:
-            raise InputError(
-                f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half"
-            )
-        shape: dict[str, Any] = {
-            "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
-            "max_positions": max_positions, "causal": causal,
-        }  # fmt: skip
         own = dict.fromkeys(texts, num_layers)
         if composite is PerLayer and num_layers is not None:
             own = {text: max(1, sum(texts[i % len(texts)] == text for i in range(num_layers))) for text in texts}
         made = {text: create(text, num_layers=own[text], **shape) for text in own}
         return composite(*(made[text] for text in texts))
+    text, mapped, of_map = name.partition("@")
+    if mapped:
+        return Mapped(create(text, num_layers=num_layers, **shape), read_map(of_map))
     name, *written = name.strip().split(":")
     cls = lookup(name)
     parameters = cls.arguments()
@@ -165,8 +169,21 @@ def split(name: str) -> list[str]:
 
 
 def parts(name: str) -> list[str]:
-    """Every single encoding, with its options, in a text like "rope+alibi/none"; each once."""
-    return list(dict.fromkeys(part.strip() for layer in name.split("/") for part in split(layer)))
+    """Every single encoding, with its options, in a text like "rope@rerope:window=4+alibi/none", and every position map
+    behind its "@"; each once."""
+    texts = [part.strip() for layer in name.split("/") for part in split(layer)]
+    return list(dict.fromkeys(part for text in texts for part in re.split("(?=@)", text)))
+
+
+def read_map(text: str) -> PositionMap:
+    """The position map of a text like "self_extend:window=1024:group=8".
+
+    Raises:
+        InputError: an unknown name or option.
+    """
+    name, *written = text.strip().split(":")
+    pairs = [item.partition("=") for item in written]
+    return position_maps.create({"name": name, **{option: _literal(value) for option, _, value in pairs}})
 
 
 def _fits(value: Any, hint: Any) -> bool:
