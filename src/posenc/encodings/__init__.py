@@ -12,7 +12,7 @@ from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.contextual import CoPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
-from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
+from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
@@ -36,7 +36,7 @@ __all__ = [
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "TransformerXL",
+    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -57,7 +57,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on positions themselves, in training
         SHAPE, CAPE, Randomized,
         # on the softmax
-        SoftmaxN, LearnedSink, LogN,
+        SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
     )
 }
 # fmt: on
