@@ -158,7 +158,7 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     m(i) - m(j) + window - 1 - m(window) with m(p) = p * used // (length - 1).
 
     window: the source's head, 512. length: of the text, from its start to its end: a text that grows needs the length
-    that it will have. Source: LaMPE 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
+    that it will have. Source: Zhang et al. 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
     the key at distance window counted once.
     """
     _whole(window=window, used=used, length=length)
@@ -170,7 +170,9 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
 
     shift = window - 1 - window * used // (length - 1)
     far = Branch(_from(window), lambda i: scaled(i) + shift, scaled)
-    return _distance_map("lampe", {"window": window, "used": used, "length": length}, "lampe2025", window, far, False)
+    return _distance_map(
+        "lampe", {"window": window, "used": used, "length": length}, "zhang2025lampe", window, far, False
+    )
 
 
 def dual_chunk(chunk: int, local: int) -> PositionMap:

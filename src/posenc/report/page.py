@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
 from posenc.listing import summary
+from posenc.position_maps import MAPS
 from posenc.report import figures
 
 DESCRIPTIONS = {
@@ -60,10 +61,11 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
 
 def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The encodings of this comparison, and what each does."""
+    known = {**ENCODINGS, **{f"@{name}": map for name, map in MAPS.items()}}
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
         bases = dict.fromkeys(part.split(":")[0] for part in parts(name))
-        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(ENCODINGS[base]) for base in bases)))
+        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(known[base]) for base in bases)))
     return found
 
 
