@@ -17,18 +17,18 @@ def split(text: str) -> list[str]:
 
 def named(text: str) -> tuple[str, list[str]]:
     """A name and the options written after it, "key=value" each."""
-    name, *written = text.strip().split(":")
-    return name, written
+    name, *options = text.strip().split(":")
+    return name, options
 
 
-def read_options(what: str, written: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
+def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
     """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
 
     Raises:
         InputError: no key=value, or a key that is not known.
     """
     known, found = list(known), {}
-    for item in written:
+    for item in options:
         key, equals, value = item.partition("=")
         if not equals or key not in known:
             raise unknown(f"option of {what}", item, known)
@@ -61,6 +61,15 @@ def literal(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def written(name: str, options: Mapping[str, Any]) -> str:
+    """A name and its options as `named` and `read_options` read them."""
+    return ":".join((name, *(f"{key}={_as_text(value)}" for key, value in options.items())))
+
+
+def _as_text(value: Any) -> str:
+    return ",".join(map(_as_text, value)) if isinstance(value, (list, tuple)) else str(value).lower()
 
 
 def _fits(value: Any, hint: Any) -> bool:

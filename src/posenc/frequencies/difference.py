@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.errors import InputError
 from posenc.frequencies.vector import Frequencies, a_length, stretch, wavelengths
 from posenc.functional import frequency_curve
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
+
+COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B against A", "radians apart"
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,22 @@ class Pair:
     def same(self) -> bool:
         return self.apart <= SAME
 
+    def cells(self) -> list[str]:
+        """The pair as a line of a table, see COLUMNS."""
+        numbers = _number(self.turns), *map(_number, self.wavelengths), *map(_number, self.stretches)
+        return [
+            str(self.pair),
+            *numbers,
+            *(["", ""] if self.same else [f"{100 * self.change:+.3g} %", _number(self.phase)]),
+        ]
+
 
 @dataclass(frozen=True)
 class Difference:
-    """Two schedules, their names as given and in full, over the pairs of a head. length: trained; at: see `Pair`."""
+    """Two schedules, their texts as given (names) and complete (schedules), over the pairs of a head. length: trained; at: see `Pair`."""
 
     names: tuple[str, str]
-    schedules: tuple[dict[str, Any], dict[str, Any]]
+    schedules: tuple[str, str]
     head_dim: int
     base: float
     length: int
@@ -64,6 +74,11 @@ class Difference:
     def equal(self) -> bool:
         """Whether both give the same rotations and temperature."""
         return all(pair.same for pair in self.pairs) and math.isclose(*self.attention_factors, rel_tol=SAME)
+
+    @property
+    def legend(self) -> tuple[str, str]:
+        """The names, told apart even if they are the same."""
+        return f"A: {self.names[0]}", f"B: {self.names[1]}"
 
     def sentences(self) -> list[str]:
         """What differs, in words."""
@@ -110,20 +125,14 @@ class Difference:
 
 def compared(
     names: tuple[str, str],
-    schedules: tuple[dict[str, Any], dict[str, Any]],
+    schedules: tuple[str, str],
     found: tuple[Frequencies, Frequencies],
     head_dim: int,
     base: float,
     length: int,
     at: float,
 ) -> Difference:
-    """The difference between frequencies; the arguments as in `Difference`.
-
-    Raises:
-        InputError: a length below 1, or a distance that is no number above 0.
-    """
-    if not 0 < at < math.inf:
-        raise InputError(f"at={at}: the distance between two tokens, a number above 0")
+    """The difference between frequencies; the arguments as in `Difference`."""
     turns = frequency_curve(head_dim, base) * a_length(length) / (2 * math.pi)
     first, second = (f.inv_freq for f in found)
     columns: Sequence[Tensor] = (
@@ -137,6 +146,10 @@ def compared(
     pairs = tuple(Pair(c, t, (w, x), (s, u), change, phase) for c, (t, w, x, s, u, change, phase) in enumerate(rows))
     amplitudes = found[0].attention_factor, found[1].attention_factor
     return Difference(names, schedules, head_dim, base, length, at, amplitudes, pairs)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ") if 1000 <= value < math.inf else f"{value:.4g}"
 
 
 def _stretched(number: float) -> str:
