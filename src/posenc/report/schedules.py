@@ -13,7 +13,10 @@ def page(difference: Difference, command: str = "") -> str:
     shown = {
         "stretch": figures.by_pair(d.legend, [pair.stretches for pair in d.pairs], "times slower than plain RoPE", {}),
         "wavelength": figures.by_pair(
-            d.legend, [pair.wavelengths for pair in d.pairs], "positions per turn", {d.length: "trained length"}
+            [*d.legend, "as trained"],
+            [(*pair.wavelengths, d.length / pair.turns) for pair in d.pairs],
+            "positions per turn",
+            {d.length: "trained length"},
         ),
         "phase": figures.by_pair(
             ["difference"], [[pair.phase] for pair in d.pairs], "radians", {2 * math.pi: "one turn"}
