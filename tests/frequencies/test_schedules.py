@@ -321,6 +321,8 @@ def test_completed_by_what_it_needs():
         (lambda: frequencies.dynamic(64, length=0, original_max_positions=5), "length=0: positions in the whole text"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: the trained"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=3, factor=0.5), "factor=0.5"),
+        (lambda: frequencies.ntk(64, -1.0, factor=4.0), "base=-1.0: must be a positive number"),
+        (lambda: frequencies.yarn(-4, factor=4.0, original_max_positions=9), "dim=-4: .*even and at least 2"),
         (lambda: frequencies.resonance(64, of=frequencies.default(32)), "head_dim=64: has 32 pairs, but 16"),
         (lambda: stretch(frequencies.default(32), 64), "head_dim=64: has 32 pairs, but 16"),
         (lambda: frequencies.tapered(64), "tapered: pass pairs, or original_max_positions"),
