@@ -23,7 +23,7 @@ from posenc.texts import written as write
 __all__ = [
     "SCHEDULES", "Difference", "Frequencies", "abf", "as_text", "complete", "create", "default", "diff", "dynamic",
     "dynamic_factor", "explicit",
-    "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "parse", "proportional",
+    "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "options_of", "parse", "proportional",
     "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
 ]
 # fmt: on
