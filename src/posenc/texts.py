@@ -51,25 +51,29 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
 
 
 def literal(text: str) -> Any:
-    """A number, true/false/none, a list of numbers, or the text itself."""
+    """A number, true/false/none, a list of numbers (one alone ends with a comma), or the text itself."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):
         try:
-            return [kind(part) for part in text.split(",")] if "," in text else kind(text)
+            return [kind(part) for part in text.removesuffix(",").split(",")] if "," in text else kind(text)
         except ValueError:
             continue
     return text
 
 
-def written(name: str, options: Mapping[str, Any]) -> str:
+def write(name: str, options: Mapping[str, Any]) -> str:
     """A name and its options as `named` and `read_options` read them."""
     return ":".join((name, *(f"{key}={_as_text(value)}" for key, value in options.items())))
 
 
 def _as_text(value: Any) -> str:
-    return ",".join(map(_as_text, value)) if isinstance(value, (list, tuple)) else str(value).lower()
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -10,7 +10,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "frequencies.md").read_text(encodin
 
 
 def test_the_table_lists_every_schedule_with_its_options():
-    lines = PAGE.split("## All of them")[1].split("\n\n**")[0].splitlines()
+    lines = PAGE.split("## All of them")[1].split("\n## ")[0].splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
     listed = {re.findall("`(.*?)`", row[0])[0]: re.findall("`(.*?)`", row[2]) for row in rows}
     assert listed == {name: list(options_of(name)) for name in SCHEDULES}

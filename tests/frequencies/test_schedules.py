@@ -294,6 +294,14 @@ def test_text_and_data(text, data):
     assert parse(frequencies.as_text(data)) == data
 
 
+@given(st.lists(st.floats(1e-3, 1e6) | st.just(math.inf), min_size=1), st.floats(0.1, 10))
+def test_any_list_of_numbers_comes_back_from_its_text(numbers, temperature):
+    data = {"name": "explicit", "stretch": numbers, "attention_factor": temperature}
+    assert parse(frequencies.as_text(data)) == data
+    tensor = data | {"stretch": torch.tensor(numbers, dtype=torch.float64)}
+    assert parse(frequencies.as_text(tensor)) == data
+
+
 def test_completed_by_what_it_needs():
     assert complete({"name": "yarn", "factor": 2}, **SHORT) == {
         "name": "yarn",

@@ -16,15 +16,14 @@ from posenc.frequencies.by_length import dynamic, dynamic_factor, longrope
 from posenc.frequencies.by_parts import llama3, softmax_factor, yarn, yarn_paper, yarn_revised
 from posenc.frequencies.difference import Difference, compared
 from posenc.frequencies.vector import Frequencies, a_length, at_least_one, stretch, wavelengths
-from posenc.texts import check_options, named, read_options, split
-from posenc.texts import written as write
+from posenc.texts import check_options, named, read_options, split, write
 
 # fmt: off
 __all__ = [
     "SCHEDULES", "Difference", "Frequencies", "abf", "as_text", "complete", "create", "default", "diff", "dynamic",
-    "dynamic_factor", "explicit",
-    "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "options_of", "parse", "proportional",
-    "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
+    "dynamic_factor", "explicit", "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old",
+    "options_of", "parse", "proportional", "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn",
+    "yarn_paper", "yarn_revised",
 ]
 # fmt: on
 

@@ -44,17 +44,18 @@ class Pair:
 
     def cells(self) -> list[str]:
         """The pair as a line of a table, see COLUMNS."""
-        numbers = _number(self.turns), *map(_number, self.wavelengths), *map(_number, self.stretches)
-        return [
-            str(self.pair),
-            *numbers,
-            *(["", ""] if self.same else [f"{100 * self.change:+.3g} %", _number(self.phase)]),
-        ]
+        numbers = map(_number, (self.turns, *self.wavelengths, *self.stretches))
+        apart = ["", ""] if self.same else [f"{100 * self.change:+.3g} %", _number(self.phase)]
+        return [str(self.pair), *numbers, *apart]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two schedules, their texts as given (names) and complete (schedules), over the pairs of a head. length: trained; at: see `Pair`."""
+    """Two schedules over the pairs of a head.
+
+    names: their texts as given; schedules: and complete. length: the trained one. at: the distance in tokens at which
+    phases are compared.
+    """
 
     names: tuple[str, str]
     schedules: tuple[str, str]
@@ -116,11 +117,9 @@ class Difference:
                 f"{first} multiplies cos and sin by {a:.5g} and so scores by {a * a:.5g}; "
                 f"{second} by {b:.5g} and {b * b:.5g}."
             )
-        return (
-            "Neither changes the temperature."
-            if a == 1
-            else (f"Both multiply cos and sin by {a:.5g}, and so scores by {a * a:.5g}.")
-        )
+        if a == 1:
+            return "Neither changes the temperature."
+        return f"Both multiply cos and sin by {a:.5g}, and so scores by {a * a:.5g}."
 
 
 def compared(
