@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
@@ -35,7 +35,7 @@ def page(results: Mapping[str, Any]) -> str:
         "training": figures.training(arms),
     }
     return rendered(
-        "template.html", shown, r=results, factors=results["settings"]["factors"], described=_described(results)
+        "compare.html", shown, r=results, factors=results["settings"]["factors"], described=_described(results)
     )
 
 
@@ -46,11 +46,11 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
     def asset(file: str) -> str:
         return files("posenc.report").joinpath(file).read_text(encoding="utf-8")
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
         loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
     )
-    return environment.from_string(asset(name)).render(
+    return environment.get_template(name).render(
         **values,
         style=asset("style.css"),
         plots=asset("plots.js"),
