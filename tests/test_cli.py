@@ -24,7 +24,8 @@ def test_list_and_cite(capsys, tmp_path):
     assert out.splitlines()[0].split()[0] == "name"
     code, out, _ = run(capsys, "list", "--json")
     assert {row["name"] for row in json.loads(out)["encodings"]} == set(posenc.ENCODINGS)
-    assert {row["name"] for row in json.loads(out)["schedules"]} == set(posenc.frequencies.SCHEDULES)
+    schedules = {row["name"]: row["options"] for row in json.loads(out)["schedules"]}
+    assert schedules == {name: list(posenc.frequencies.options_of(name)) for name in posenc.frequencies.SCHEDULES}
     code, out, _ = run(capsys, "cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)
     code, out, _ = run(capsys, "cite", "t5", "--json")

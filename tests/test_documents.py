@@ -11,6 +11,7 @@ import pytest
 from posenc import cli
 from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
+from posenc.frequencies import diff
 from posenc.pretrained.methods import Lengths
 from posenc.pretrained.methods import plan as plan_extension
 
@@ -39,6 +40,7 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: parsed.append(options) or 0)
     monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
+    monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
     monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
     lengths = Lengths(trained=8192, target=32768)
     monkeypatch.setattr(

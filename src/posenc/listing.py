@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
-from posenc.frequencies import SCHEDULES
+from posenc.frequencies import SCHEDULES, options_of
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -25,7 +25,10 @@ OF_THE_MODEL = (
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """All there is: encodings, and the frequency schedules that RoPE takes."""
-    schedules = [{"name": name, "summary": summary(schedule)} for name, schedule in SCHEDULES.items()]
+    schedules = [
+        {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
+        for name, schedule in SCHEDULES.items()
+    ]
     return {"encodings": rows(), "schedules": schedules}
 
 
@@ -74,8 +77,8 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
-    schedules = [(row["name"], row["summary"]) for row in found["schedules"]]
-    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", ""), *schedules))])
+    schedules = [(row["name"], " ".join(row["options"]), row["summary"]) for row in found["schedules"]]
+    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", "options", ""), *schedules))])
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

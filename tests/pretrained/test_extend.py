@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from references.small_models import TRAINED, small_model, tokens
 from torch import Tensor, nn
 
 import posenc
@@ -14,6 +13,7 @@ from posenc import InputError, frequencies, position_maps
 from posenc.pretrained.anatomy import anatomy
 from posenc.pretrained.attach import attached
 from posenc.pretrained.methods import METHODS, Lengths, plan
+from references.small_models import TRAINED, small_model, tokens
 
 THETA = {"rope_theta": 10000.0}
 LENGTH = 100
@@ -27,7 +27,7 @@ def no_gradients() -> Any:
 
 def state(model: Any) -> dict[str, Any]:
     """All that `extend` may touch."""
-    config = {k: v for k, v in model.config.to_dict().items()}
+    config = model.config.to_dict()
     attributes = [sorted(k for k in vars(m) if "posenc" in k) for m in model.modules()]
     return {
         "config": config, "implementation": model.config._attn_implementation, "attributes": attributes,
@@ -47,6 +47,11 @@ PROMISES = {
     "rerope:window=12": 12,
     "leaky_rerope": TRAINED // 2,
     "self_extend": TRAINED // 4,
+    "dual_chunk": TRAINED * 3 // 4,
+    "string": TRAINED // 3,
+    "lampe": TRAINED // 4,
+    "lm_infinite": TRAINED,
+    "lm_infinite:window=20": 20,
     "streaming": TRAINED,
     "streaming:sinks=2:recent=20": 22,
     "log_n": TRAINED,
@@ -81,14 +86,19 @@ def test_the_report() -> None:
     model = small_model("llama")
     report = posenc.extend(model, "ntk+log_n", target_length=256)
     found = json.loads(json.dumps(report.to_dict()))
-    assert found["schedule"] == {"name": "ntk", "factor": 4.0} and found["map"] is None
+    assert found["schedule"] == {"name": "ntk", "factor": 4.0}
+    assert found["map"] is None
     assert found["stretch"] == pytest.approx([4 ** (2 * c / 14) for c in range(8)])
     assert (report.trained_length, report.new_length, report.attention_factor) == (64, 256, 1.0)
     assert report.cache_bytes_per_token == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width, float32
-    assert not report.raw_keys and not report.plain and report.layers == (2, 2)
+    assert not report.raw_keys
+    assert not report.plain
+    assert report.layers == (2, 2)
     text = str(report)
-    assert "1 of 8 pairs as trained, the slowest 4 times slower" in text and "cannot express" in text
-    assert posenc.extend(model, "rerope").raw_keys and model.config.max_position_embeddings == 64
+    assert "1 of 8 pairs as trained, the slowest 4 times slower" in text
+    assert "cannot express" in text
+    assert posenc.extend(model, "rerope").raw_keys
+    assert model.config.max_position_embeddings == 64
     assert "does the same" in str(posenc.extend(model, "yarn", factor=4))
     cache = model(tokens(1, 10), use_cache=True).past_key_values
     assert sum(t.numel() * 4 for layer in cache.layers for t in (layer.keys, layer.values)) == 10 * 512
@@ -143,7 +153,8 @@ def test_the_same_call_twice_changes_nothing_and_another_replaces() -> None:
     first = posenc.extend(model, "yarn", factor=4)
     rotary, record = model.model.rotary_emb, attached(model)
     assert posenc.extend(model, "yarn", target_length=256) is first
-    assert model.model.rotary_emb is rotary and attached(model) is record
+    assert model.model.rotary_emb is rotary
+    assert attached(model) is record
     for method in ("rerope+log_n", "linear", "yarn:beta_fast=8"):
         posenc.extend(model, method, factor=4)
         fresh = small_model("llama")
@@ -190,7 +201,8 @@ def test_a_model_that_moves_and_a_copy() -> None:
     assert twin.model.layers[0].self_attn._posenc_plan.memory is twin.model.layers[1].self_attn._posenc_plan.memory
     assert torch.equal(twin(x).logits, wanted)
     posenc.restore(twin)
-    assert torch.equal(twin(x).logits, plain) and torch.equal(model(x).logits, wanted)
+    assert torch.equal(twin(x).logits, plain)
+    assert torch.equal(model(x).logits, wanted)
     model.to(torch.float64).to(torch.float32)
     assert torch.equal(model(x).logits, wanted)
     posenc.restore(model)
@@ -239,7 +251,8 @@ def test_what_only_stretched_is_replaced() -> None:
     with pytest.raises(InputError, match=r"target_length=128.*stretched from 64 by yarn.*target_length=512 or more"):
         posenc.extend(model, "yarn", factor=2)
     kept = posenc.extend(model, "rerope")
-    assert kept.map == {"name": "rerope", "window": 128} and kept.exact_tokens == 128
+    assert kept.map == {"name": "rerope", "window": 128}
+    assert kept.exact_tokens == 128
     assert "scaled by yarn, which stays" in str(kept)
 
 
@@ -262,9 +275,7 @@ def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None
     given = THETA | {
         "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": long, "original_max_position_embeddings": 64,
     }  # fmt: skip
-    model = small_model(
-        "phi3", max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=given
-    )
+    model = small_model("phi3", max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=given)
     posenc.extend(model, "rerope")
     rotation = model.model.rotary_emb.rotations["full_attention"]
     torch.testing.assert_close(rotation.frequencies().inv_freq * 2, frequencies.default(16).inv_freq)
@@ -295,11 +306,17 @@ def test_defaults_follow_from_the_lengths() -> None:
     assert read("self_extend", group=4).map == {"name": "self_extend", "group": 4, "window": 1024}
     assert read("leaky_rerope").map == {"name": "leaky_rerope", "window": 2048, "factor": 7.0}
     assert read("streaming").map == {"name": "streaming", "sinks": 4, "recent": 4092}
+    assert read("dual_chunk").map == {"name": "dual_chunk", "chunk": 3072, "local": 512}
+    assert read("string").map == {"name": "string", "shift": 1365, "window": 128}
+    assert read("lampe").map == {"name": "lampe", "window": 512, "used": 1536, "length": 16384}
+    assert read("lm_infinite").map == {"name": "lm_infinite", "sinks": 10, "window": 4096}
     assert read("yarn").schedule == {"name": "yarn", "factor": 4.0, "original_max_positions": 4096}
     dynamic = {"name": "dynamic", "length": 16384, "original_max_positions": 4096}
-    assert read("dynamic").schedule == dynamic and read("dynamic:factor=2").schedule == dynamic | {"factor": 2}
+    assert read("dynamic").schedule == dynamic
+    assert read("dynamic:factor=2").schedule == dynamic | {"factor": 2}
     resonant = read("log_n+yarn:beta_fast=16+resonance")
-    assert resonant.schedule["of"]["beta_fast"] == 16 and resonant.tuning == "needs it"
+    assert resonant.schedule["of"]["beta_fast"] == 16
+    assert resonant.tuning == "needs it"
     assert resonant.attention["log_n"].train_length == 4096
     spec = read("self_extend").map
     last = position_maps.create(spec).relative(posenc.Positions.arange(1, 16383, causal=True))
@@ -368,5 +385,6 @@ def test_anatomy_of_an_extended_model_is_that_of_the_model_before() -> None:
     before = anatomy(model)
     posenc.extend(model, "rerope+yarn", factor=4)
     found = anatomy(model)
-    assert found.rotary is before.rotary and found.loaded_length == 64
+    assert found.rotary is before.rotary
+    assert found.loaded_length == 64
     assert isinstance(found.rope.frequencies().inv_freq, Tensor)

@@ -14,6 +14,7 @@ from posenc.cli.catalogue import add_cite, add_list
 from posenc.cli.common import FAILED, USAGE, HelpFormatter
 from posenc.cli.compare import add_compare
 from posenc.cli.conform import add_conform
+from posenc.cli.diff import add_diff
 from posenc.cli.doctor import add_doctor
 from posenc.cli.extend import add_extend
 from posenc.errors import InputError, unknown
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "extend": (add_extend, "Make a pretrained model read longer texts, verify it and save it."),
     "doctor": (add_doctor, "Say what a pretrained model's positions are, and what is wrong with them."),
     "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
+    "diff": (add_diff, "Two frequency schedules of RoPE side by side: what each does to every pair of channels."),
     "bench": (add_bench, "Measure speed and memory against the packages installed here."),
     "cite": (add_cite, "BibTeX of an encoding's papers."),
 }

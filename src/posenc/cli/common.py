@@ -23,9 +23,10 @@ class TableFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Leaves the table under the options as it is."""
 
 
-def add_output(parser: argparse.ArgumentParser, out: str = "also write the JSON into this folder") -> None:
+def add_output(parser: argparse.ArgumentParser, also: str = "", out: str = "") -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--out", metavar="DIR", help=out)
+    text = out or " ".join(f"also write the JSON {also} into this folder".split())
+    parser.add_argument("--out", metavar="DIR", help=text)
 
 
 def emit(options: argparse.Namespace, data: object, text: str) -> int:

@@ -56,7 +56,7 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
             train(flag, action="store_true", default=missing, help=text)
         else:
             train(flag, type=kind, metavar="X" if kind is float else "N", default=missing, help=text)
-    add_output(parser, "save the model into this folder, and the JSON with it")
+    add_output(parser, out="save the model into this folder, and the JSON with it")
     parser.set_defaults(run=run_extend)
 
 

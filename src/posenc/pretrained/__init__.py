@@ -8,8 +8,10 @@
     loss_by_position(model, ids) -> losses
     doctor(model, tokenizer=None) -> Diagnosis
     nbce_generate(model, tokenizer, contexts, question) -> Answer
+    to_hf(model, directory, tokenizer=None) -> Export
 
-Importing needs torch alone; transformers is imported where it is called.
+Read `anatomy` (what a model is), `methods` (the table of methods), `extend` (what it does), `attach` (how), `masks` (who
+sees whom). Importing these needs torch alone; using them needs transformers.
 """
 
 from posenc.pretrained.anatomy import Anatomy, anatomy

@@ -135,6 +135,7 @@ def attend(
     if softcap is not None or output_attentions:
         what = "capped scores (softcap)" if softcap is not None else "attention weights (output_attentions=True)"
         raise InputError(f"{what}: attention that is never N x N has none; posenc.restore(model) first")
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation has left them in float32
     found = plan.memory.seen(attention_mask, position_ids, query.shape[2], key.shape[2], query.device)
     encoding = plan.windowed
     if found.allowed is not None:  # transformers takes such a mask for all there is to see, windows too
@@ -153,15 +154,14 @@ class Design:
     """What is to be attached: everything that can fail has been made already.
 
     rotations: for the rotary module, by layer type; empty leaves it. still: see `Turns`. encodings: one per layer for our
-    attention; empty leaves the model's. rope_parameters: for the configuration; None leaves them. length: its
-    max_position_embeddings. label: what config.posenc says of what plain transformers cannot do; None: nothing.
+    attention; empty leaves the model's. config: values for the configuration. label: what config.posenc says of what plain
+    transformers cannot do; None: nothing.
     """
 
     rotations: Mapping[str, Rotary]
     still: frozenset[str]
     encodings: tuple[Encoding | None, ...]
-    rope_parameters: dict[str, Any] | None
-    length: int
+    config: Mapping[str, Any]
     label: dict[str, Any] | None
 
 
@@ -187,7 +187,7 @@ def attached(model: Any) -> Attached | None:
 def attach(body: Anatomy, design: Design, report: Any) -> None:
     """Carry out a design, wholly or not at all."""
     config, decoder = body.config, body.decoder
-    kept = {name: getattr(config, name) for name in ("rope_parameters", "max_position_embeddings")}
+    kept = {name: getattr(config, name) for name in design.config}
     record = Attached(body, design, report, body.rotary, kept, config._attn_implementation)
     setattr(decoder, RECORD, record)
     try:
@@ -196,9 +196,8 @@ def attach(body: Anatomy, design: Design, report: Any) -> None:
             decoder.rotary_emb = Turns(design.rotations, design.still, body.family).to(device)
         if design.encodings:
             _install(body, design, record)
-        if design.rope_parameters is not None:
-            config.rope_parameters = design.rope_parameters
-        config.max_position_embeddings = design.length
+        for name, value in design.config.items():
+            setattr(config, name, value)
         if design.label is not None:
             config.posenc = design.label
     except BaseException:

@@ -12,9 +12,12 @@ from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
 from posenc.pretrained.attach import Design, attach, attached, detach
-from posenc.pretrained.export import hf_rope_parameters
 from posenc.pretrained.methods import Lengths, Plan, plan
 from posenc.pretrained.report import Extension
+from posenc.pretrained.rope_config import hf_config
+
+CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
+"""What plain transformers reads of a configuration to turn as an extended model does."""
 
 
 def extend(
@@ -103,11 +106,12 @@ def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
         rotations = {t: made.get(t, made[next(iter(made))]) for t in schedules}
     still = frozenset(changed) if chosen.map is not None else frozenset[str]()
     encodings = tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers) if through_attention else ()
-    parameters = None
+    config = {"max_position_embeddings": length}
     if chosen.schedule is not None:
-        parameters = hf_rope_parameters(body, {t: rotations[t].frequencies() for t in changed}, length)
+        plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
+        config = {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
     label = {"method": chosen.exactly, "target_length": target} if through_attention else None
-    return Design(rotations, still, encodings, parameters, length, label)
+    return Design(rotations, still, encodings, config, label)
 
 
 def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:

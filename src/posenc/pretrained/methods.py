@@ -77,7 +77,8 @@ class Method:
     @property
     def signed(self) -> Callable[..., Any]:
         """What has the annotations of its options."""
-        return self.make.__init__ if isinstance(self.make, type) else self.make
+        made: Any = self.make
+        return made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
 
     def options(self) -> dict[str, Parameter]:
         """What a user may set."""
@@ -146,11 +147,39 @@ METHODS: dict[str, Method] = {
         defaults={"window": lambda n: max(n.trained // 4, 1), "group": _group},
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
     ),
+    "dual_chunk": Method(
+        "map",
+        position_maps.dual_chunk,
+        defaults={"chunk": lambda n: max(n.trained * 3 // 4, 2), "local": lambda n: max(n.trained // 8, 1)},
+        exact=lambda o, n: o["chunk"],
+    ),
+    "string": Method(
+        "map",
+        position_maps.string,
+        defaults={"shift": lambda n: max(n.trained // 3, 1), "window": lambda n: max(min(n.trained // 16, 128), 1)},
+        exact=lambda o, n: o["shift"],
+    ),
+    "lampe": Method(
+        "map",
+        position_maps.lampe,
+        defaults={
+            "window": lambda n: max(min(n.trained // 4, 512), 1),
+            "used": lambda n: max(n.trained * 3 // 8, 1),  # of Llama 2's 4096, the 1536 of the authors' code
+            "length": lambda n: n.new,
+        },
+        exact=lambda o, n: o["window"],
+    ),
     "streaming": Method(
         "map",
         position_maps.streaming,
         defaults={"sinks": lambda n: 4, "recent": lambda n: max(n.trained - 4, 1)},
         exact=lambda o, n: o["sinks"] + o["recent"],
+    ),
+    "lm_infinite": Method(
+        "map",
+        position_maps.lm_infinite,
+        defaults={"sinks": lambda n: 10, "window": lambda n: n.trained},
+        exact=lambda o, n: o["window"],
     ),
     # the attention around it
     "log_n": Method(
