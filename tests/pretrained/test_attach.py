@@ -245,6 +245,8 @@ def test_masks_of_ones_own_are_honoured(kind: str) -> None:
     assert (mapped(x, attention_mask=allowed[None, None]).logits - mapped(x).logits).abs().max() > 0.1
     with pytest.raises(InputError, match=r"keys before a query"):
         mapped(x, attention_mask=prefix[None, None])
+    with pytest.raises(InputError, match=r"log_n scales by the number of keys that are visible"):
+        extended(kind, "log_n")(x, attention_mask=allowed[None, None])
 
 
 def test_positions_with_gaps() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from posenc.attention import attention
 from posenc.encoding import Encoding, Sum
+from posenc.encodings.denominator import LogN
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import RECORD, Anatomy, Family
@@ -138,10 +139,20 @@ def attend(
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation has left them in float32
     found = plan.memory.seen(attention_mask, position_ids, query.shape[2], key.shape[2], query.device)
     encoding = plan.windowed
-    if found.allowed is not None:  # transformers takes such a mask for all there is to see, windows too
+    if found.allowed is not None:
+        if _counts(plan.encoding):
+            raise InputError(
+                "log_n scales by the number of keys that are visible, which a mask of four dimensions hides: pass a mask of "
+                "two, or position_ids that start again with each packed document"
+            )
+        # transformers takes such a mask for all there is to see, windows too
         encoding = _together(plan.encoding, Allowed(found.allowed))
     out = attention(query, key, value, encoding, found.positions, scale=scaling, sink=s_aux, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _counts(encoding: Encoding | None) -> bool:
+    return encoding is not None and any(isinstance(part, LogN) for part in encoding.modules())
 
 
 def _together(*parts: Encoding | None) -> Encoding | None:
