@@ -26,6 +26,9 @@ def test_list_and_cite(capsys, tmp_path):
     assert {row["name"] for row in json.loads(out)["encodings"]} == set(posenc.ENCODINGS)
     schedules = {row["name"]: row["options"] for row in json.loads(out)["schedules"]}
     assert schedules == {name: list(posenc.frequencies.options_of(name)) for name in posenc.frequencies.SCHEDULES}
+    methods = {row["name"]: row for row in json.loads(out)["methods"]}
+    assert methods["rerope"]["kind"] == "map"
+    assert set(posenc.position_maps.MAPS) - {"inverse_leaky"} <= set(methods)
     code, out, _ = run(capsys, "cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)
     code, out, _ = run(capsys, "cite", "t5", "--json")

@@ -6,6 +6,7 @@ from typing import Any
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
 from posenc.frequencies import SCHEDULES, options_of
+from posenc.pretrained.methods import METHODS
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -24,12 +25,16 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, and the frequency schedules that RoPE takes."""
+    """All there is: encodings, the frequency schedules that RoPE takes, and how to extend pretrained models."""
     schedules = [
         {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
         for name, schedule in SCHEDULES.items()
     ]
-    return {"encodings": rows(), "schedules": schedules}
+    methods = [
+        {"name": name, "kind": m.kind, "options": list(m.options()), "tuning": m.tuning, "summary": m.summary}
+        for name, m in METHODS.items()
+    ]
+    return {"encodings": rows(), "schedules": schedules, "methods": methods}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -78,7 +83,17 @@ def table() -> str:
         for row in found["encodings"]
     ]
     schedules = [(row["name"], " ".join(row["options"]), row["summary"]) for row in found["schedules"]]
-    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", "options", ""), *schedules))])
+    methods = [
+        (row["name"], row["kind"], " ".join(row["options"]), row["summary"])
+        for row in found["methods"]
+        if row["name"] not in SCHEDULES
+    ]
+    parts = [
+        (head, *body),
+        (("rope's schedules", "options", ""), *schedules),
+        (("to extend a model, besides schedules", "kind", "options", ""), *methods),
+    ]
+    return "\n\n".join("\n".join(_aligned(part)) for part in parts)
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -159,6 +159,9 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
         again, _ = posenc.load(out)
         torch.testing.assert_close(again(ids).logits, want, rtol=1e-3, atol=2e-3)
         stock = transformers.AutoModelForCausalLM.from_pretrained(out)
+        if not plain:
+            posenc.restore(again)
+            assert not hasattr(again.config, "posenc")
         assert ((stock(ids).logits - want).abs().max() < 5e-3) == plain
     assert run(capsys, "doctor", out)[0] == 0
     code, _, err = run(capsys, "extend", folder, "--method", method, "--factor", 4, "--out", out)

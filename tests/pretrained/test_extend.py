@@ -56,6 +56,10 @@ PROMISES = {
     "streaming:sinks=2:recent=20": 22,
     "log_n": TRAINED,
     "log_n:clip=false": 0,
+    "temperature": 0,
+    "temperature:beta=1": TRAINED,
+    "step_temperature": TRAINED,
+    "step_temperature:train_length=20:first=1": 19,
     "softmax_n": 0,
     "softmax_n:n=0": TRAINED,
     "rerope+log_n": TRAINED // 2,
@@ -232,7 +236,12 @@ def test_a_saved_model_says_what_plain_transformers_lacks(tmp_path: Any) -> None
     ntk = small_model("llama")
     posenc.extend(ntk, "ntk", factor=4)
     torch.testing.assert_close(again(x).logits, ntk(x).logits, atol=1e-3, rtol=0)
-    posenc.extend(again, **again.config.posenc)
+    label = again.config.posenc
+    posenc.extend(again, "yarn", factor=8)
+    assert not hasattr(again.config, "posenc")
+    posenc.restore(again)
+    assert again.config.posenc is label
+    posenc.extend(again, **label)
     torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
 
 
@@ -265,9 +274,21 @@ def test_what_was_trained_at_finer_positions_keeps_them() -> None:
     wanted = frequencies.yarn(16, factor=2, original_max_positions=64)
     torch.testing.assert_close(found.inv_freq, wanted.inv_freq / 4, rtol=1e-12, atol=0)
     assert found.attention_factor == wanted.attention_factor
+    posenc.extend(model, "yarn+resonance", factor=2)
+    found = model.model.rotary_emb.rotations["full_attention"].frequencies()
+    torch.testing.assert_close(found.inv_freq, frequencies.resonance(16, of=wanted).inv_freq / 4, rtol=1e-12, atol=0)
     posenc.extend(model, "rerope:window=12")
     found = model.model.rotary_emb.rotations["full_attention"].frequencies()
     torch.testing.assert_close(found.inv_freq, frequencies.linear(16, factor=4).inv_freq, rtol=0, atol=0)
+
+
+def test_a_configuration_without_head_dim_gets_it_back() -> None:
+    model = small_model("gpt_neox")
+    model.config.head_dim = None
+    posenc.extend(model, "ntk", factor=4)
+    assert model.config.head_dim == 16
+    posenc.restore(model)
+    assert model.config.head_dim is None
 
 
 def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
-from posenc.encodings.denominator import LogN, SoftmaxN
+from posenc.encodings.denominator import LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.errors import InputError, unknown
 from posenc.texts import check_options, named, read_options, split
 
@@ -67,12 +67,6 @@ class Method:
     def summary(self) -> str:
         """The first sentence of its documentation."""
         return " ".join((self.make.__doc__ or "").split("\n\n")[0].split())
-
-    @property
-    def source(self) -> str:
-        """Where it is from, as its documentation says."""
-        text = " ".join((self.make.__doc__ or "").split())
-        return text.partition("Source: ")[2]
 
     @property
     def signed(self) -> Callable[..., Any]:
@@ -187,6 +181,18 @@ METHODS: dict[str, Method] = {
         LogN,
         defaults={"train_length": lambda n: n.trained, "clip": lambda n: True},
         exact=lambda o, n: o["train_length"] if o["clip"] else 0,
+    ),
+    "temperature": Method(
+        "attention",
+        Temperature,
+        defaults={"beta": lambda n: (0.1 * math.log(n.factor) + 1) ** 2},  # YaRN's, for methods that bring none
+        exact=lambda o, n: n.trained if o["beta"] == 1 else 0,
+    ),
+    "step_temperature": Method(
+        "attention",
+        StepTemperature,
+        defaults={"train_length": lambda n: n.trained, "first": lambda n: 0},
+        exact=lambda o, n: o["train_length"] - o["first"],
     ),
     "softmax_n": Method(
         "attention", SoftmaxN, defaults={"n": lambda n: 1.0}, exact=lambda o, n: 0 if o["n"] else n.trained
