@@ -102,7 +102,7 @@ def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     if chosen.map is None and not chosen.attention:
         return Design(rotations, frozenset(), (), config)
     _check_attention(body, chosen)
-    config["posenc"] = {"method": chosen.exactly, "target_length": target}
+    config["posenc"] = {"method": chosen.text, "target_length": target}
     still = frozenset(changed if chosen.map is not None else ())
     return Design(rotations, still, tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers), config)
 
