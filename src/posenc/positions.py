@@ -362,11 +362,12 @@ class Positions:
             return (self.q_order - self.k_order[:, :1] + 1).clamp(0, self.num_keys)
         # keys in line by document and order, so that two searches count those a query sees
         rows = self.batch
-        documents = [torch.zeros_like(o) if d is None else d for o, d in
-                     ((self.q_order, self.q_document), (self.k_order, self.k_document))]  # fmt: skip
         sizes = [self.num_queries, self.num_keys]
-        _, index = torch.cat([d.expand(rows, -1) for d in documents], 1).unique(return_inverse=True)
-        of_q, of_k = index.split(sizes, 1)
+        if self.q_document is None or self.k_document is None:
+            of_q, of_k = (torch.zeros_like(o).expand(rows, -1) for o in (self.q_order, self.k_order))
+        else:
+            documents = torch.cat([d.expand(rows, -1) for d in (self.q_document, self.k_document)], 1)
+            of_q, of_k = documents.unique(return_inverse=True)[1].split(sizes, 1)
         orders = torch.cat([o.expand(rows, -1) for o in (self.q_order, self.k_order)], 1)
         orders = orders - orders.amin(1, keepdim=True)
         span = orders.amax(1, keepdim=True) + 1

@@ -4,27 +4,17 @@ import os
 
 import pytest
 import tokenizers
-import torch
 import transformers
 from tokenizers import models, pre_tokenizers
 
 from posenc.pretrained import load
 from references import smollm2
-
-
-def tiny_llama(**changes):
-    torch.manual_seed(0)
-    settings = {
-        "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 1,
-        "eos_token_id": 2,
-    }  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**(settings | changes))).eval()
+from references.small_models import small_model
 
 
 @pytest.fixture
 def llama():
-    return tiny_llama()
+    return small_model("llama")
 
 
 WORDS = ["<unk>", "<s>", "</s>", *(f"w{index}" for index in range(94))]

@@ -337,7 +337,7 @@ def test_under_autocast(method: str) -> None:
 
 def test_a_decoding_step_is_one_graph() -> None:
     """With a static cache and the mask that generate prepares beforehand, as it does before it compiles."""
-    model, x = extended("llama", "rerope:window=12+log_n"), tokens(2, 64)
+    model, x = extended("llama", "rerope:window=12+log_n", num_hidden_layers=1), tokens(2, 64)
     wanted = model(x).logits
     cache = StaticCache(config=model.config, max_cache_len=80)
     model(x[:, :60], past_key_values=cache, use_cache=True)
@@ -351,11 +351,9 @@ def test_a_decoding_step_is_one_graph() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    "method", ["yarn", "self_extend:window=12:group=4", pytest.param("log_n", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("method", ["yarn", "self_extend:window=12:group=4", "log_n"])
 def test_compiled(method: str) -> None:
-    model, x = extended("llama", method), tokens(2, LENGTH)
+    model, x = extended("llama", method, num_hidden_layers=1), tokens(2, LENGTH)
     mask = torch.ones_like(x)
     mask[0, :9] = 0
     compiled = torch.compile(model, backend="eager")

@@ -81,13 +81,20 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
     assert not torch.allclose(arms["extended"][64:], arms["as loaded"][64:], atol=1e-3)
 
 
-def test_extend_within_the_trained_length_needs_no_cut_text(folder, capsys):
+def test_extend_says_how_far_it_verified(folder, capsys, monkeypatch):
     arguments = ["extend", folder, "--method", "yarn", "--target-length", 128, "--text", folder.parent / "text.txt"]
     code, out, _ = run(capsys, *arguments, "--verify-tokens", 50)
     assert code == 0
     assert "cut to" not in out
     assert "all within the 64 tokens" in out
-    assert "read 50 of 128 tokens" in out
+    assert "read 50 of 128 tokens: as asked for" in out
+    arguments[5] = 1024
+    code, out, _ = run(capsys, *arguments)
+    assert "read 400 of 1024 tokens: the text has no more" in out
+    monkeypatch.setattr("posenc.pretrained.verify.SECONDS", 0.0)
+    arguments[6:] = []
+    code, out, _ = run(capsys, *arguments[:5], 2048)
+    assert "read 1024 of 2048 tokens: about a minute's work; --verify-tokens 2048 reads all" in out
 
 
 def test_extend_reads_the_language_reference_by_default(folder, capsys):
@@ -150,9 +157,12 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
     with torch.no_grad():
         want = model(ids).logits
         again, _ = posenc.load(out)
-        torch.testing.assert_close(again(ids).logits, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(again(ids).logits, want, rtol=1e-3, atol=2e-3)
         stock = transformers.AutoModelForCausalLM.from_pretrained(out)
-        assert ((stock(ids).logits - want).abs().max() < 1e-3) == plain
+        if not plain:
+            posenc.restore(again)
+            assert not hasattr(again.config, "posenc")
+        assert ((stock(ids).logits - want).abs().max() < 5e-3) == plain
     assert run(capsys, "doctor", out)[0] == 0
     code, _, err = run(capsys, "extend", folder, "--method", method, "--factor", 4, "--out", out)
     assert code == 2

@@ -17,7 +17,7 @@ from posenc.pretrained.anatomy import FAMILIES
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.patient import Table
 from posenc.pretrained.symptoms import FINDINGS
-from pretrained.conftest import tiny_llama
+from references.small_models import small_model
 
 
 def names(model, tokenizer=None):
@@ -32,44 +32,15 @@ def one(model, name):
     return finding
 
 
-SHAPE = {
-    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "pad_token_id": 0,
-}  # fmt: skip
-EXTRA = {
-    "phi": {"num_key_value_heads": 4},
-    "gemma": {"head_dim": 16},
-    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
-    "gemma3_text": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "qwen3": {"head_dim": 16},
-    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    "glm": {"head_dim": 16},
-    "glm4": {"head_dim": 16},
-    "ministral": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    "gpt_oss": {
-        "head_dim": 16,
-        "max_position_embeddings": 131072,
-        "num_local_experts": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "seed_oss": {"head_dim": 16},
-}
-
-
-def tiny(model_type):
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model_type, **(SHAPE | EXTRA.get(model_type, {})))
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
-
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_no_alarm_at_a_clean_model_of_each_type(model_type):
+def test_no_alarm_at_a_clean_model_of_each_type(model_type, dtype):
     # gpt-oss in transformers does not tell its mask where packed texts begin
-    assert names(tiny(model_type)) == (["packing_leaks"] if model_type == "gpt_oss" else [])
+    model = small_model(model_type)
+    decoder = model.base_model
+    model.to(dtype)
+    decoder.rotary_emb = type(decoder.rotary_emb)(model.config)  # as from_pretrained(dtype=...) keeps it
+    assert names(model) == (["packing_leaks"] if model_type == "gpt_oss" else [])
 
 
 YARN = {
@@ -87,7 +58,7 @@ YARN = {
     ],
 )  # fmt: skip
 def test_no_alarm_at_static_schedules(parameters):
-    assert names(tiny_llama(rope_parameters={"rope_theta": 10000.0} | parameters)) == []
+    assert names(small_model("llama", rope_parameters={"rope_theta": 10000.0} | parameters)) == []
 
 
 @pytest.mark.parametrize("method", ["yarn", "ntk+log_n", "rerope:window=8", "self_extend:window=8"])
@@ -129,7 +100,7 @@ def test_trap_2_rope_theta_lost(llama):
 
 
 def test_trap_3_truncate_of_a_layer_type():
-    model = tiny("gemma3_text")
+    model = small_model("gemma3_text")
     model.config.max_position_embeddings = 16384
     said = model.config.rope_parameters["full_attention"]
     said |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
@@ -144,7 +115,7 @@ def test_trap_3_truncate_of_a_layer_type():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_trap_4_frequencies_in_half_precision(dtype):
-    model = tiny_llama(max_position_embeddings=16384)
+    model = small_model("llama", max_position_embeddings=16384)
     exact = model.model.rotary_emb.inv_freq.clone()
     model.to(dtype)
     finding = one(model, "frequencies_rounded")
@@ -162,7 +133,8 @@ def test_trap_4_is_not_there_when_loaded_in_half_precision(llama, tmp_path):
 
 def longrope(**changes):
     factors = {"short_factor": [1.0] * 8, "long_factor": [1.5] * 4 + [4.0] * 4}
-    return tiny_llama(
+    return small_model(
+        "llama",
         rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
         | factors,
         max_position_embeddings=256,
@@ -173,7 +145,7 @@ def longrope(**changes):
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_trap_5_a_cache_across_a_length_where_frequencies_move(kind):
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
-    model = tiny_llama(rope_parameters=dynamic) if kind == "dynamic" else longrope()
+    model = small_model("llama", rope_parameters=dynamic) if kind == "dynamic" else longrope()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     finding = one(model, "cache_differs")
     assert "across position 64" in finding.evidence
@@ -185,7 +157,7 @@ def test_trap_5_a_cache_across_a_length_where_frequencies_move(kind):
         for token in ids[0, 60:]:
             output = model(token.view(1, 1), past_key_values=cache)
     assert (output.logits[:, -1] - whole).abs().max() > 0.1 * finding.measured
-    model = tiny_llama(rope_parameters=dynamic) if kind == "dynamic" else longrope()
+    model = small_model("llama", rope_parameters=dynamic) if kind == "dynamic" else longrope()
     doctor(model)
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     posenc.extend(model, "ntk", factor=8)
@@ -193,7 +165,7 @@ def test_trap_5_a_cache_across_a_length_where_frequencies_move(kind):
 
 
 def test_trap_6_head_dim_none(llama):
-    model = tiny_llama(rope_parameters=YARN)
+    model = small_model("llama", rope_parameters=YARN)
     assert names(model) == []
     model.config.head_dim = None
     one(model, "config_not_buildable")
@@ -206,13 +178,13 @@ def test_trap_7_llama3_for_the_models_own_length():
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }  # fmt: skip
-    model = tiny_llama(rope_parameters=parameters)
+    model = small_model("llama", rope_parameters=parameters)
     one(model, "llama3_without_effect")
     assert not doctor(model).wrong
 
 
 def test_trap_8_a_length_that_is_not_declared(llama):
-    model = tiny_llama(rope_parameters=YARN, max_position_embeddings=16)
+    model = small_model("llama", rope_parameters=YARN, max_position_embeddings=16)
     assert one(model, "length_not_declared").measured == 4
     posenc.extend(llama, "yarn", factor=4)
     assert names(llama) == []
@@ -278,11 +250,13 @@ def test_an_extension_that_was_bypassed(llama):
 
 
 def test_partial_rotation_is_told_and_missed():
-    model = tiny("gpt_neox")
+    model = small_model("gpt_neox")
     (rotation,) = doctor(model).model.rotations.values()
     assert rotation.rotary_dim == 4
     assert doctor(model).model.head_dim == 16
-    model = tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
+    model = small_model(
+        "llama", rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    )
     assert one(model, "partial_rotary_ignored").measured == 1
 
 
@@ -366,7 +340,7 @@ def test_it_reads_well_as_text_and_json(llama):
     assert "rotary in all layers: 16 of 16 channels, half layout, rope_theta 10000" in text
     assert "wrong: config_not_applied" in text
     assert json.loads(json.dumps(diagnosis.to_dict()))["wrong"] is True
-    assert str(doctor(tiny_llama())).endswith("nothing found")
+    assert str(doctor(small_model("llama"))).endswith("nothing found")
 
 
 def test_what_cannot_be_examined_is_refused(llama):

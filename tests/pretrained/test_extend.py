@@ -225,18 +225,25 @@ def test_peft_models_are_looked_through() -> None:
     torch.testing.assert_close(wrapped(x).logits, small_model("llama")(x).logits, atol=1e-5, rtol=0)
 
 
-def test_a_saved_model_says_what_plain_transformers_lacks(tmp_path: Any) -> None:
+@pytest.mark.parametrize("map_of", ["rerope:window=12", "rerope", "self_extend+log_n"])
+def test_a_saved_model_says_what_plain_transformers_lacks(map_of: str, tmp_path: Any) -> None:
+    """And means the same when it is extended again by what it says, though its length is now the longer one."""
     from transformers import AutoModelForCausalLM
 
     model, x = small_model("llama"), tokens(1, LENGTH)
-    posenc.extend(model, "rerope:window=12+ntk", factor=4)
+    posenc.extend(model, f"{map_of}+ntk", factor=4)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert again.config.posenc == {"method": "rerope:window=12+ntk", "target_length": 256}
     ntk = small_model("llama")
     posenc.extend(ntk, "ntk", factor=4)
     torch.testing.assert_close(again(x).logits, ntk(x).logits, atol=1e-3, rtol=0)
-    posenc.extend(again, **again.config.posenc)
+    label = again.config.posenc
+    posenc.extend(again, "yarn", factor=8)
+    assert not hasattr(again.config, "posenc")
+    posenc.restore(again)
+    assert again.config.posenc is label
+    posenc.extend(again, **label)
+    assert again.config.posenc == label
     torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
 
 
@@ -269,9 +276,21 @@ def test_what_was_trained_at_finer_positions_keeps_them() -> None:
     wanted = frequencies.yarn(16, factor=2, original_max_positions=64)
     torch.testing.assert_close(found.inv_freq, wanted.inv_freq / 4, rtol=1e-12, atol=0)
     assert found.attention_factor == wanted.attention_factor
+    posenc.extend(model, "yarn+resonance", factor=2)
+    found = model.model.rotary_emb.rotations["full_attention"].frequencies()
+    torch.testing.assert_close(found.inv_freq, frequencies.resonance(16, of=wanted).inv_freq / 4, rtol=1e-12, atol=0)
     posenc.extend(model, "rerope:window=12")
     found = model.model.rotary_emb.rotations["full_attention"].frequencies()
     torch.testing.assert_close(found.inv_freq, frequencies.linear(16, factor=4).inv_freq, rtol=0, atol=0)
+
+
+def test_a_configuration_without_head_dim_gets_it_back() -> None:
+    model = small_model("gpt_neox")
+    model.config.head_dim = None
+    posenc.extend(model, "ntk", factor=4)
+    assert model.config.head_dim == 16
+    posenc.restore(model)
+    assert model.config.head_dim is None
 
 
 def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None:
@@ -299,6 +318,19 @@ def test_every_schedule_and_map_is_a_method() -> None:
     for name, method in METHODS.items():
         assert method.summary, name
         assert method.options().keys() >= method.defaults.keys(), name
+
+
+def test_lists_and_tensors_as_options() -> None:
+    stretch = torch.linspace(1, 4, 8, dtype=torch.float64)
+    models = [small_model("llama") for _ in range(3)]
+    reports = [
+        posenc.extend(models[0], "explicit", stretch=stretch, factor=4),
+        posenc.extend(models[1], "explicit", stretch=stretch.tolist(), factor=4),
+        posenc.extend(models[2], "explicit:stretch=" + ",".join(map(str, stretch.tolist())), factor=4),
+    ]
+    assert reports[0] == reports[1] == reports[2]
+    assert posenc.extend(models[2], reports[0].method, factor=4) is reports[2]
+    assert list(reports[0].stretch) == pytest.approx(stretch.tolist())
 
 
 def test_defaults_follow_from_the_lengths() -> None:

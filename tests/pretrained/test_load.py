@@ -9,8 +9,8 @@ import transformers
 
 from posenc.errors import InputError
 from posenc.pretrained import load, loss_by_position
-from pretrained.conftest import tiny_llama
 from references import gguf_files
+from references.small_models import small_model
 from test_layout_real import TEXT
 
 WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
@@ -68,7 +68,7 @@ def test_divisors_of_the_frequencies_in_a_gguf_file_are_heard(llama, tmp_path):
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     }  # fmt: skip
-    scaled = tiny_llama(rope_parameters=llama3)
+    scaled = small_model("llama", rope_parameters=llama3)
     plain = llama.model.rotary_emb.inv_freq
     gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS, rope_freqs=plain / scaled.model.rotary_emb.inv_freq)
     model, _ = load(tmp_path)
@@ -114,7 +114,7 @@ def test_code_of_its_own_is_not_run(folder, llama):
 
 def test_a_base_that_was_lost_is_said(tmp_path):
     """Trap: rope_parameters written anew, without rope_theta. The file loads, with another base."""
-    tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).save_pretrained(tmp_path)
+    small_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).save_pretrained(tmp_path)
     edit(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})
     with pytest.warns(UserWarning, match=r"posenc: .* without rope_theta: transformers takes its default, 10000$"):
         load(tmp_path)

@@ -25,6 +25,10 @@ NAME = "posenc"
 """What transformers knows our attention by."""
 
 
+class Absent:
+    """Stands, itself, for a value that a configuration does not have."""
+
+
 class Turns(nn.Module):
     """A rotary module as transformers models call it: (x, position_ids[, layer_type]) -> cos, sin.
 
@@ -40,8 +44,6 @@ class Turns(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         kind = next(iter(self.rotations)) if layer_type is None else layer_type
-        if kind not in self.rotations:  # asked for by the model, used by no layer
-            kind = next(iter(self.rotations))
         rotation = self.rotations[kind]
         assert isinstance(rotation, Rotary)
         dtype = torch.float32 if self.family.float_table else x.dtype
@@ -165,15 +167,13 @@ class Design:
     """What is to be attached: everything that can fail has been made already.
 
     rotations: for the rotary module, by layer type; empty leaves it. still: see `Turns`. encodings: one per layer for our
-    attention; empty leaves the model's. config: values for the configuration. label: what config.posenc says of what plain
-    transformers cannot do; None: nothing.
+    attention; empty leaves the model's. config: values for the configuration; `Absent` takes one away.
     """
 
     rotations: Mapping[str, Rotary]
     still: frozenset[str]
     encodings: tuple[Encoding | None, ...]
     config: Mapping[str, Any]
-    label: dict[str, Any] | None
 
 
 @dataclass(eq=False)
@@ -198,7 +198,7 @@ def attached(model: Any) -> Attached | None:
 def attach(body: Anatomy, design: Design, report: Any) -> None:
     """Carry out a design, wholly or not at all."""
     config, decoder = body.config, body.decoder
-    kept = {name: getattr(config, name) for name in design.config}
+    kept = {name: getattr(config, name, Absent) for name in design.config}
     record = Attached(body, design, report, body.rotary, kept, config._attn_implementation)
     setattr(decoder, RECORD, record)
     try:
@@ -207,10 +207,7 @@ def attach(body: Anatomy, design: Design, report: Any) -> None:
             decoder.rotary_emb = Turns(design.rotations, design.still, body.family).to(device)
         if design.encodings:
             _install(body, design, record)
-        for name, value in design.config.items():
-            setattr(config, name, value)
-        if design.label is not None:
-            config.posenc = design.label
+        _configure(config, design.config)
     except BaseException:
         detach(record)
         raise
@@ -235,6 +232,14 @@ def _set_implementation(model: Any, name: str) -> None:
         raise InputError(f"{type(model).__name__} does not let its attention be set: only frequency schedules serve it")
 
 
+def _configure(config: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if value is not Absent:
+            setattr(config, name, value)
+        elif hasattr(config, name):
+            delattr(config, name)
+
+
 def detach(record: Attached) -> None:
     """Put back the very objects that were there."""
     body, config = record.anatomy, record.anatomy.config
@@ -249,8 +254,5 @@ def detach(record: Attached) -> None:
             del module._posenc_plan
     if config._attn_implementation != record.implementation:
         _set_implementation(body.model, record.implementation)
-    for name, value in record.config.items():
-        setattr(config, name, value)
-    if hasattr(config, "posenc"):
-        del config.posenc
+    _configure(config, record.config)
     delattr(decoder, RECORD)

@@ -117,7 +117,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     if record.report.schedule is None:
         length = body.loaded_length
         for key, value in record.config.items():
-            setattr(config, key, value)
+            if key != "posenc":  # which says what is missing
+                setattr(config, key, value)
     else:
         config = hf_config(body, wanted, length)
         if not record.design.still:

@@ -11,7 +11,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
-from posenc.pretrained.attach import Design, attach, attached, detach
+from posenc.pretrained.attach import Absent, Design, attach, attached, detach
 from posenc.pretrained.methods import Lengths, Plan, plan
 from posenc.pretrained.report import Extension
 from posenc.pretrained.rope_config import hf_config
@@ -93,25 +93,39 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
 def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     """What is to be attached, with everything made that can fail."""
     length = body.loaded_length if target is None else target
-    through_attention = chosen.map is not None or bool(chosen.attention)
-    if through_attention:
-        _check_attention(body, chosen)
-    changed = [t for t in body.ropes if t == "full_attention" or not body.rope_per_type] or list(body.ropes)
-    schedules = {t: rope.at(length) for t, rope in body.ropes.items()}
-    if chosen.schedule is not None:
-        schedules |= {t: _composed(body.ropes[t], chosen.schedule) for t in changed}
-    rotations: dict[str, Rotary] = {}
-    if chosen.schedule is not None or chosen.map is not None:
-        made = {t: _rotary(body, t, schedules[t]) for t in (schedules if body.rope_per_type else changed[:1])}
-        rotations = {t: made.get(t, made[next(iter(made))]) for t in schedules}
-    still = frozenset(changed) if chosen.map is not None else frozenset[str]()
-    encodings = tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers) if through_attention else ()
-    config = {"max_position_embeddings": length}
+    config: dict[str, Any] = {"max_position_embeddings": length, "posenc": Absent}
+    changed = _changed(body)
+    rotations = {} if chosen.schedule is None and chosen.map is None else _rotations(body, chosen, changed, length)
     if chosen.schedule is not None:
         plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
-        config = {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
-    label = {"method": chosen.exactly, "target_length": target} if through_attention else None
-    return Design(rotations, still, encodings, config, label)
+        config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
+    if chosen.map is None and not chosen.attention:
+        return Design(rotations, frozenset(), (), config)
+    _check_attention(body, chosen)
+    config["posenc"] = {"method": chosen.text, "target_length": target}
+    still = frozenset(changed if chosen.map is not None else ())
+    return Design(rotations, still, tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers), config)
+
+
+def _changed(body: Anatomy) -> list[str]:
+    """The layer types whose rotation a method changes: all that share one, else those of the layers that see everything."""
+    if body.rope_per_type and "full_attention" in body.ropes:
+        return ["full_attention"]
+    return list(body.ropes)
+
+
+def _rotations(body: Anatomy, chosen: Plan, changed: list[str], length: int) -> dict[str, Rotary]:
+    """Layer type -> its new rotation, one object where the model has one."""
+
+    def made(layer_type: str) -> Rotary:
+        rope = body.ropes[layer_type]
+        new = chosen.schedule is not None and layer_type in changed
+        schedule = _composed(rope, chosen.schedule or {}) if new else rope.at(length)
+        return Rotary(body.head_dim, rope.rope_theta, body.layout, rope.rotary_dim, schedule)
+
+    if body.rope_per_type:
+        return {layer_type: made(layer_type) for layer_type in body.ropes}
+    return dict.fromkeys(body.ropes, made(changed[0]))
 
 
 def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,16 +134,17 @@ def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
     if rope.schedule["name"] != "linear":
         return dict(schedule)
     unit = float(rope.schedule["factor"])
-    lengths = {"original_max_positions", "length"}
-    finer = {key: max(round(value / unit), 1) if key in lengths else value for key, value in schedule.items()}
-    found = create(finer, rope.rotary_dim, rope.rope_theta)
+    found = create(_finer(schedule, unit), rope.rotary_dim, rope.rope_theta)
     divisors = unit * stretch(found, rope.rotary_dim, rope.rope_theta)
     return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": found.attention_factor}
 
 
-def _rotary(body: Anatomy, layer_type: str, schedule: Mapping[str, Any]) -> Rotary:
-    rope = body.ropes[layer_type]
-    return Rotary(body.head_dim, rope.rope_theta, body.layout, rope.rotary_dim, schedule)
+def _finer(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
+    """A schedule for lengths that are counted in positions `unit` times as large."""
+    found = dict(schedule)
+    for key in found.keys() & {"original_max_positions", "length"}:
+        found[key] = max(round(found[key] / unit), 1)
+    return found | {"of": _finer(found["of"], unit)} if isinstance(found.get("of"), Mapping) else found
 
 
 def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], still: frozenset[str]) -> Encoding | None:

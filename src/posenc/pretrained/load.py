@@ -65,6 +65,7 @@ def _extend_as_saved(model: Any, name: str) -> None:
         raise InputError(
             f"{name}: the entry posenc of its configuration is {said!r}: it needs method and target_length"
         )
+    del model.config.posenc  # extend writes it anew, and restore shall not give it back
     extend(model, said["method"], target_length=said["target_length"])
 
 

@@ -7,10 +7,12 @@ extrapolation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal
+
+from torch import Tensor
 
 from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
@@ -203,11 +205,11 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A method for given lengths. schedule and map are data, None where there is none; attention is encodings by name.
-    text: as it was asked for. exactly: with what followed from the lengths, but for a schedule, as well."""
+    """A method for given lengths. text: the method, with every option of its maps and attention, so that it means the same
+    for a model that has been saved with a longer length. schedule and map are data, None where there is none; attention is
+    encodings by name."""
 
     text: str
-    exactly: str
     schedule: dict[str, Any] | None = None
     map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = field(default_factory=dict)
@@ -230,7 +232,6 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     found: dict[str, Any] | None = None
     attention: dict[str, Encoding] = {}
     exact: list[int] = []
-    resolved: list[tuple[str, dict[str, Any]]] = []
     tuning: Tuning = "works without"
     for name, given in parts:
         chosen = METHODS[name]
@@ -239,10 +240,8 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
             tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
             schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
-            resolved.append((name, given))
             continue
-        given = given | {key: default(others) for key, default in chosen.defaults.items() if key not in given}
-        resolved.append((name, given))
+        given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
             found = {"name": name, **given}
             position_maps.create(found)
@@ -253,11 +252,12 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     if schedule is not None:
         shape = {"factor": schedules.factor, "original_max_positions": schedules.trained, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
-    return Plan(_written(parts), _written(resolved), schedule, found, attention, min(exact, default=None), tuning)
+    text = "+".join(":".join([name, *(f"{k}={_spelled(v)}" for k, v in given.items())]) for name, given in parts)
+    return Plan(text, schedule, found, attention, min(exact, default=None), tuning)
 
 
-def _written(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    return "+".join(":".join([name, *(f"{k}={v}" for k, v in given.items())]) for name, given in parts)
+def _spelled(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _read(part: str) -> tuple[str, dict[str, Any]]:
@@ -281,7 +281,7 @@ def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, A
         name, given = owners[0]
         if key in given:
             raise InputError(f"{key}={value}: the method's text says {name}:{key}={given[key]}; give it once")
-        given[key] = value
+        given[key] = value.tolist() if isinstance(value, Tensor) else value
 
 
 def _compatible(method: str, names: list[str]) -> None:

@@ -19,6 +19,10 @@ Symptom = Iterator[tuple[str, str, float | None]]
 """Name in FINDINGS, evidence in words, and the number measured."""
 
 
+ROUNDING, ROUNDING_HALF = 1e-3, 0.2
+"""Differences of logits that count, as a share of their spread, in float32 and in half precision."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """severity: "wrong" gives other numbers than the model was made for; "hazard" will, in a use that is named; "note"."""
@@ -229,10 +233,8 @@ def _future(case: Patient) -> Symptom:
     ids = case.ids()
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % case.config.vocab_size
-    first = case.logits(ids)
-    change = (case.logits(other) - first)[:, :-1].abs().max()
-    if _matters(case, change, first, exact=True):
-        yield "sees_the_future", f"earlier logits change by up to {change:.3g}", float(change)
+    told = "another last token moves the logits before it"
+    yield from _differ(case, "sees_the_future", told, case.logits(other)[:, :-1], case.logits(ids)[:, :-1])
 
 
 def _cache(case: Patient) -> Symptom:
@@ -257,10 +259,8 @@ def _cache(case: Patient) -> Symptom:
                 output = case.model(ids[:, part], **inputs)
                 cache = output.past_key_values
                 parts.append(output.logits.float())
-        change = (torch.cat(parts, 1) - whole).abs().max()
-        if _matters(case, change, whole):
-            at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
-            yield "cache_differs", f"logits differ by up to {change:.3g} {at} ({_spread(whole)})", float(change)
+        at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
+        yield from _differ(case, "cache_differs", f"decoding {at} moves the logits", torch.cat(parts, 1), whole)
 
 
 def _padding(case: Patient) -> Symptom:
@@ -271,29 +271,22 @@ def _padding(case: Patient) -> Symptom:
     mask[1, :pads] = 0
     alone = case.logits(ids[1:, pads:])
     right = (mask.cumsum(-1) - 1).clamp(min=0)
-    change = (case.logits(ids, attention_mask=mask, position_ids=right)[1:, pads:] - alone).abs().max()
-    if _matters(case, change, alone):
-        told = f"logits differ by up to {change:.3g} behind {pads} pads ({_spread(alone)})"
-        yield "padding_differs", told, float(change)
-        return
-    change = (case.logits(ids, attention_mask=mask)[1:, pads:] - alone).abs().max()
-    if _matters(case, change, alone):
-        told = f"logits differ by up to {change:.3g} behind {pads} pads ({_spread(alone)})"
-        yield "positions_from_padding", told, float(change)
+    told = f"{pads} pads move the logits behind them"
+    padded = case.logits(ids, attention_mask=mask, position_ids=right)[1:, pads:]
+    wrong = list(_differ(case, "padding_differs", told, padded, alone))
+    yield from wrong
+    if not wrong:
+        padded = case.logits(ids, attention_mask=mask)[1:, pads:]
+        yield from _differ(case, "positions_from_padding", told, padded, alone)
 
 
 def _packing(case: Patient) -> Symptom:
     ids = case.ids()
     first = PROBE // 3
     positions = torch.cat([torch.arange(first), torch.arange(PROBE - first)])[None].to(ids.device)
-    alone = case.logits(ids[:, first:])
-    change = (case.logits(ids, position_ids=positions)[:, first:] - alone).abs().max()
-    if _matters(case, change, alone):
-        yield (
-            "packing_leaks",
-            f"the second text's logits differ by up to {change:.3g} ({_spread(alone)})",
-            float(change),
-        )
+    packed = case.logits(ids, position_ids=positions)[:, first:]
+    told = "a text packed in front moves the logits"
+    yield from _differ(case, "packing_leaks", told, packed, case.logits(ids[:, first:]))
 
 
 def _implementation(case: Patient) -> Symptom:
@@ -302,9 +295,8 @@ def _implementation(case: Patient) -> Symptom:
         return
     ours = case.logits(case.ids())
     with case.with_implementation("eager"):
-        change = (case.logits(case.ids()) - ours).abs().max()
-    if _matters(case, change, ours):
-        yield "attention_differs", f"{name}: logits differ by up to {change:.3g} ({_spread(ours)})", float(change)
+        eager = case.logits(case.ids())
+    yield from _differ(case, "attention_differs", f"the logits of {name} are not those of eager", ours, eager)
 
 
 TEXT = (
@@ -346,11 +338,8 @@ def _layout(case: Patient, tokenizer: Any) -> Symptom:
         yield "layout_swapped", told, as_it_is - swapped
 
 
-def _matters(case: Patient, change: Tensor, logits: Tensor, exact: bool = False) -> bool:
-    """Whether a difference is more than rounding, by the spread of the logits and the model's precision."""
-    rounding = 0.25 if case.model.dtype in (torch.bfloat16, torch.float16) else 1e-2
-    return bool(change > (1e-3 if exact else rounding) * logits.std())
-
-
-def _spread(logits: Tensor) -> str:
-    return f"their spread is {logits.std():.3g}"
+def _differ(case: Patient, name: str, told: str, ours: Tensor, wanted: Tensor) -> Symptom:
+    """A finding where logits differ by more than rounding can do."""
+    ratio = float((ours - wanted).square().mean().sqrt() / wanted.std())
+    if ratio > (ROUNDING_HALF if case.model.dtype in (torch.bfloat16, torch.float16) else ROUNDING):
+        yield name, f"{told}, by {ratio:.3g} of their spread (root mean square)", ratio

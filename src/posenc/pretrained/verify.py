@@ -23,13 +23,14 @@ AS_LOADED, EXTENDED, TUNED = "as loaded", "extended", "fine-tuned"
 class Verification:
     """Mean losses in nats a token, by blocks of positions.
 
-    text: what was read. trained_length: tokens the model was good for. wanted: tokens that were asked for. edges: of the
-    blocks. losses: arm -> one mean a block.
+    text: what was read. trained_length: tokens the model was good for. wanted: tokens it was made for. stopped: why fewer
+    were read. edges: of the blocks. losses: arm -> one mean a block.
     """
 
     text: str
     trained_length: int
     wanted: int
+    stopped: str
     edges: tuple[int, ...]
     losses: Mapping[str, tuple[float, ...]]
     seconds: Mapping[str, float]
@@ -49,20 +50,19 @@ class Verification:
         if read <= self.trained_length:
             lines.append(f"all within the {self.trained_length} tokens that the model was good for before")
         if read < self.wanted:
-            lines.append(
-                f"read {read} of {self.wanted} tokens, about a minute's work: --verify-tokens {self.wanted} for all"
-            )
+            lines.append(f"read {read} of {self.wanted} tokens: {self.stopped}")
         return "\n".join(lines)
 
 
 @dataclass(eq=False)
 class Verifier:
-    """Reads one text with each arm. ids: (N,). trained_length: tokens the model was good for. wanted: see above."""
+    """Reads one text with each arm. ids: (N,). The rest: see `Verification`."""
 
     text: str
     ids: Tensor
     trained_length: int
     wanted: int
+    stopped: str
     losses: dict[str, Tensor] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -86,18 +86,16 @@ class Verifier:
     def result(self) -> Verification:
         """What has been read so far."""
         count = len(self.ids)
-        marks = {*range(0, count, max(math.ceil(count / BLOCKS), 1)), count}
+        marks = {*range(0, count, max(math.ceil(count / BLOCKS), 2)), count}
         edges = tuple(sorted(marks | {self.trained_length} if self.past_training else marks))
         means = {
             arm: tuple(float(loss[low:high].nanmean()) for low, high in pairwise(edges))
             for arm, loss in self.losses.items()
         }
-        return Verification(self.text, self.trained_length, self.wanted, edges, means, self.seconds)
+        return Verification(self.text, self.trained_length, self.wanted, self.stopped, edges, means, self.seconds)
 
 
-def verifier(
-    model: nn.Module, tokenizer: Any, name: str, text: str, wanted: int, tokens: int | None = None
-) -> Verifier:
+def verifier(model: Any, tokenizer: Any, name: str, text: str, wanted: int, tokens: int | None = None) -> Verifier:
     """Prepare to read a text.
 
     Args:
@@ -116,7 +114,8 @@ def verifier(
     if len(ids) < 2:
         raise InputError(f"--text {name}: it has {len(ids)} tokens; give a longer one")
     count = min(len(ids), tokens or wanted)
-    trained = int(model.config.max_position_embeddings)  # type: ignore[union-attr, arg-type]
+    stopped = "the text has no more" if count == len(ids) else "as asked for"
+    trained = int(model.config.max_position_embeddings)
     if tokens is None:
         piece = ids[: min(count, 256)]
         loss_by_position(model, piece)  # the first call of a model is slower
@@ -124,5 +123,7 @@ def verifier(
         loss_by_position(model, piece)
         speed = len(piece) / (time.perf_counter() - started)
         arms = 4 if count > trained else 2  # windows that overlap by half read everything twice
-        count = min(count, max(1024, int(speed * SECONDS / arms) // 256 * 256))
-    return Verifier(name, ids[:count], trained, wanted)
+        allowed = max(1024, int(speed * SECONDS / arms) // 256 * 256)
+        if allowed < count:
+            count, stopped = allowed, f"about a minute's work; --verify-tokens {wanted} reads all"
+    return Verifier(name, ids[:count], trained, wanted, stopped)
