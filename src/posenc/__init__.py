@@ -24,7 +24,9 @@ __all__ += encodings.__all__
 
 _LAZY = {
     "extend": "posenc.pretrained.extend",
+    "finetune": "posenc.pretrained.finetune",
     "restore": "posenc.pretrained.extend",
+    "to_hf": "posenc.pretrained.export",
 }
 """Names for pretrained models, imported when first used: transformers, which they need, is optional and slow to import."""
 __all__ += [*_LAZY]
