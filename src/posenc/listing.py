@@ -1,4 +1,4 @@
-"""Every encoding and schedule as a row of a table, from what the code declares."""
+"""Every encoding, schedule and position map as a row of a table, from what the code declares."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
 from posenc.frequencies import SCHEDULES
+from posenc.position_maps import MAPS
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -24,9 +25,11 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, and the frequency schedules that RoPE takes."""
-    schedules = [{"name": name, "summary": summary(schedule)} for name, schedule in SCHEDULES.items()]
-    return {"encodings": rows(), "schedules": schedules}
+    """All there is: encodings, the frequency schedules that RoPE takes, and the maps of its positions."""
+    schedules, maps = (
+        [{"name": name, "summary": summary(made)} for name, made in known.items()] for known in (SCHEDULES, MAPS)
+    )
+    return {"encodings": rows(), "schedules": schedules, "position_maps": maps}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -75,7 +78,9 @@ def table() -> str:
         for row in found["encodings"]
     ]
     schedules = [(row["name"], row["summary"]) for row in found["schedules"]]
-    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", ""), *schedules))])
+    maps = [(f"@{row['name']}", row["summary"]) for row in found["position_maps"]]
+    further = (("rope's schedules", ""), *schedules), (("maps of its positions", ""), *maps)
+    return "\n".join([*_aligned((head, *body)), *(line for block in further for line in ("", *_aligned(block)))])
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
