@@ -1,12 +1,17 @@
-"""Every encoding and schedule as a row of a table, from what the code declares."""
+"""Every encoding, schedule and position map as a row of a table, from what the code declares."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
+<<<<<<< HEAD
 from posenc.frequencies import SCHEDULES, options_of
 from posenc.pretrained.methods import METHODS
+=======
+from posenc.frequencies import SCHEDULES
+from posenc.position_maps import MAPS
+>>>>>>> i5-maps
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -25,6 +30,7 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
+<<<<<<< HEAD
     """All there is: encodings, the frequency schedules that RoPE takes, and how to extend pretrained models."""
     schedules = [
         {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
@@ -35,6 +41,13 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         for name, m in METHODS.items()
     ]
     return {"encodings": rows(), "schedules": schedules, "methods": methods}
+=======
+    """All there is: encodings, the frequency schedules that RoPE takes, and the maps of its positions."""
+    schedules, maps = (
+        [{"name": name, "summary": summary(made)} for name, made in known.items()] for known in (SCHEDULES, MAPS)
+    )
+    return {"encodings": rows(), "schedules": schedules, "position_maps": maps}
+>>>>>>> i5-maps
 
 
 def rows() -> list[dict[str, Any]]:
@@ -82,6 +95,7 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
+<<<<<<< HEAD
     schedules = [(row["name"], " ".join(row["options"]), row["summary"]) for row in found["schedules"]]
     methods = [
         (row["name"], row["kind"], " ".join(row["options"]), row["summary"])
@@ -94,6 +108,12 @@ def table() -> str:
         (("to extend a model, besides schedules", "kind", "options", ""), *methods),
     ]
     return "\n\n".join("\n".join(_aligned(part)) for part in parts)
+=======
+    schedules = [(row["name"], row["summary"]) for row in found["schedules"]]
+    maps = [(f"@{row['name']}", row["summary"]) for row in found["position_maps"]]
+    further = (("rope's schedules", ""), *schedules), (("maps of its positions", ""), *maps)
+    return "\n".join([*_aligned((head, *body)), *(line for block in further for line in ("", *_aligned(block)))])
+>>>>>>> i5-maps
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
