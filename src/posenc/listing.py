@@ -1,6 +1,6 @@
 """Every encoding and schedule as a row of a table, from what the code declares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.bibliography import entries
@@ -77,8 +77,12 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
-    schedules = [(row["name"], " ".join(row["options"]), row["summary"]) for row in found["schedules"]]
-    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", "options", ""), *schedules))])
+    schedules = [(row["name"], _with_options(row)) for row in found["schedules"]]
+    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", ""), *schedules))])
+
+
+def _with_options(row: Mapping[str, Any]) -> str:
+    return row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
