@@ -1,17 +1,14 @@
-"""Every encoding, schedule and position map as a row of a table, from what the code declares."""
+"""Every encoding, schedule, position map and method as a row of a table, from what the code declares."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
-<<<<<<< HEAD
 from posenc.frequencies import SCHEDULES, options_of
-from posenc.pretrained.methods import METHODS
-=======
-from posenc.frequencies import SCHEDULES
 from posenc.position_maps import MAPS
->>>>>>> i5-maps
+from posenc.pretrained.methods import METHODS
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -30,24 +27,18 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-<<<<<<< HEAD
-    """All there is: encodings, the frequency schedules that RoPE takes, and how to extend pretrained models."""
+    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, and how to extend
+    pretrained models."""
     schedules = [
         {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
         for name, schedule in SCHEDULES.items()
     ]
+    maps = [{"name": name, "options": list(signature(f).parameters), "summary": summary(f)} for name, f in MAPS.items()]
     methods = [
         {"name": name, "kind": m.kind, "options": list(m.options()), "tuning": m.tuning, "summary": m.summary}
         for name, m in METHODS.items()
     ]
-    return {"encodings": rows(), "schedules": schedules, "methods": methods}
-=======
-    """All there is: encodings, the frequency schedules that RoPE takes, and the maps of its positions."""
-    schedules, maps = (
-        [{"name": name, "summary": summary(made)} for name, made in known.items()] for known in (SCHEDULES, MAPS)
-    )
-    return {"encodings": rows(), "schedules": schedules, "position_maps": maps}
->>>>>>> i5-maps
+    return {"encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -95,25 +86,18 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
-<<<<<<< HEAD
-    schedules = [(row["name"], " ".join(row["options"]), row["summary"]) for row in found["schedules"]]
-    methods = [
-        (row["name"], row["kind"], " ".join(row["options"]), row["summary"])
-        for row in found["methods"]
-        if row["name"] not in SCHEDULES
-    ]
-    parts = [
+
+    def lines(key: str, sign: str = "", but: Collection[str] = ()) -> list[tuple[str, str, str]]:
+        listed = [row for row in found[key] if row["name"] not in but]
+        return [(sign + row["name"], " ".join(row["options"]), row["summary"]) for row in listed]
+
+    blocks = [
         (head, *body),
-        (("rope's schedules", "options", ""), *schedules),
-        (("to extend a model, besides schedules", "kind", "options", ""), *methods),
+        (("rope's schedules", "options", ""), *lines("schedules")),
+        (("maps of its positions", "options", ""), *lines("position_maps", "@")),
+        (("to extend a model, besides these", "options", ""), *lines("methods", but={*SCHEDULES, *MAPS})),
     ]
-    return "\n\n".join("\n".join(_aligned(part)) for part in parts)
-=======
-    schedules = [(row["name"], row["summary"]) for row in found["schedules"]]
-    maps = [(f"@{row['name']}", row["summary"]) for row in found["position_maps"]]
-    further = (("rope's schedules", ""), *schedules), (("maps of its positions", ""), *maps)
-    return "\n".join([*_aligned((head, *body)), *(line for block in further for line in ("", *_aligned(block)))])
->>>>>>> i5-maps
+    return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
