@@ -1,6 +1,6 @@
 """Every encoding, schedule, position map and method as a row of a table, from what the code declares."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from inspect import signature
 from typing import Any
 
