@@ -25,6 +25,7 @@ __all__ += encodings.__all__
 _LAZY = {
     "doctor": "posenc.pretrained.doctor",
     "extend": "posenc.pretrained.extend",
+    "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
     "restore": "posenc.pretrained.extend",

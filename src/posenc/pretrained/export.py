@@ -31,8 +31,8 @@ class Export:
     """A checkpoint that was written.
 
     method: None where the model was not extended. length: tokens, its max_position_embeddings. plain: plain
-    transformers computes what the model computes. missing: the parts of the method that it lacks if not. vllm, llama_cpp:
-    how to serve it, or why that cannot be said there.
+    transformers computes what the model computes; if not, it computes what the model did before, because of what is
+    missing. vllm, llama_cpp: how to serve it, or why that cannot be said there.
     """
 
     directory: str
@@ -55,8 +55,8 @@ class Export:
             lines.append("plain transformers loads it to the same logits")
         else:
             lines.append(
-                f"WARNING: plain transformers loads it WITHOUT {' and '.join(self.missing)}, and says nothing. "
-                f"Load it with posenc.load({self.directory!r}), which reads the entry posenc of its config.json"
+                f"WARNING: plain transformers loads it as it was BEFORE {self.method}, and says nothing: no configuration "
+                f"expresses {' and '.join(self.missing)}. Load it with posenc.load({self.directory!r})"
             )
         return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
 
@@ -66,8 +66,8 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
 
     Frequency schedules are expressed exactly, see `hf_rope_parameters`, and it is tested before anything is written that
     transformers' own rotary module turns as the model does. Position maps and changes of attention are beyond a
-    configuration: the checkpoint then has an entry `posenc` for `posenc.load`, and the report says what is missing. The
-    model stays as it is. The folder appears whole or not at all.
+    configuration: the checkpoint is then that of the model before, with an entry `posenc` from which `posenc.load`
+    extends it again, and the report says so. The model stays as it is. The folder appears whole or not at all.
 
     Args:
         model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of
@@ -112,24 +112,20 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     if record is None:
         command, parameters = vllm_command(name, length, None), config.rope_parameters
         return config, Export(name, model_type, None, length, True, (), parameters, command, f"-c {length}"), None
-    wanted = {t: rotation.frequencies() for t, rotation in record.design.rotations.items()}
     missing = _missing(record)
-    if record.report.schedule is None:
-        length = body.loaded_length
+    if missing:  # as it was before, so that extending it after loading starts from there
         for key, value in record.config.items():
             if key != "posenc":  # which says what is missing
                 setattr(config, key, value)
-    else:
+        no = f"cannot express {' and '.join(missing)}"
+        before = body.loaded_length, False, missing, config.rope_parameters, no, no
+        return config, Export(name, model_type, record.report.method, *before), None
+    wanted = {t: rotation.frequencies() for t, rotation in record.design.rotations.items()}
+    if wanted:
         config = hf_config(body, wanted, length)
-        if not record.design.still:
-            _check_rotation(body, record, config, length)
-    no = f"cannot express {' and '.join(missing)}"
-    report = Export(
-        name, model_type, record.report.method, length, not missing, missing, config.rope_parameters, no, no
-    )
-    if missing:
-        return config, report, None
-    return config, *_served(body, wanted, report)
+        _check_rotation(body, record, config, length)
+    said = name, model_type, record.report.method, length, True, (), config.rope_parameters
+    return config, *_served(body, wanted, Export(*said, "", ""))
 
 
 def _served(body: Anatomy, wanted: Mapping[str, Frequencies], report: Export) -> tuple[Export, dict[str, Any] | None]:

@@ -11,6 +11,7 @@ import torch
 
 from posenc.frequencies import Frequencies, abf, stretch, yarn
 from posenc.pretrained.anatomy import Anatomy, Rope
+from posenc.pretrained.rope_config import STILL
 
 OVERRIDES = "vllm-overrides.json"
 """The file in the exported folder for settings of vLLM that are too long for a command line."""
@@ -35,9 +36,10 @@ def vllm_command(folder: str, length: int, overrides: Mapping[str, Any] | None) 
     command = f"vllm serve {folder} --max-model-len {length}"
     if overrides is None:
         return command
-    if "short_factor" in overrides:
+    text = json.dumps({"rope_parameters": overrides})
+    if len(text) > 200:  # lists of factors
         return f'{command} --hf-overrides "$(cat {folder}/{OVERRIDES})"'
-    return f"{command} --hf-overrides '{json.dumps({'rope_parameters': overrides})}'"
+    return f"{command} --hf-overrides '{text}'"
 
 
 def llama_cpp(anatomy: Anatomy, frequencies: Mapping[str, Frequencies], length: int) -> str:
@@ -57,16 +59,13 @@ def llama_cpp(anatomy: Anatomy, frequencies: Mapping[str, Frequencies], length: 
     base = new_base(rope, wanted)
     if base is not None:
         return f"{flags} --rope-freq-base {base:.10g}"
-    if factor > 1 and _close(
+    if 1 < factor < STILL and _close(
         wanted, yarn(rope.rotary_dim, rope.rope_theta, factor=factor, original_max_positions=original)
     ):
         return f"{flags} --rope-scaling yarn --rope-scale {factor:.10g} --yarn-orig-ctx {original}"
-    scale = (
-        ""
-        if wanted.attention_factor == 1
-        else f", and the key {{arch}}.rope.scaling.attn_factor = {wanted.attention_factor:.10g}"
-    )
-    return f"no flags say it; the GGUF file needs the tensor rope_freqs.weight = the long_factor list of config.json{scale}"
+    tensor = "no flags say it; the GGUF file needs the tensor rope_freqs.weight = the long_factor list of config.json"
+    scale = wanted.attention_factor
+    return tensor if scale == 1 else f"{tensor}, and the key {{arch}}.rope.scaling.attn_factor = {scale:.10g}"
 
 
 def new_base(rope: Rope, frequencies: Frequencies) -> float | None:

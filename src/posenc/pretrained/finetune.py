@@ -1,0 +1,219 @@
+"""Fine-tuning of extended models: a plain loop, whole weights or LoRA, with PoSE's skipped positions where wished."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from posenc.errors import InputError
+from posenc.pretrained.anatomy import anatomy
+
+RECIPES: dict[str, dict[str, Any]] = {
+    # Chen et al. 2023, section 3.2: models of 7 and 13 billion parameters
+    "position_interpolation": {"steps": 1000, "learning_rate": 2e-5, "batch_size": 64, "warmup": 20},
+    # Zhu et al. 2023 (PoSE): the same on a short window with skipped positions
+    "pose": {"steps": 1000, "learning_rate": 2e-5, "batch_size": 64, "pose": True},
+}
+"""Settings of papers, for `finetune(model, text, tokenizer, **RECIPES["position_interpolation"])`."""
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """What training did. losses: nats a token, one number a step. settings: as given. trained: parameters that moved."""
+
+    losses: tuple[float, ...]
+    settings: dict[str, Any]
+    trained: int
+    seconds: float = field(compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        tenth = max(1, len(self.losses) // 10)
+        first, last = (sum(part) / tenth for part in (self.losses[:tenth], self.losses[-tenth:]))
+        s = self.settings
+        what = f"LoRA of rank {s['lora']}" if s["lora"] else "all weights"
+        where = f", positions skipped up to {s['target_length']} (PoSE)" if s["pose"] else ""
+        return (
+            f"{len(self.losses)} steps of {s['batch_size']} x {s['length']} tokens on {what} ({self.trained:,} numbers)"
+            f"{where}, {self.seconds:.0f} s: loss {first:.3f} in the first {tenth} steps, {last:.3f} in the last"
+        )
+
+
+def finetune(
+    model: nn.Module,
+    text: str | Tensor,
+    tokenizer: Any = None,
+    *,
+    steps: int = 1000,
+    learning_rate: float = 2e-5,
+    length: int | None = None,
+    batch_size: int = 1,
+    lora: int | None = None,
+    pose: bool = False,
+    target_length: int | None = None,
+    warmup: int = 20,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> Finetuning:
+    """Train a causal language model on, in place, at the length it was extended to.
+
+    AdamW with betas 0.9 and 0.95 and no weight decay; the rate rises over `warmup` steps from a tenth and then stays, as
+    in Position Interpolation (Chen et al. 2023, section 3.2); gradients are clipped to norm 1. Windows start anywhere.
+
+    Args:
+        model: what `anatomy` supports, extended or not. text: a string, which needs the tokenizer, or token ids: one
+            text (tokens,), or several (texts, tokens). length: of a window, the model's max_position_embeddings if
+            None. lora: rank of adapters on all matrices of attention (peft), merged into the weights at the end;
+            None: all weights are trained, which must be float32, since smaller steps than bfloat16 holds are lost.
+        pose: each window is split in two and the second part's positions are moved on by a random number, so that
+            windows of `length` see every distance up to target_length (None: max_position_embeddings) (Zhu et al. 2023,
+            arXiv 2309.10400; the tokens stay contiguous). progress: called after each step with its number and loss.
+
+    Raises:
+        InputError: text that is shorter than a window, sizes below 1, half precision without LoRA, a loss that is not
+            finite; peft is missing.
+    """
+    body = anatomy(model)
+    limit = int(body.config.max_position_embeddings)
+    length = limit if length is None else length
+    target_length = (limit if target_length is None else target_length) if pose else None
+    settings: dict[str, Any] = {
+        "steps": steps, "learning_rate": learning_rate, "length": length, "batch_size": batch_size, "lora": lora,
+        "pose": pose, "target_length": target_length, "warmup": warmup, "seed": seed,
+    }  # fmt: skip
+    _check(settings)
+    rows = _rows(text, tokenizer, length)
+    if lora is None and (half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}):
+        raise InputError(
+            f"the weights are {half.pop()}, which loses small steps: pass lora=8, or model.to(torch.float32)"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    began, training = time.perf_counter(), model.training
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # adapters start from random numbers, too
+        tuned = model if lora is None else _with_adapters(body.model, body, lora)
+    kept = {name: p.requires_grad for name, p in tuned.named_parameters()}
+    if lora is None:
+        tuned.requires_grad_(True)
+    moved = [p for p in tuned.parameters() if p.requires_grad]
+    try:
+        tuned.train()
+        losses = _train(tuned, moved, rows, settings, generator, progress)
+    except BaseException:
+        if lora is not None:
+            tuned.unload()  # type: ignore[operator]
+        raise
+    finally:
+        for name, p in tuned.named_parameters():
+            p.requires_grad_(kept.get(name, False))
+            p.grad = None
+        model.train(training)
+    count = sum(p.numel() for p in moved)
+    if lora is not None:
+        tuned.merge_and_unload()  # type: ignore[operator]
+        model.requires_grad_(True)
+    return Finetuning(tuple(losses), settings, count, time.perf_counter() - began)
+
+
+def skipped_positions(length: int, target_length: int, rows: int, generator: torch.Generator) -> Tensor:
+    """PoSE's positions: 0 to the start of the second part, then on from a random number; (rows, length), int64.
+
+    The first part has 1 to (length + 1) // 2 tokens, the second is moved by 0 to target_length - length.
+    """
+    first = torch.randint(1, (length + 1) // 2 + 1, (rows, 1), generator=generator)
+    skip = torch.randint(0, target_length - length + 1, (rows, 1), generator=generator)
+    at = torch.arange(length)[None]
+    return at + skip * (at >= first)
+
+
+def _train(
+    model: nn.Module,
+    moved: list[nn.Parameter],
+    rows: Tensor,
+    settings: Mapping[str, Any],
+    generator: torch.Generator,
+    progress: Callable[[int, float], None] | None,
+) -> list[float]:
+    optimizer = torch.optim.AdamW(moved, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
+    warmup, length, batch = settings["warmup"], settings["length"], settings["batch_size"]
+    device, losses = moved[0].device, []
+    for step in range(settings["steps"]):
+        rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
+        optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
+        window = _windows(rows, length, batch, generator).to(device)
+        positions = torch.arange(length).expand(batch, -1)
+        if settings["pose"]:
+            positions = skipped_positions(length, settings["target_length"], batch, generator)
+        # without a mask, transformers takes positions that jump for packed texts which do not see each other
+        logits = model(
+            input_ids=window, position_ids=positions.to(device), attention_mask=torch.ones_like(window), use_cache=False
+        ).logits
+        loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), window[:, 1:].flatten())
+        value = loss.item()
+        if not loss.isfinite():
+            raise InputError(f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(moved, 1.0)
+        optimizer.step()
+        losses.append(value)
+        if progress is not None:
+            progress(step + 1, value)
+    return losses
+
+
+def _windows(rows: Tensor, length: int, batch: int, generator: torch.Generator) -> Tensor:
+    texts = torch.randint(len(rows), (batch,), generator=generator)
+    starts = torch.randint(rows.shape[1] - length + 1, (batch,), generator=generator)
+    return torch.stack([rows[t, s : s + length] for t, s in zip(texts.tolist(), starts.tolist(), strict=True)])
+
+
+def _rows(text: str | Tensor, tokenizer: Any, length: int) -> Tensor:
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise InputError("text is a string: pass the tokenizer, too, or token ids")
+        text = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+    rows = text.long().cpu() if text.dim() == 2 else text.long().cpu()[None]
+    if rows.shape[-1] < length:
+        raise InputError(
+            f"text has {rows.shape[-1]} tokens, and a window {length}: pass more of it, or a smaller length"
+        )
+    return rows
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    for name in ("steps", "batch_size", "lora"):
+        if settings[name] is not None and settings[name] < 1:
+            raise InputError(f"{name}={settings[name]}: at least 1")
+    if settings["length"] < 2:
+        raise InputError(f"length={settings['length']}: a window needs two tokens, one to predict the other from")
+    if settings["pose"] and settings["target_length"] < settings["length"]:
+        raise InputError(
+            f"target_length={settings['target_length']}: positions reach at least as far as a window's length, "
+            f"{settings['length']}"
+        )
+    if not settings["learning_rate"] > 0:
+        raise InputError(f"learning_rate={settings['learning_rate']}: must be positive")
+
+
+def _with_adapters(model: nn.Module, body: Any, rank: int) -> nn.Module:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise InputError(f"lora={rank} needs peft: pip install 'posenc[peft]' ({error})") from None
+    attention = {id(layer.module) for layer in body.layers}
+    names = [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if id(module) in attention
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+    ]
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))

@@ -1,0 +1,231 @@
+"""What to_hf writes gives the same logits in plain transformers, past the trained length, without posenc imported."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+import posenc
+from posenc import InputError
+from posenc.pretrained.anatomy import FAMILIES
+from posenc.pretrained.export import to_hf
+from posenc.pretrained.learned_table import extend_table
+from references.small_models import TRAINED, small_model, tokens
+
+LENGTH = 4 * TRAINED
+STATIC = (
+    "linear", "ntk", "ntk_old", "ntk_fixed", "ntk_mixed", "yarn", "yarn:truncate=false", "yarn_paper", "yarn_revised",
+    "llama3", "dynamic", "abf:new_base=500000", "tapered", "yarn+resonance",
+)  # fmt: skip
+PLAIN = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+tokens = torch.load(sys.argv[1])
+found = {}
+for folder in sys.argv[3:]:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        found[folder] = model(tokens).logits
+assert not any(name.split(".")[0] == "posenc" for name in sys.modules)
+torch.save(found, sys.argv[2])
+"""
+
+
+def logits(model, ids=None):
+    with torch.no_grad():
+        return model(tokens(2, LENGTH) if ids is None else ids).logits
+
+
+def in_plain_transformers(folder, exported):
+    """The logits of each folder, from a process that knows nothing of posenc."""
+    torch.save(tokens(2, LENGTH), folder / "tokens.pt")
+    command = [sys.executable, "-c", PLAIN, folder / "tokens.pt", folder / "logits.pt", *exported]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "logits.pt")
+
+
+def test_every_static_schedule_comes_back_from_plain_transformers(tmp_path):
+    model, want, temperatures = small_model("llama", head_dim=32, initializer_range=0.15), {}, {}
+    direct = logits(model)
+    for index, method in enumerate(STATIC):
+        folder = str(tmp_path / str(index))
+        report = posenc.extend(model, method, factor=4)
+        export = to_hf(model, folder)
+        assert export.plain
+        assert export.length == LENGTH
+        want[folder], temperatures[folder] = logits(model), report.attention_factor
+        posenc.restore(model)
+    assert torch.equal(logits(model), direct)
+    got = in_plain_transformers(tmp_path, want)
+    for folder, found in got.items():
+        assert (found - want[folder]).abs().max() < 1e-4
+        assert (found - direct).abs().max() > 0.01
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        assert loaded.model.rotary_emb.attention_scaling == pytest.approx(temperatures[folder], rel=1e-6)
+        assert loaded.config.max_position_embeddings == LENGTH
+        assert not hasattr(loaded.config, "posenc")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_model_type_comes_back(model_type, tmp_path):
+    for method in ("linear", "yarn", "ntk_mixed"):
+        model = small_model(model_type)
+        direct = logits(model)
+        posenc.extend(model, method, factor=4)
+        to_hf(model, tmp_path / method)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / method).eval()
+        difference = (logits(plain) - logits(model)).abs().max()
+        assert difference < 1e-3 * direct.abs().max(), (method, difference)
+        assert (logits(plain) - direct).abs().max() > 30 * difference
+
+
+@pytest.mark.parametrize("method", ["rerope:window=16", "yarn+log_n", "softmax_n"])
+def test_what_a_configuration_cannot_say_is_said_by_the_report(method, tmp_path):
+    model = small_model("llama")
+    posenc.extend(model, method, factor=4)
+    export = to_hf(model, tmp_path / "model")
+    assert not export.plain
+    part = {"rerope:window=16": "the position map rerope", "yarn+log_n": "LogN", "softmax_n": "SoftmaxN"}[method]
+    for text in (export.vllm, export.llama_cpp, *export.missing):
+        assert part in text
+    assert f"WARNING: plain transformers loads it as it was BEFORE {method}" in str(export)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    assert (logits(plain) - logits(model)).abs().max() > 0.01
+    assert torch.equal(logits(plain), logits(small_model("llama")))
+    assert export.length == plain.config.max_position_embeddings == TRAINED
+    again = dict(plain.config.posenc)
+    posenc.extend(plain, again.pop("method"), **again)
+    assert torch.allclose(logits(plain), logits(model), atol=1e-4)
+
+
+def test_bfloat16_comes_back(tmp_path):
+    model = small_model("llama").to(torch.bfloat16)
+    direct = logits(model).float()
+    posenc.extend(model, "ntk_mixed", factor=4)
+    to_hf(model, tmp_path / "model")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    assert plain.dtype == torch.bfloat16
+    off = (logits(plain) - logits(model)).float().abs()
+    assert off.mean() < 0.02 * (logits(model) - direct).float().abs().mean()
+
+
+def test_the_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    model = small_model("llama")
+    posenc.extend(model, "yarn", factor=4)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"full': has something in it; name a new folder"):
+        to_hf(model, tmp_path / "full")
+    monkeypatch.setattr(type(model.config), "save_pretrained", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        to_hf(model, tmp_path / "new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
+    monkeypatch.undo()
+    (tmp_path / "empty").mkdir()
+    to_hf(model, tmp_path / "empty")
+    assert {p.name for p in tmp_path.iterdir()} == {"full", "empty"}
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= {
+        p.name for p in (tmp_path / "empty").iterdir()
+    }
+    with pytest.raises(InputError, match=r"give a folder that can be written"):
+        to_hf(model, tmp_path / "full" / "notes.txt" / "x")
+
+
+def test_the_tokenizer_learns_the_new_length(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    raw = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=TRAINED)
+    model = small_model("llama")
+    posenc.extend(model, "yarn", factor=4)
+    to_hf(model, tmp_path / "model", tokenizer)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model").model_max_length == LENGTH
+    assert tokenizer.model_max_length == TRAINED
+
+
+def test_a_rotary_module_that_ignores_its_configuration_is_found_out(tmp_path, monkeypatch):
+    model = small_model("llama")
+    posenc.extend(model, "yarn", factor=4)
+    rotary = type(small_model("llama").model.rotary_emb)
+    own = rotary.__init__
+
+    def deaf(self, config, *arguments):
+        config = copy.deepcopy(config)
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+        own(self, config, *arguments)
+
+    monkeypatch.setattr(rotary, "__init__", deaf)
+    with pytest.raises(InputError, match=r"LlamaRotaryEmbedding does not rotate as yarn does"):
+        to_hf(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_adapters_are_to_be_merged_first(tmp_path):
+    class Wrapped(torch.nn.Module):
+        def get_base_model(self):
+            return small_model("llama")
+
+    with pytest.raises(InputError, match=r"merge_and_unload"):
+        to_hf(Wrapped(), tmp_path / "model")
+
+
+def test_models_that_are_not_extended_and_learned_tables_are_written_too(tmp_path):
+    model = small_model("llama")
+    export = to_hf(model, tmp_path / "plain")
+    assert export.plain
+    assert "not extended, 64 tokens" in str(export)
+    config = transformers.AutoConfig.for_model("bert", vocab_size=97, hidden_size=32, num_hidden_layers=1,
+                                               num_attention_heads=2, intermediate_size=32, max_position_embeddings=20)  # fmt: skip
+    bert = transformers.AutoModel.from_config(config).eval()
+    extend_table(bert, "hierarchical", target_length=100)
+    to_hf(bert, tmp_path / "bert")
+    plain = transformers.AutoModel.from_pretrained(tmp_path / "bert").eval()
+    with torch.no_grad():
+        assert torch.equal(plain(tokens(2, 100))[0], bert(tokens(2, 100))[0])
+
+
+def served(method, tmp_path, model_type="llama"):
+    model = small_model(model_type, head_dim=32)
+    posenc.extend(model, method, factor=4)
+    return to_hf(model, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        ("linear", "-c 256 --rope-scaling linear --rope-scale 4"),
+        ("ntk", f"-c 256 --rope-freq-base {10000 * 4 ** (32 / 30):.10g}"),
+        ("abf:new_base=500000", "-c 256 --rope-freq-base 500000"),
+        ("yarn", "-c 256 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 64"),
+        ("ntk_mixed", "no flags say it; the GGUF file needs the tensor rope_freqs.weight = the long_factor list"),
+        ("yarn_paper", "{arch}.rope.scaling.attn_factor = 1.138629436"),
+    ],
+)
+def test_llama_cpp_is_told_in_its_own_words(method, flags, tmp_path):
+    export = served(method, tmp_path)
+    assert flags in export.llama_cpp
+    assert export.to_dict()["llama_cpp"] == export.llama_cpp
+
+
+def test_vllm_gets_what_it_does_not_read(tmp_path):
+    folder = tmp_path / "model"
+    assert served("yarn", tmp_path / "a").vllm == f"vllm serve {tmp_path / 'a' / 'model'} --max-model-len 256"
+    command = served("ntk", tmp_path / "b").vllm
+    overrides = json.loads(command.split("--hf-overrides '")[1].rstrip("'"))["rope_parameters"]
+    assert overrides == {"rope_type": "default", "rope_theta": pytest.approx(10000 * 4 ** (32 / 30))}
+    command = served("yarn_paper", tmp_path).vllm
+    assert command.endswith(f'--max-model-len 256 --hf-overrides "$(cat {folder}/vllm-overrides.json)"')
+    wanted = json.loads((folder / "vllm-overrides.json").read_text())["rope_parameters"]
+    saved = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    assert wanted["short_mscale"] == wanted["long_mscale"] == saved["attention_factor"]
+    assert saved.items() <= wanted.items()
+    nested = served("ntk_mixed", tmp_path / "c", "gemma3_text")
+    wanted = json.loads((tmp_path / "c" / "model" / "vllm-overrides.json").read_text())["rope_parameters"]
+    assert wanted["full_attention"]["long_mscale"] == 1
+    assert "sliding_attention" in wanted
+    assert "layer types rotate differently" in nested.llama_cpp
