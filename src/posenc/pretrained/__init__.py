@@ -1,17 +1,18 @@
 """Pretrained models of Hugging Face transformers: load them, make them longer, measure and examine them.
 
-    load(name) -> (model, tokenizer)
-    anatomy(model) -> Anatomy
-    extend(model, method, *, factor=None, target_length=None, **options) -> Extension
-    restore(model) -> None
-    hf_rope_parameters(anatomy, frequencies, length) -> dict
+    posenc.load(name) -> (model, tokenizer)
+    posenc.doctor(model, tokenizer=None) -> Diagnosis
+    posenc.extend(model, method, *, factor=None, target_length=None, **options) -> Extension
+    posenc.restore(model)
+    posenc.finetune(model, text, tokenizer) -> Finetuning
+    posenc.to_hf(model, directory, tokenizer=None) -> Export
+    posenc.nbce_generate(model, tokenizer, contexts, question) -> Answer
     loss_by_position(model, ids) -> losses
-    doctor(model, tokenizer=None) -> Diagnosis
-    nbce_generate(model, tokenizer, contexts, question) -> Answer
-    to_hf(model, directory, tokenizer=None) -> Export
+    anatomy(model) -> Anatomy
 
 Read `anatomy` (what a model is), `methods` (the table of methods), `extend` (what it does), `attach` (how), `masks` (who
-sees whom). Importing these needs torch alone; using them needs transformers.
+sees whom); `patient`, `symptoms` and `doctor`; `verify` (losses before and after). Importing these needs torch alone; using
+them needs transformers.
 """
 
 from posenc.pretrained.anatomy import Anatomy, anatomy
