@@ -111,10 +111,14 @@ def test_the_report() -> None:
 
 def test_layers_that_keep_what_they_had_are_named() -> None:
     smol, gemma = small_model("smollm3"), small_model("gemma3_text")
-    assert "2 layers have no position to change" in str(posenc.extend(smol, "yarn", factor=4))
-    assert "1 layers see a sliding window: as before" in str(posenc.extend(gemma, "rerope"))
+    assert "layers: 2 of 4 changed" in str(posenc.extend(smol, "yarn", factor=4))
+    assert "layers without position: 2" in str(posenc.extend(smol, "yarn", factor=4))
+    assert posenc.extend(smol, "log_n").layers == (4, 4)
+    assert posenc.extend(smol, "none").layers == (0, 4)
+    assert "layers with a sliding window: 1, as before" in str(posenc.extend(gemma, "rerope"))
+    assert posenc.extend(gemma, "rerope+yarn", factor=4).layers == (1, 2)
     gemma2 = posenc.extend(small_model("gemma2"), "yarn", factor=4)
-    assert "1 layers see a sliding window: their frequencies change with the others'" in str(gemma2)
+    assert "layers with a sliding window: 1, their frequencies change with the others'" in str(gemma2)
     assert gemma2.layers == (2, 2)
 
 
