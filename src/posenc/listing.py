@@ -1,6 +1,6 @@
 """Every encoding and schedule as a row of a table, from what the code declares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.bibliography import entries
@@ -82,18 +82,18 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
-    schedules = [(row["name"], " ".join(row["options"]), row["summary"]) for row in found["schedules"]]
-    methods = [
-        (row["name"], row["kind"], " ".join(row["options"]), row["summary"])
-        for row in found["methods"]
-        if row["name"] not in SCHEDULES
-    ]
+    schedules = [(row["name"], _with_options(row)) for row in found["schedules"]]
+    methods = [(row["name"], row["kind"], _with_options(row)) for row in found["methods"] if row["name"] not in SCHEDULES]
     parts = [
         (head, *body),
-        (("rope's schedules", "options", ""), *schedules),
-        (("to extend a model, besides schedules", "kind", "options", ""), *methods),
+        (("rope's schedules", ""), *schedules),
+        (("to extend a model, besides schedules", "kind", ""), *methods),
     ]
     return "\n\n".join("\n".join(_aligned(part)) for part in parts)
+
+
+def _with_options(row: Mapping[str, Any]) -> str:
+    return row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

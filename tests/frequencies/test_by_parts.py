@@ -68,6 +68,17 @@ def test_the_papers_yarn_and_the_codes_differ():
     assert (code / paper).max() > 1.6
 
 
+def test_temperatures_others_have_given_yarn():
+    options = {"factor": 8.0, "original_max_positions": 4096}
+    assert frequencies.yarn(64, **options, mscale=0.5).attention_factor == pytest.approx(
+        0.05 * math.log(8) + 1
+    )  # ChunkLlama
+    assert frequencies.yarn(64, **options, mscale=0.7, mscale_all_dim=0.7).attention_factor == 1
+    assert frequencies.yarn(64, **options, mscale=0.7, attention_factor=1.5).attention_factor == 1.5
+    assert frequencies.softmax_factor(8.0, 0.7) == pytest.approx((0.07 * math.log(8) + 1) ** 2)
+    assert frequencies.softmax_factor(8.0, 0.0) == frequencies.softmax_factor(1.0, 0.7) == 1
+
+
 def test_rotary_under_yarn_is_llama_under_yarn():
     """Attention factor and angles together, past the trained length."""
     x, ids = torch.randn(2, 2, 50, 64, dtype=torch.float64), torch.arange(9000, 9050)[None]

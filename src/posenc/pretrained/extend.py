@@ -237,10 +237,10 @@ def _notes(body: Anatomy, chosen: Plan) -> list[str]:
             )
     still = sum(not layer.rotates for layer in body.layers)
     if still:
-        notes.append(f"{still} layers have no position to change")
+        notes.append(f"layers without position: {still}")
+    windows = sum(layer.window is not None for layer in body.layers)
     if windows:
-        what = (
-            "their frequencies change with the others'" if chosen.schedule and not body.rope_per_type else "as before"
-        )
-        notes.append(f"{windows} layers see a sliding window: {what}")
+        together = chosen.schedule is not None and not body.rope_per_type
+        what = "their frequencies change with the others'" if together else "as before"
+        notes.append(f"layers with a sliding window: {windows}, {what}")
     return notes
