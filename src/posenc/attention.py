@@ -143,6 +143,8 @@ def _problem(
         if encoding.branches(layer):
             branches = _rotated(q, k, encoding, positions, layer, keys_rotated, bool(terms) or values is not None)
             q, k = branches[0][:2]
+            if len(branches) == 1 and encoding.branches(layer)[0].most is None:
+                branches = []  # all that is visible lies in one branch
         elif keys_rotated:
             q = encoding.rotate_queries(q, positions, layer)
             if q.shape[3] != k.shape[3]:
@@ -179,9 +181,10 @@ def _rotated(
         first, end = (0, k.shape[2]) if reads_all else seen_keys(positions, branch.region)
         if first >= end:
             continue
+        keys = k
         if end - first < k.shape[2]:
-            here = positions.shared(("keys", branch), partial(here.keys, first, end))
-        found.append(Rotated(*encoding.rotate(q, k[:, :, first:end], here, layer), branch.region, first))
+            here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
+        found.append(Rotated(*encoding.rotate(q, keys, here, layer), branch.region, first))
     return found
 
 

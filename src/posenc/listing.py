@@ -1,11 +1,13 @@
-"""Every encoding and schedule as a row of a table, from what the code declares."""
+"""Every encoding, schedule, position map and method as a row of a table, from what the code declares."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
 from posenc.frequencies import SCHEDULES, options_of
+from posenc.position_maps import MAPS
 from posenc.pretrained.methods import METHODS
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
@@ -25,16 +27,18 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, the frequency schedules that RoPE takes, and how to extend pretrained models."""
+    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, and the methods that
+    extend pretrained models."""
     schedules = [
         {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
         for name, schedule in SCHEDULES.items()
     ]
-    methods = [
-        {"name": name, "kind": m.kind, "options": list(m.options()), "tuning": m.tuning, "summary": m.summary}
-        for name, m in METHODS.items()
+    maps = [
+        {"name": name, "options": list(signature(made).parameters), "summary": summary(made)}
+        for name, made in MAPS.items()
     ]
-    return {"encodings": rows(), "schedules": schedules, "methods": methods}
+    methods = [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()]
+    return {"encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -83,13 +87,15 @@ def table() -> str:
         for row in found["encodings"]
     ]
     schedules = [(row["name"], _with_options(row)) for row in found["schedules"]]
-    methods = [(row["name"], row["kind"], _with_options(row)) for row in found["methods"] if row["name"] not in SCHEDULES]
-    parts = [
+    maps = [(f"@{row['name']}", _with_options(row)) for row in found["position_maps"]]
+    methods = [(row["name"], row["kind"], row["tuning"]) for row in found["methods"]]
+    blocks = (
         (head, *body),
         (("rope's schedules", ""), *schedules),
-        (("to extend a model, besides schedules", "kind", ""), *methods),
-    ]
-    return "\n\n".join("\n".join(_aligned(part)) for part in parts)
+        (("maps of its positions", ""), *maps),
+        (("to extend a model", "kind", "fine-tuning"), *methods),
+    )
+    return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
 
 
 def _with_options(row: Mapping[str, Any]) -> str:

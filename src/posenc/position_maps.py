@@ -100,12 +100,13 @@ def self_extend(window: int, group: int) -> PositionMap:
     """Self-Extend: r up to the window, then i // group + window - window / group - j // group: far tokens share
     positions by groups.
 
-    group: tokens per position; 1 is RoPE. A model trained on L tokens reads (L - window) * group + window.
+    group: tokens per position; 1 is RoPE. A model trained on L tokens reads (L - window) * group + window, if the window
+    is a multiple of group.
     Source: Jin et al. 2024, section 3; datamllab/LongLM, self_extend_patch/Llama.py.
     """
     _whole(window=window, group=group)
     shift = window - window // group if window % group == 0 else window - window / group
-    far = Branch(_from(window), lambda i: i // group + shift, lambda j: j // group)
+    far = Branch(_from(window), lambda i: exact(i // group) + shift, lambda j: j // group)
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
 
 
@@ -183,8 +184,10 @@ def dual_chunk(chunk: int, local: int) -> PositionMap:
     Source: An et al. 2024, section 3; HKUNLP/ChunkLlama, chunkllama_attn_replace.py.
     """
     _whole(chunk=chunk, local=local)
-    if not local < chunk:
-        raise InputError(f"chunk={chunk}, local={local}: local must be less than chunk")
+    if 2 * local > chunk:
+        raise InputError(
+            f"chunk={chunk}, local={local}: local is at most half of chunk, so that near keys are in two chunks"
+        )
     size = chunk - local
     farthest = min(2 * size - 1, chunk)
 
