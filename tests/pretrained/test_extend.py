@@ -99,7 +99,7 @@ def test_the_report() -> None:
     assert not report.plain
     assert report.layers == (2, 2)
     text = str(report)
-    assert "1 of 8 pairs as trained, the slowest 4 times slower" in text
+    assert "1 of 8 pairs as in plain RoPE, others up to 4 times slower" in text
     assert "cannot express" in text
     assert posenc.extend(model, "rerope").raw_keys
     assert model.config.max_position_embeddings == 64
