@@ -1,6 +1,6 @@
 """Every encoding, schedule, position map and method as a row of a table, from what the code declares."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -27,17 +27,17 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, and how to extend
-    pretrained models."""
+    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, and the methods that
+    extend pretrained models."""
     schedules = [
         {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
         for name, schedule in SCHEDULES.items()
     ]
-    maps = [{"name": name, "options": list(signature(f).parameters), "summary": summary(f)} for name, f in MAPS.items()]
-    methods = [
-        {"name": name, "kind": m.kind, "options": list(m.options()), "tuning": m.tuning, "summary": m.summary}
-        for name, m in METHODS.items()
+    maps = [
+        {"name": name, "options": list(signature(made).parameters), "summary": summary(made)}
+        for name, made in MAPS.items()
     ]
+    methods = [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()]
     return {"encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods}
 
 
@@ -86,18 +86,20 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
-
-    def lines(key: str, sign: str = "", but: Collection[str] = ()) -> list[tuple[str, str, str]]:
-        listed = [row for row in found[key] if row["name"] not in but]
-        return [(sign + row["name"], " ".join(row["options"]), row["summary"]) for row in listed]
-
-    blocks = [
+    schedules = [(row["name"], _with_options(row)) for row in found["schedules"]]
+    maps = [(f"@{row['name']}", _with_options(row)) for row in found["position_maps"]]
+    methods = [(row["name"], row["kind"], row["tuning"]) for row in found["methods"]]
+    blocks = (
         (head, *body),
-        (("rope's schedules", "options", ""), *lines("schedules")),
-        (("maps of its positions", "options", ""), *lines("position_maps", "@")),
-        (("to extend a model, besides these", "options", ""), *lines("methods", but={*SCHEDULES, *MAPS})),
-    ]
+        (("rope's schedules", ""), *schedules),
+        (("maps of its positions", ""), *maps),
+        (("to extend a model", "kind", "fine-tuning"), *methods),
+    )
     return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
+
+
+def _with_options(row: Mapping[str, Any]) -> str:
+    return row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

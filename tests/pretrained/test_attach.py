@@ -249,6 +249,19 @@ def test_masks_of_ones_own_are_honoured(kind: str) -> None:
         extended(kind, "log_n")(x, attention_mask=allowed[None, None])
 
 
+def test_a_model_made_to_see_both_ways_does() -> None:
+    plain, model, mapped = small_model("llama"), small_model("llama"), extended("llama", "rerope")
+    posenc.extend(model, "softmax_n:n=0")
+    x, mask = tokens(2, 40), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :9] = 0
+    for each in (plain, model, mapped):
+        each.config.is_causal = False
+    for given in ({}, {"attention_mask": mask}):
+        close(model(x, **given).logits[:, 9:], plain(x, **given).logits[:, 9:])
+        with pytest.raises(InputError, match=r"keys before a query"):
+            mapped(x, **given)
+
+
 def test_positions_with_gaps() -> None:
     """Position ids that jump, as PoSE trains with, are honoured; with a cache they are refused."""
     x = tokens(1, 60)

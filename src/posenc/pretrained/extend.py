@@ -186,9 +186,6 @@ def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> 
     exact = body.loaded_length if chosen.exact is None else min(chosen.exact, body.loaded_length)
     if not _equal(turned, before):
         exact = 0
-    full = sum(layer.window is None for layer in body.layers)
-    shared = not body.rope_per_type and chosen.schedule is not None
-    windows = len(body.layers) - full
     size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
     return Extension(
         model_type=body.model_type,
@@ -206,9 +203,16 @@ def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> 
         raw_keys=chosen.map is not None,
         cache_bytes_per_token=size,
         plain=not design.encodings,
-        layers=(len(body.layers) if shared else full, len(body.layers)),
-        notes=tuple(_notes(body, chosen, windows)),
+        layers=(sum(_changes(body, chosen, layer) for layer in body.layers), len(body.layers)),
+        notes=tuple(_notes(body, chosen)),
     )
+
+
+def _changes(body: Anatomy, chosen: Plan, layer: Layer) -> bool:
+    """Whether a method changes anything in a layer."""
+    turned = chosen.schedule is not None and layer.layer_type in _changed(body)
+    mapped = chosen.map is not None and layer.window is None
+    return (layer.rotates and (turned or mapped)) or (bool(chosen.attention) and layer.window is None)
 
 
 def _equal(one: Frequencies, other: Frequencies) -> bool:
@@ -220,7 +224,7 @@ def _item_size(model: nn.Module) -> int:
     return next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
 
 
-def _notes(body: Anatomy, chosen: Plan, windows: int) -> list[str]:
+def _notes(body: Anatomy, chosen: Plan) -> list[str]:
     notes = []
     if body.rope.scaled:
         name = body.schedule["name"]
@@ -233,10 +237,10 @@ def _notes(body: Anatomy, chosen: Plan, windows: int) -> list[str]:
             )
     still = sum(not layer.rotates for layer in body.layers)
     if still:
-        notes.append(f"{still} layers have no position to change")
+        notes.append(f"layers without position: {still}")
+    windows = sum(layer.window is not None for layer in body.layers)
     if windows:
-        what = (
-            "their frequencies change with the others'" if chosen.schedule and not body.rope_per_type else "as before"
-        )
-        notes.append(f"{windows} layers see a sliding window: {what}")
+        together = chosen.schedule is not None and not body.rope_per_type
+        what = "their frequencies change with the others'" if together else "as before"
+        notes.append(f"layers with a sliding window: {windows}, {what}")
     return notes

@@ -66,11 +66,6 @@ class Method:
     exact: Callable[[Mapping[str, Any], Lengths], int] | None = None
 
     @property
-    def summary(self) -> str:
-        """The first sentence of its documentation."""
-        return " ".join((self.make.__doc__ or "").split("\n\n")[0].split())
-
-    @property
     def signed(self) -> Callable[..., Any]:
         """What has the annotations of its options."""
         made: Any = self.make

@@ -3,6 +3,12 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TUNING = {
+    "works without": "works without fine-tuning",
+    "needs it": "needs fine-tuning",
+    "comes with it": "for models that were fine-tuned for these numbers",
+}
+
 
 @dataclass(frozen=True)
 class Extension:
@@ -56,19 +62,20 @@ class Extension:
             kept = sum(abs(s - 1) < 1e-9 for s in self.stretch)
             most = max(self.stretch)
             lines.append(
-                f"frequencies: {kept} of {len(self.stretch)} pairs as trained, the slowest {most:.4g} times slower; "
+                f"frequencies: {kept} of {len(self.stretch)} pairs as in plain RoPE, others up to {most:.4g} times slower; "
                 f"cos and sin times {self.attention_factor:.4g}"
             )
         if self.map is not None:
-            lines.append(f"positions: {self.map}")
+            options = ", ".join(f"{key} {value}" for key, value in self.map.items() if key != "name")
+            lines.append(f"positions: {self.map['name']} with {options}")
         if self.attention:
             lines.append(f"attention: {', '.join(self.attention)}")
         lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
-        lines.append(f"expected, by construction: {self.expected}; fine-tuning: {self.tuning}")
-        work = "unrotated keys, all turned again at each step" if self.raw_keys else "rotated keys, as before"
-        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {work}")
-        can = (
+        lines.append(f"expected, by construction: {self.expected}; {TUNING[self.tuning]}")
+        keys = "unrotated keys, all turned again at each step" if self.raw_keys else "rotated keys, as before"
+        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
+        saved = (
             "does the same from the saved configuration" if self.plain else "cannot express this: extend after loading"
         )
-        lines.append(f"plain transformers {can}")
+        lines.append(f"plain transformers {saved}")
         return "\n  ".join([*lines, *self.notes])
