@@ -24,7 +24,11 @@ def test_list_and_cite(capsys, tmp_path):
     assert out.splitlines()[0].split()[0] == "name"
     code, out, _ = run(capsys, "list", "--json")
     assert {row["name"] for row in json.loads(out)["encodings"]} == set(posenc.ENCODINGS)
-    assert {row["name"] for row in json.loads(out)["schedules"]} == set(posenc.frequencies.SCHEDULES)
+    schedules = {row["name"]: row["options"] for row in json.loads(out)["schedules"]}
+    assert schedules == {name: list(posenc.frequencies.options_of(name)) for name in posenc.frequencies.SCHEDULES}
+    methods = {row["name"]: row for row in json.loads(out)["methods"]}
+    assert methods["rerope"]["kind"] == "map"
+    assert set(posenc.position_maps.MAPS) - {"inverse_leaky"} <= set(methods)
     code, out, _ = run(capsys, "cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)
     code, out, _ = run(capsys, "cite", "t5", "--json")
@@ -64,7 +68,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert err.startswith("posenc")
 
 
-@pytest.mark.parametrize("command", ["list", "cite", "conform", "compare", "bench"])
+@pytest.mark.parametrize("command", ["list", "cite", "conform", "compare", "diff", "bench"])
 def test_help_tells_each_default_once_and_none_that_is_nothing(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

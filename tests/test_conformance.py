@@ -21,7 +21,11 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "axial_rope:layout=half:x_first=false:dealt=true", "axial_rope:axes=1:start=1", "axial_rope:centred=true",
             "m_rope:interleaved=true", "mixed_rope:axes=1:layout=half", "rope/rope:rope_theta=1e6",
             "sinusoidal:merge=product", "hierarchical:alpha=0.7", "multiplicative:plain=true", "axial_table:columns=5",
-            "grid_table:width=5", "grid_sinusoidal:axes=3:layout=interleaved:x_first=true", "floater/alibi"]  # fmt: skip
+            "grid_table:width=5", "grid_sinusoidal:axes=3:layout=interleaved:x_first=true", "floater/alibi",
+            "rope@rerope:window=3", "rope@leaky_rerope:window=3:factor=2.5+softmax_n+log_n:train_length=3",
+            "rope@self_extend:window=3:group=2+alibi", "rope@dual_chunk:chunk=4:local=1", "xpos@string:shift=4:window=2",
+            "pope@lampe:window=3:used=5:length=16", "rope@streaming:sinks=2:recent=3+log_n:train_length=3",
+            "rope@lm_infinite:sinks=1:window=4/none"]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])

@@ -11,6 +11,7 @@ import pytest
 from posenc import cli
 from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
+from posenc.frequencies import diff
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,10 +38,11 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: parsed.append(options) or 0)
     monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
+    monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
     for block in blocks(path, "sh"):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
-            if words[:2] in (["posenc", "compare"], ["posenc", "conform"], ["posenc", "bench"]):
+            if words[:1] == ["posenc"] and words[1] in ("compare", "conform", "bench", "diff"):
                 assert cli.main(words[1:]) == 0, line
     if path.name == "README.md":
         assert len(parsed) == 4

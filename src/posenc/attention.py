@@ -1,6 +1,7 @@
 """The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from posenc.bias import KeyValues, Values
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
+from posenc.segments import seen_keys
 
 
 def attention(
@@ -139,8 +141,10 @@ def _problem(
         sink = encoding.sink(layer) if sink is None else sink
         factor = encoding.scale_of(layer, head_dim) if scale is None else scale
         if encoding.branches(layer):
-            branches = _rotated(q, k, encoding, positions, layer, keys_rotated)
-            q, k, _ = branches[0]
+            branches = _rotated(q, k, encoding, positions, layer, keys_rotated, bool(terms) or values is not None)
+            q, k = branches[0][:2]
+            if len(branches) == 1 and encoding.branches(layer)[0].most is None:
+                branches = []  # all that is visible lies in one branch
         elif keys_rotated:
             q = encoding.rotate_queries(q, positions, layer)
             if q.shape[3] != k.shape[3]:
@@ -161,9 +165,9 @@ def _problem(
 
 
 def _rotated(
-    q: Tensor, k: Tensor, encoding: Encoding, positions: Positions, layer: int, keys_rotated: bool
+    q: Tensor, k: Tensor, encoding: Encoding, positions: Positions, layer: int, keys_rotated: bool, reads_all: bool
 ) -> list[Rotated]:
-    """Queries and keys for each branch of a position map."""
+    """Queries and keys for each branch of a position map; reads_all: also those keys that no query sees in it."""
     if keys_rotated:
         raise InputError(
             "keys_rotated=True: a position map turns a key differently for near and for far queries; keep "
@@ -173,7 +177,14 @@ def _rotated(
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     found = []
     for branch in encoding.branches(layer):
-        found.append(Rotated(*encoding.rotate(q, k, positions.at(branch), layer), branch.region))
+        here = positions.at(branch)
+        first, end = (0, k.shape[2]) if reads_all else seen_keys(positions, branch.region)
+        if first >= end:
+            continue
+        keys = k
+        if end - first < k.shape[2]:
+            here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
+        found.append(Rotated(*encoding.rotate(q, keys, here, layer), branch.region, first))
     return found
 
 

@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 
 from posenc.encoding import Encoding
-from posenc.encodings import lookup, parts
+from posenc.encodings import lookup, parts, read_map
 
 
 class Bibtex(str):
@@ -22,8 +22,8 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
         InputError: an unknown name.
     """
     if isinstance(encoding, str):
-        classes = [lookup(part.split(":")[0]) for part in parts(encoding)]
-        keys = tuple(dict.fromkeys(key for cls in classes for key in cls.papers))
+        named = [read_map(part[1:]) if part.startswith("@") else lookup(part.split(":")[0]) for part in parts(encoding)]
+        keys = tuple(dict.fromkeys(key for each in named for key in each.papers))
     else:
         keys = encoding.papers
     known = entries()

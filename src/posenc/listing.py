@@ -1,11 +1,14 @@
-"""Every encoding and schedule as a row of a table, from what the code declares."""
+"""Every encoding, schedule, position map and method as a row of a table, from what the code declares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from posenc.bibliography import entries
 from posenc.encodings import ENCODINGS, create
-from posenc.frequencies import SCHEDULES
+from posenc.frequencies import SCHEDULES, options_of
+from posenc.position_maps import MAPS
+from posenc.pretrained.methods import METHODS
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -24,9 +27,18 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, and the frequency schedules that RoPE takes."""
-    schedules = [{"name": name, "summary": summary(schedule)} for name, schedule in SCHEDULES.items()]
-    return {"encodings": rows(), "schedules": schedules}
+    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, and the methods that
+    extend pretrained models."""
+    schedules = [
+        {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
+        for name, schedule in SCHEDULES.items()
+    ]
+    maps = [
+        {"name": name, "options": list(signature(made).parameters), "summary": summary(made)}
+        for name, made in MAPS.items()
+    ]
+    methods = [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()]
+    return {"encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -74,8 +86,20 @@ def table() -> str:
         )
         for row in found["encodings"]
     ]
-    schedules = [(row["name"], row["summary"]) for row in found["schedules"]]
-    return "\n".join([*_aligned((head, *body)), "", *_aligned((("rope's schedules", ""), *schedules))])
+    schedules = [(row["name"], _with_options(row)) for row in found["schedules"]]
+    maps = [(f"@{row['name']}", _with_options(row)) for row in found["position_maps"]]
+    methods = [(row["name"], row["kind"], row["tuning"]) for row in found["methods"]]
+    blocks = (
+        (head, *body),
+        (("rope's schedules", ""), *schedules),
+        (("maps of its positions", ""), *maps),
+        (("to extend a model", "kind", "fine-tuning"), *methods),
+    )
+    return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
+
+
+def _with_options(row: Mapping[str, Any]) -> str:
+    return row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

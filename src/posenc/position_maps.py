@@ -5,8 +5,9 @@ from it, in its chunk. `Mapped(Rotary(64), rerope(window=512))` rotates accordin
 branches in one softmax. Positions count from 0 at each document's first token.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ def rerope(window: int) -> PositionMap:
     window: distances below it stay as they are; a quarter of the trained length or less.
     Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, rerope_patch.py.
     """
+    _whole(window=window)
     far = Branch(_from(window), lambda i: torch.full_like(i, window), torch.zeros_like)
     return _distance_map("rerope", {"window": window}, "su2023rerope", window, far)
 
@@ -75,6 +77,7 @@ def leaky_rerope(window: int, factor: float) -> PositionMap:
     factor: how much slower far positions run; 1 is RoPE. To stay within a trained length L over n tokens it must be at
     least (n - window) / (L - window). Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, leaky_rerope_patch.py.
     """
+    _whole(window=window)
     _positive("factor", factor)
     far = Branch(_from(window), lambda i: (exact(i) - window) / factor + window, lambda j: exact(j) / factor)
     return _distance_map("leaky_rerope", {"window": window, "factor": factor}, "su2023rerope", window, far)
@@ -87,6 +90,7 @@ def inverse_leaky(window: int, factor: float) -> PositionMap:
     factor: how much faster far positions run; the source takes twice the extension, and a quarter of the trained length
     as window. Source: Su 2023, kexue.fm/archives/9728.
     """
+    _whole(window=window)
     _positive("factor", factor)
     far = Branch(_from(window), lambda i: (exact(i) - window) * factor + window, lambda j: exact(j) * factor)
     return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
@@ -96,12 +100,13 @@ def self_extend(window: int, group: int) -> PositionMap:
     """Self-Extend: r up to the window, then i // group + window - window / group - j // group: far tokens share
     positions by groups.
 
-    group: tokens per position; 1 is RoPE. A model trained on L tokens reads (L - window) * group + window.
+    group: tokens per position; 1 is RoPE. A model trained on L tokens reads (L - window) * group + window, if the window
+    is a multiple of group.
     Source: Jin et al. 2024, section 3; datamllab/LongLM, self_extend_patch/Llama.py.
     """
-    _positive("group", group)
+    _whole(window=window, group=group)
     shift = window - window // group if window % group == 0 else window - window / group
-    far = Branch(_from(window), lambda i: i // group + shift, lambda j: j // group)
+    far = Branch(_from(window), lambda i: exact(i // group) + shift, lambda j: j // group)
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
 
 
@@ -112,11 +117,89 @@ def streaming(sinks: int, recent: int) -> PositionMap:
     sinks: tokens at the start that stay (the source: 4); 0 is a sliding window. recent: the last tokens, the query's own
     with them. Source: Xiao et al. 2024, section 3.2; mit-han-lab/streaming-llm.
     """
-    if sinks < 0:
-        raise InputError(f"sinks={sinks}: the number of first tokens that stay visible, from 0 on")
-    first = Branch(Region(nearest=recent, below=sinks), lambda i: i.clamp(max=sinks + recent - 1))
+    _sinks(sinks)
+    _whole(recent=recent)
+    last = sinks + recent
+    first = Branch(Region(nearest=recent, below=sinks), lambda i: i.clamp(max=last - 1), most=last)
     options = {"sinks": sinks, "recent": recent}
-    return _distance_map("streaming", options, "xiao2024efficient", recent, first, sinks == 0, sinks + recent)
+    return _distance_map("streaming", options, "xiao2024efficient", recent, first, sinks == 0)
+
+
+def lm_infinite(sinks: int, window: int) -> PositionMap:
+    """LM-Infinite: a query sees the last tokens, and the first ones at a distance of window. What lies between is
+    forgotten, as in `streaming`.
+
+    sinks: tokens at the start that stay (the authors' code: 10). window: the last tokens, the query's own with them; the
+    source takes the trained length. Source: Han et al. 2024, section 3.2; Glaciohound/LM-Infinite.
+    """
+    _sinks(sinks)
+    _whole(window=window)
+    first = Branch(
+        Region(nearest=window, below=sinks), lambda i: torch.full_like(i, window), torch.zeros_like, sinks + window
+    )
+    options = {"sinks": sinks, "window": window}
+    return _distance_map("lm_infinite", options, "han2024lm", window, first, sinks == 0)
+
+
+def string(shift: int, window: int) -> PositionMap:
+    """STRING: r up to shift, then r - shift + window: distances that training met rarely give way to shorter ones,
+    inside the trained length.
+
+    shift: from where distances move down; the source takes a third of the trained length. window: where they land (128);
+    at shift it is RoPE. The source also multiplies cos and sin by 0.1 ln 2 + 1, which is a schedule's attention_factor.
+    Source: An et al. 2025, section 4; its far branch counts the key at distance shift twice, this one does not.
+    """
+    _whole(shift=shift, window=window)
+    far = Branch(_from(shift), lambda i: i - shift + window)
+    return _distance_map("string", {"shift": shift, "window": window}, "an2025why", shift, far)
+
+
+def lampe(window: int, used: int, length: int) -> PositionMap:
+    """LaMPE: r below the window; farther, positions are scaled so that `length` tokens use as many as `used`:
+    m(i) - m(j) + window - 1 - m(window) with m(p) = p * used // (length - 1).
+
+    window: the source's head, 512. length: of the text, from its start to its end: a text that grows needs the length
+    that it will have. Source: Zhang et al. 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
+    the key at distance window counted once.
+    """
+    _whole(window=window, used=used, length=length)
+    if length < 2:
+        raise InputError(f"length={length}: of the text, at least 2 tokens")
+
+    def scaled(p: Tensor) -> Tensor:
+        return p * used // (length - 1)
+
+    shift = window - 1 - window * used // (length - 1)
+    far = Branch(_from(window), lambda i: scaled(i) + shift, scaled)
+    return _distance_map(
+        "lampe", {"window": window, "used": used, "length": length}, "zhang2025lampe", window, far, False
+    )
+
+
+def dual_chunk(chunk: int, local: int) -> PositionMap:
+    """Dual chunk attention: keys at j mod s, with chunks of s = chunk - local tokens; queries at i mod s for their own
+    chunk, at min(i mod s + s, chunk) for the one before, and at chunk for older ones, so that no distance exceeds chunk.
+
+    chunk: the source takes three quarters of the trained length. local: distances below it stay as they are; an eighth.
+    Source: An et al. 2024, section 3; HKUNLP/ChunkLlama, chunkllama_attn_replace.py.
+    """
+    _whole(chunk=chunk, local=local)
+    if 2 * local > chunk:
+        raise InputError(
+            f"chunk={chunk}, local={local}: local is at most half of chunk, so that near keys are in two chunks"
+        )
+    size = chunk - local
+    farthest = min(2 * size - 1, chunk)
+
+    def within(p: Tensor) -> Tensor:
+        return p % size
+
+    branches = (
+        Branch(Region(farthest=1, chunk=size), within, within),
+        Branch(Region(nearest=1, farthest=2, chunk=size), lambda i: (i % size + size).clamp(max=chunk), within),
+        Branch(Region(nearest=2, chunk=size), lambda i: torch.full_like(i, farthest), within),
+    )
+    return PositionMap("dual_chunk", {"chunk": chunk, "local": local}, branches, False, ("an2024training",))
 
 
 def _from(window: int) -> Region:
@@ -124,26 +207,35 @@ def _from(window: int) -> Region:
 
 
 def _distance_map(
-    name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True,
-    most: int | None = None,
+    name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True
 ) -> PositionMap:  # fmt: skip
     """A map that leaves distances below a window as they are."""
-    if window < 1:
-        raise InputError(f"{next(key for key in options if options[key] == window)}={window}: at least 1")
-    near = Branch(Region(farthest=window), most=most)
-    return PositionMap(
-        name, options, (near, far if most is None else replace(far, most=most)), shift_invariant, (paper,)
-    )
+    return PositionMap(name, options, (Branch(Region(farthest=window), most=far.most), far), shift_invariant, (paper,))
+
+
+def _whole(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"{name}={size}: a whole number of tokens, at least 1")
 
 
 def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise InputError(f"{name}={value}: must be above 0")
+    if not 0 < value < math.inf:
+        raise InputError(f"{name}={value}: must be a number above 0")
+
+
+def _sinks(sinks: int) -> None:
+    if not isinstance(sinks, int) or sinks < 0:
+        raise InputError(f"sinks={sinks}: the number of first tokens that stay visible, from 0 on")
 
 
 MAPS: dict[str, Callable[..., PositionMap]] = {
-    f.__name__: f for f in (rerope, leaky_rerope, inverse_leaky, self_extend, streaming)
-}
+    f.__name__: f
+    for f in (
+        rerope, leaky_rerope, inverse_leaky, self_extend, dual_chunk, string, lampe, streaming, lm_infinite,
+    )
+}  # fmt: skip
+"""Every map by name."""
 
 
 def create(spec: Mapping[str, Any]) -> PositionMap:

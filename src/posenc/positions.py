@@ -56,6 +56,7 @@ class Positions:
         diagonal: a causal query at index i sees the keys up to index i + diagonal. None: rows differ, or unknown.
         span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
         branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
+        every_key: the positions with all keys of the call, where these have only some of them, see `keys`.
     """
 
     q: Tensor
@@ -71,6 +72,7 @@ class Positions:
     diagonal: int | None = None
     span: tuple[int, int] | None = None
     branch: Branch | None = None
+    every_key: "Positions | None" = None
     _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     # ---------------------------------------------------------------- constructors
@@ -350,6 +352,8 @@ class Positions:
 
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries)."""
+        if self.every_key is not None:
+            return self.every_key.visible_counts()
         if self.branch is not None and self.branch.most is not None:
             return replace(self, branch=None).visible_counts().clamp(max=self.branch.most)
         if self.all_visible:
@@ -358,11 +362,12 @@ class Positions:
             return (self.q_order - self.k_order[:, :1] + 1).clamp(0, self.num_keys)
         # keys in line by document and order, so that two searches count those a query sees
         rows = self.batch
-        documents = [torch.zeros_like(o) if d is None else d for o, d in
-                     ((self.q_order, self.q_document), (self.k_order, self.k_document))]  # fmt: skip
         sizes = [self.num_queries, self.num_keys]
-        _, index = torch.cat([d.expand(rows, -1) for d in documents], 1).unique(return_inverse=True)
-        of_q, of_k = index.split(sizes, 1)
+        if self.q_document is None or self.k_document is None:
+            of_q, of_k = (torch.zeros_like(o).expand(rows, -1) for o in (self.q_order, self.k_order))
+        else:
+            documents = torch.cat([d.expand(rows, -1) for d in (self.q_document, self.k_document)], 1)
+            of_q, of_k = documents.unique(return_inverse=True)[1].split(sizes, 1)
         orders = torch.cat([o.expand(rows, -1) for o in (self.q_order, self.k_order)], 1)
         orders = orders - orders.amin(1, keepdim=True)
         span = orders.amax(1, keepdim=True) + 1
@@ -404,6 +409,16 @@ class Positions:
         """The same tokens, as one branch of a position map is asked to rotate them. Where they are and who sees whom
         stays as it is."""
         return replace(self, branch=branch)
+
+    def keys(self, first: int, end: int) -> "Positions":
+        """The same queries among keys first .. end - 1 alone; what they see is still counted among all."""
+        document = None if self.k_document is None else self.k_document[:, first:end]
+        return replace(
+            self, k=self.k[:, first:end], k_order=self.k_order[:, first:end], k_document=document,
+            valid=None if self.valid is None else self.valid[:, first:end],
+            start=None if self.start is None else (self.start[0], self.start[1] + first),
+            diagonal=None if self.diagonal is None else self.diagonal - first, span=None, every_key=self, _shared={},
+        )  # fmt: skip
 
     def moved(self, place: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens elsewhere: place(positions, order) -> positions is applied to queries and to keys, both

@@ -1,7 +1,7 @@
 """Who sees whom, as rectangles: what lets attention skip everything else."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,23 @@ class Segments:
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return (tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH))
+
+    def keys(self, first: int, count: int) -> "Segments":
+        """The part of the rectangles that lies among so many keys from the first on, which count from 0 there."""
+        table: list[int] = []
+        for row, q0, q1, k0, k1, diagonal, origin in self:
+            k0, k1 = max(k0 - first, 0), min(k1 - first, count)
+            table += [row, q0, q1, k0, max(k0, k1), diagonal - first, origin + first]
+        return replace(self, table=table)
+
+    def seen(self, region: Region) -> tuple[int, int]:
+        """The first key and the end of those that causal queries see within a region, of regular segments."""
+        first, end = [], []
+        for _, q0, q1, k0, k1, diagonal in self.within(region):
+            nearest, farthest = (region.nearest, region.farthest) if region.chunk == 1 else (None, None)
+            first.append(k0 if farthest is None else max(k0, q0 + diagonal - farthest + 1))
+            end.append(min(k1, q1 + diagonal - max(nearest or 0, 0)))
+        return min(first, default=0), max(end, default=0)
 
     def within(self, region: Region) -> list[Rectangle]:
         """The rectangles of what a region leaves of these, regular ones, but for its limits in single positions."""
@@ -62,6 +79,23 @@ def segments(positions: Positions) -> Segments | None:
     if torch.compiler.is_compiling():
         return None
     return positions.shared("segments", lambda: _read(positions))
+
+
+def seen_keys(positions: Positions, region: Region) -> tuple[int, int]:
+    """The first key and the end of those that causal queries see in a region; all of them where that is not known
+    without effort, or where most are."""
+    everything = 0, positions.num_keys
+    if torch.compiler.is_compiling() or not (positions.unmasked or positions.q.device.type == "cpu"):
+        return everything
+
+    def found() -> tuple[int, int]:
+        visible = segments(positions)
+        if visible is None or not visible.regular:
+            return everything
+        first, end = visible.seen(region)
+        return (first, end) if 2 * (end - first) < positions.num_keys else everything
+
+    return positions.shared(("seen", region), found)
 
 
 def _read(positions: Positions) -> Segments | None:

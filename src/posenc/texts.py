@@ -17,18 +17,18 @@ def split(text: str) -> list[str]:
 
 def named(text: str) -> tuple[str, list[str]]:
     """A name and the options written after it, "key=value" each."""
-    name, *written = text.strip().split(":")
-    return name, written
+    name, *options = text.strip().split(":")
+    return name, options
 
 
-def read_options(what: str, written: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
+def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
     """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
 
     Raises:
         InputError: no key=value, or a key that is not known.
     """
     known, found = list(known), {}
-    for item in written:
+    for item in options:
         key, equals, value = item.partition("=")
         if not equals or key not in known:
             raise unknown(f"option of {what}", item, known)
@@ -51,16 +51,29 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
 
 
 def literal(text: str) -> Any:
-    """A number, true/false/none, a list of numbers, or the text itself."""
+    """A number, true/false/none, a list of numbers (one alone ends with a comma), or the text itself."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):
         try:
-            return [kind(part) for part in text.split(",")] if "," in text else kind(text)
+            return [kind(part) for part in text.removesuffix(",").split(",")] if "," in text else kind(text)
         except ValueError:
             continue
     return text
+
+
+def write(name: str, options: Mapping[str, Any]) -> str:
+    """A name and its options as `named` and `read_options` read them."""
+    return ":".join((name, *(f"{key}={_as_text(value)}" for key, value in options.items())))
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:

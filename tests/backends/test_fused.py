@@ -377,7 +377,20 @@ def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["rope", "alibi", "t5", "shaw", "xlnet", "tupe_r", "deberta_v2:shared=false", "sink", "rope+kerple"]
+    "name",
+    [
+        "rope",
+        "alibi",
+        "t5",
+        "shaw",
+        "xlnet",
+        "tupe_r",
+        "deberta_v2:shared=false",
+        "sink",
+        "rope+kerple",
+        "rope@rerope:window=8+log_n:train_length=4",
+        "rope@dual_chunk:chunk=6:local=2",
+    ],
 )
 def test_one_graph_serves_every_length_and_one_every_step(name):
     encoding = create(name, dim=32, num_heads=H, head_dim=8, max_positions=128, causal=True)
@@ -408,7 +421,20 @@ def test_one_graph_serves_every_length_and_one_every_step(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not memory.measurable(torch.device("cpu")), reason="this system does not tell a process its peak")
-@pytest.mark.parametrize("name", ["t5", "alibi", "shaw", "xlnet", "tupe_r", "deberta_v2:shared=false", "rope"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5",
+        "alibi",
+        "shaw",
+        "xlnet",
+        "tupe_r",
+        "deberta_v2:shared=false",
+        "rope",
+        "rope@rerope:window=96",
+        "rope@dual_chunk:chunk=96:local=16",
+    ],
+)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p, monkeypatch):
     monkeypatch.undo()  # tiles as they are

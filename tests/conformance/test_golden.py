@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-import transformers
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.gptj import modeling_gptj as gptj
@@ -18,6 +16,7 @@ from posenc import InputError, frequencies
 from posenc import functional as F
 from posenc.conformance import formulas, golden
 from posenc.conformance.kinds import FREQUENCIES, KINDS
+from references.schedules import of_transformers
 
 CASES = golden.load()
 
@@ -138,22 +137,13 @@ def test_rotary_is_that_of_transformers(kind, case):
     close(found, case.expected, atol=1e-9, rtol=0)
 
 
-NAMES = {"original_max_positions": "original_max_position_embeddings", "fraction": "partial_rotary_factor"}
-SAME = ("factor", "beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor")
-
-
-@pytest.mark.parametrize(("kind", "case"), cases("linear", "yarn", "llama3", "proportional"))
+@pytest.mark.parametrize(("kind", "case"), cases("linear", "yarn", "llama3", "proportional", "dynamic", "longrope"))
 def test_schedules_are_those_of_transformers(kind, case):
-    given = case.arguments
-    options = {theirs: given[ours] for ours, theirs in NAMES.items() if ours in given}
-    options |= {name: given[name] for name in SAME if name in given}
-    if kind == "llama3":
-        options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} | options
-    config = transformers.LlamaConfig(
-        hidden_size=given["head_dim"] * 2, num_attention_heads=2, head_dim=given["head_dim"], max_position_embeddings=10**6,
-        rope_parameters={"rope_type": kind, "rope_theta": given["base"], **options},
-    )  # fmt: skip
-    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+    options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    options |= case.arguments
+    options |= {"seq_len": options.pop("length")} if "length" in options else {}
+    options |= {"max_positions": options.pop("original_max_positions")} if kind == "dynamic" else {}
+    inv_freq, attention_factor = of_transformers(kind, **options)
     close(inv_freq, case.expected["inv_freq"], rtol=4e-6, atol=0)
     assert attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-12)
 
@@ -161,11 +151,10 @@ def test_schedules_are_those_of_transformers(kind, case):
 @pytest.mark.parametrize(("kind", "case"), cases("ntk"))
 def test_ntk_is_transformers_dynamic_with_the_ratio_of_lengths(kind, case):
     given = case.arguments
-    config = transformers.LlamaConfig(
-        hidden_size=given["head_dim"] * 2, num_attention_heads=2, head_dim=given["head_dim"], max_position_embeddings=512,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": given["base"], "factor": 1.0},
-    )  # fmt: skip
-    inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, device=torch.device("cpu"), seq_len=int(512 * given["factor"]))
+    length = int(512 * given["factor"])
+    inv_freq, _ = of_transformers(
+        "dynamic", given["head_dim"], given["base"], factor=1.0, max_positions=512, seq_len=length
+    )
     close(inv_freq, case.expected["inv_freq"], rtol=4e-6, atol=0)
 
 

@@ -8,10 +8,12 @@ import torch
 import transformers
 
 import posenc
-from posenc import LearnedSink, LogN, Positions, SoftmaxN
+from posenc import LearnedSink, LogN, Positions, SoftmaxN, StepTemperature, Temperature
 from references import loops
 
 gpt_oss = import_module("transformers.models.gpt_oss.modeling_gpt_oss")
+llama4 = import_module("transformers.models.llama4.modeling_llama4")
+ministral3 = import_module("transformers.models.ministral3.modeling_ministral3")
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +125,57 @@ def test_log_n_keeps_entropy_from_growing():
     assert weight["log_n", 4096] > 0.8 * weight["log_n", 64]
 
 
+def test_step_temperature_is_llama_4():
+    config = transformers.Llama4TextConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_hidden_layers=1, floor_scale=6,
+        attn_scale=0.3, no_rope_layers=[0], attn_implementation="eager", use_qk_norm=False,
+    )  # fmt: skip
+    module = llama4.Llama4TextAttention(config, layer_idx=0).double().eval()
+    x = torch.randn(2, 25, 32, dtype=torch.float64)
+    hidden = torch.zeros(25, 25, dtype=x.dtype).masked_fill(torch.ones(25, 25, dtype=torch.bool).triu(1), -1e30)
+    theirs = module(x, (None, None), hidden[None, None], position_ids=torch.arange(25)[None])[0]
+    q, k, v = (p(x).unflatten(-1, (-1, 8)).transpose(1, 2) for p in (module.q_proj, module.k_proj, module.v_proj))
+    out = posenc.attention(q, k, v, StepTemperature(6, beta=0.3), causal=True)
+    # their factor is float32
+    assert torch.allclose(module.o_proj(out.transpose(1, 2).flatten(2)), theirs, atol=1e-6)
+    plain = posenc.attention(q, k, v, None, causal=True)
+    assert torch.equal(out[:, :, :5], plain[:, :, :5])
+    assert not torch.allclose(out[:, :, 5:], plain[:, :, 5:], atol=1e-3)
+
+
+def test_step_temperature_is_ministral_3():
+    ids = torch.arange(0, 50_000, 7)
+    theirs = ministral3.get_llama_4_attn_scale(ids[None].double(), 0.1, 16384)[0, 0, :, 0]
+    found = StepTemperature(16384, first=0).factor(Positions.from_ids(ids))[0]
+    assert torch.allclose(found, theirs, atol=1e-12)
+    assert found.unique().numel() == 4
+
+
+@pytest.mark.parametrize("offset", [0, 9])
+def test_temperature_is_a_factor_of_scores(offset):
+    q, k, v = inputs(kv_heads=4)
+    k, v = (torch.randn(2, 4, 7 + offset, 6, dtype=torch.float64) for _ in range(2))
+    p = Positions.arange(7, offset, causal=True)
+    ours = posenc.attention(q, k, v, posenc.Rotary(6) + Temperature(1.7), p)
+    assert torch.allclose(ours, posenc.attention(q, k, v, posenc.Rotary(6), p, scale=1.7 * 6**-0.5), atol=1e-12)
+    # YaRN's attention factor multiplies cos and sin of queries and of keys
+    yarn = {"name": "yarn", "factor": 4, "original_max_positions": 64}
+    bare = yarn | {"attention_factor": 1.0}
+    theirs = posenc.attention(q, k, v, posenc.Rotary(6, schedule=yarn), p)
+    found = posenc.attention(
+        q, k, v, posenc.Rotary(6, schedule=bare) + Temperature((0.1 * math.log(4) + 1) ** 2), p
+    )  # fmt: skip
+    assert torch.allclose(found, theirs, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: SoftmaxN(-1.0), "n=-1.0"),
+        (lambda: Temperature(0.0), "beta=0.0"),
+        (lambda: StepTemperature(0), "train_length=0"),
+        (lambda: StepTemperature(8, beta=-1), "beta=-1"),
+        (lambda: StepTemperature(8, first=2), "first=2: the first token counts"),
         (lambda: LearnedSink(0), "num_heads=0"),
         (lambda: LogN(1), "train_length=1"),
         (lambda: LearnedSink(2, num_layers=2).sink(2), "layer 2"),

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from references.small_models import small_model, tokens
 from torch import nn
 
 from posenc import InputError
 from posenc.pretrained.anatomy import FAMILIES, anatomy
+from references.small_models import small_model, tokens
 
 THETA = {"rope_theta": 10000.0}
 SCHEDULES = {
@@ -84,15 +84,18 @@ def test_scaled_models(name: str) -> None:
 def test_longrope_has_two_sets() -> None:
     given = THETA | {"rope_type": "longrope"} | SCHEDULES["longrope"]
     rope = anatomy(small_model("llama", max_position_embeddings=256, rope_parameters=given)).rope
-    assert rope.at(64)["length"] == 64 and rope.at(65)["length"] == 65
+    assert rope.at(64)["length"] == 64
+    assert rope.at(65)["length"] == 65
 
 
 def test_layer_types_windows_and_nope() -> None:
     gemma = anatomy(small_model("gemma3_text"))
     assert [(x.layer_type, x.window) for x in gemma.layers] == [("sliding_attention", 24), ("full_attention", None)]
-    assert gemma.rope_per_type and {t: r.rope_theta for t, r in gemma.ropes.items()} == {
-        "sliding_attention": 10000.0, "full_attention": 1000000.0,
-    }  # fmt: skip
+    assert gemma.rope_per_type
+    assert {t: r.rope_theta for t, r in gemma.ropes.items()} == {
+        "sliding_attention": 10000.0,
+        "full_attention": 1000000.0,
+    }
     assert [x.softcap for x in anatomy(small_model("gemma2")).layers] == [50.0, 50.0]
     assert [x.rotates for x in anatomy(small_model("smollm3")).layers] == [True, False, True, False]
     mistral = anatomy(small_model("mistral", sliding_window=32))

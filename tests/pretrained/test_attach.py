@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from references.mapped_attention import RELATIVE, use_mapped_attention
-from references.small_models import TRAINED, small_model, tokens
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
 from posenc.pretrained.anatomy import FAMILIES, anatomy
+from references.mapped_attention import RELATIVE, use_mapped_attention
+from references.small_models import TRAINED, small_model, tokens
 
 Run = Callable[..., Tensor]
 LENGTH = 100
@@ -45,7 +46,9 @@ def extended(kind: str, method: str, **settings: Any) -> Any:
     return model
 
 
-def stepwise(model: Any, x: Tensor, cache: Any = None, steps: tuple[int, ...] = (60, 1, 1, 17, 1), **given: Any) -> Tensor:
+def stepwise(
+    model: Any, x: Tensor, cache: Any = None, steps: tuple[int, ...] = (60, 1, 1, 17, 1), **given: Any
+) -> Tensor:
     """Logits of a prompt, then of single tokens and of a chunk, with a cache."""
     logits, at = [], 0
     cache = DynamicCache(config=model.config) if cache is None else cache
@@ -194,7 +197,9 @@ def test_without_the_mask_the_future_would_be_seen() -> None:
     """The trap that registering attention alone falls into; and asking for our attention without extending."""
     from transformers import AttentionInterface
 
-    def leaking(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **others: Any) -> tuple[Tensor, None]:
+    def leaking(
+        module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **others: Any
+    ) -> tuple[Tensor, None]:
         assert mask is None
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2), None
 
@@ -240,6 +245,21 @@ def test_masks_of_ones_own_are_honoured(kind: str) -> None:
     assert (mapped(x, attention_mask=allowed[None, None]).logits - mapped(x).logits).abs().max() > 0.1
     with pytest.raises(InputError, match=r"keys before a query"):
         mapped(x, attention_mask=prefix[None, None])
+    with pytest.raises(InputError, match=r"log_n scales by the number of keys that are visible"):
+        extended(kind, "log_n")(x, attention_mask=allowed[None, None])
+
+
+def test_a_model_made_to_see_both_ways_does() -> None:
+    plain, model, mapped = small_model("llama"), small_model("llama"), extended("llama", "rerope")
+    posenc.extend(model, "softmax_n:n=0")
+    x, mask = tokens(2, 40), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :9] = 0
+    for each in (plain, model, mapped):
+        each.config.is_causal = False
+    for given in ({}, {"attention_mask": mask}):
+        close(model(x, **given).logits[:, 9:], plain(x, **given).logits[:, 9:])
+        with pytest.raises(InputError, match=r"keys before a query"):
+            mapped(x, **given)
 
 
 def test_positions_with_gaps() -> None:
@@ -318,9 +338,35 @@ def test_dropout_is_the_configured_one() -> None:
     assert torch.equal(model.eval()(x).logits, still)
 
 
-@pytest.mark.parametrize("method", ["yarn", "self_extend:window=12:group=4", pytest.param("log_n", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["rerope:window=12", "log_n"])
+def test_under_autocast(method: str) -> None:
+    """Where plain attention would cast queries, keys and values alike, and the rotation has left them apart."""
+    model, x = extended("llama", method), tokens(1, 80)
+    wanted = model(x).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(x).logits
+    assert (found.float() - wanted).pow(2).mean() < 0.01 * wanted.pow(2).mean()
+
+
+def test_a_decoding_step_is_one_graph() -> None:
+    """With a static cache and the mask that generate prepares beforehand, as it does before it compiles."""
+    model, x = extended("llama", "rerope:window=12+log_n", num_hidden_layers=1), tokens(2, 64)
+    wanted = model(x).logits
+    cache = StaticCache(config=model.config, max_cache_len=80)
+    model(x[:, :60], past_key_values=cache, use_cache=True)
+    step = torch.compile(model.forward, fullgraph=True, backend="eager")
+    for at in range(60, 64):
+        ids = torch.full((2, 1), at)
+        embedded = model.get_input_embeddings()(x[:, at : at + 1])
+        mask = create_masks_for_generate(model.config, embedded, None, cache, position_ids=ids)
+        found = step(x[:, at : at + 1], attention_mask=mask, position_ids=ids, past_key_values=cache, use_cache=True)
+        close(found.logits[:, 0], wanted[:, at])
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("method", ["yarn", "self_extend:window=12:group=4", "log_n"])
 def test_compiled(method: str) -> None:
-    model, x = extended("llama", method), tokens(2, LENGTH)
+    model, x = extended("llama", method, num_hidden_layers=1), tokens(2, LENGTH)
     mask = torch.ones_like(x)
     mask[0, :9] = 0
     compiled = torch.compile(model, backend="eager")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from references.small_models import TRAINED, small_model, tokens
 from torch import Tensor, nn
 
 import posenc
@@ -14,6 +13,7 @@ from posenc import InputError, frequencies, position_maps
 from posenc.pretrained.anatomy import anatomy
 from posenc.pretrained.attach import attached
 from posenc.pretrained.methods import METHODS, Lengths, plan
+from references.small_models import TRAINED, small_model, tokens
 
 THETA = {"rope_theta": 10000.0}
 LENGTH = 100
@@ -27,7 +27,7 @@ def no_gradients() -> Any:
 
 def state(model: Any) -> dict[str, Any]:
     """All that `extend` may touch."""
-    config = {k: v for k, v in model.config.to_dict().items()}
+    config = model.config.to_dict()
     attributes = [sorted(k for k in vars(m) if "posenc" in k) for m in model.modules()]
     return {
         "config": config, "implementation": model.config._attn_implementation, "attributes": attributes,
@@ -47,10 +47,19 @@ PROMISES = {
     "rerope:window=12": 12,
     "leaky_rerope": TRAINED // 2,
     "self_extend": TRAINED // 4,
+    "dual_chunk": TRAINED * 3 // 4,
+    "string": TRAINED // 3,
+    "lampe": TRAINED // 4,
+    "lm_infinite": TRAINED,
+    "lm_infinite:window=20": 20,
     "streaming": TRAINED,
     "streaming:sinks=2:recent=20": 22,
     "log_n": TRAINED,
     "log_n:clip=false": 0,
+    "temperature": 0,
+    "temperature:beta=1": TRAINED,
+    "step_temperature": TRAINED,
+    "step_temperature:train_length=20:first=1": 19,
     "softmax_n": 0,
     "softmax_n:n=0": TRAINED,
     "rerope+log_n": TRAINED // 2,
@@ -81,14 +90,19 @@ def test_the_report() -> None:
     model = small_model("llama")
     report = posenc.extend(model, "ntk+log_n", target_length=256)
     found = json.loads(json.dumps(report.to_dict()))
-    assert found["schedule"] == {"name": "ntk", "factor": 4.0} and found["map"] is None
+    assert found["schedule"] == {"name": "ntk", "factor": 4.0}
+    assert found["map"] is None
     assert found["stretch"] == pytest.approx([4 ** (2 * c / 14) for c in range(8)])
     assert (report.trained_length, report.new_length, report.attention_factor) == (64, 256, 1.0)
     assert report.cache_bytes_per_token == 2 * 2 * 2 * 16 * 4  # key and value, layers, heads, width, float32
-    assert not report.raw_keys and not report.plain and report.layers == (2, 2)
+    assert not report.raw_keys
+    assert not report.plain
+    assert report.layers == (2, 2)
     text = str(report)
-    assert "1 of 8 pairs as trained, the slowest 4 times slower" in text and "cannot express" in text
-    assert posenc.extend(model, "rerope").raw_keys and model.config.max_position_embeddings == 64
+    assert "1 of 8 pairs as trained, the slowest 4 times slower" in text
+    assert "cannot express" in text
+    assert posenc.extend(model, "rerope").raw_keys
+    assert model.config.max_position_embeddings == 64
     assert "does the same" in str(posenc.extend(model, "yarn", factor=4))
     cache = model(tokens(1, 10), use_cache=True).past_key_values
     assert sum(t.numel() * 4 for layer in cache.layers for t in (layer.keys, layer.values)) == 10 * 512
@@ -97,10 +111,14 @@ def test_the_report() -> None:
 
 def test_layers_that_keep_what_they_had_are_named() -> None:
     smol, gemma = small_model("smollm3"), small_model("gemma3_text")
-    assert "2 layers have no position to change" in str(posenc.extend(smol, "yarn", factor=4))
-    assert "1 layers see a sliding window: as before" in str(posenc.extend(gemma, "rerope"))
+    assert "layers: 2 of 4 changed" in str(posenc.extend(smol, "yarn", factor=4))
+    assert "layers without position: 2" in str(posenc.extend(smol, "yarn", factor=4))
+    assert posenc.extend(smol, "log_n").layers == (4, 4)
+    assert posenc.extend(smol, "none").layers == (0, 4)
+    assert "layers with a sliding window: 1, as before" in str(posenc.extend(gemma, "rerope"))
+    assert posenc.extend(gemma, "rerope+yarn", factor=4).layers == (1, 2)
     gemma2 = posenc.extend(small_model("gemma2"), "yarn", factor=4)
-    assert "1 layers see a sliding window: their frequencies change with the others'" in str(gemma2)
+    assert "layers with a sliding window: 1, their frequencies change with the others'" in str(gemma2)
     assert gemma2.layers == (2, 2)
 
 
@@ -143,7 +161,8 @@ def test_the_same_call_twice_changes_nothing_and_another_replaces() -> None:
     first = posenc.extend(model, "yarn", factor=4)
     rotary, record = model.model.rotary_emb, attached(model)
     assert posenc.extend(model, "yarn", target_length=256) is first
-    assert model.model.rotary_emb is rotary and attached(model) is record
+    assert model.model.rotary_emb is rotary
+    assert attached(model) is record
     for method in ("rerope+log_n", "linear", "yarn:beta_fast=8"):
         posenc.extend(model, method, factor=4)
         fresh = small_model("llama")
@@ -190,7 +209,8 @@ def test_a_model_that_moves_and_a_copy() -> None:
     assert twin.model.layers[0].self_attn._posenc_plan.memory is twin.model.layers[1].self_attn._posenc_plan.memory
     assert torch.equal(twin(x).logits, wanted)
     posenc.restore(twin)
-    assert torch.equal(twin(x).logits, plain) and torch.equal(model(x).logits, wanted)
+    assert torch.equal(twin(x).logits, plain)
+    assert torch.equal(model(x).logits, wanted)
     model.to(torch.float64).to(torch.float32)
     assert torch.equal(model(x).logits, wanted)
     posenc.restore(model)
@@ -209,18 +229,25 @@ def test_peft_models_are_looked_through() -> None:
     torch.testing.assert_close(wrapped(x).logits, small_model("llama")(x).logits, atol=1e-5, rtol=0)
 
 
-def test_a_saved_model_says_what_plain_transformers_lacks(tmp_path: Any) -> None:
+@pytest.mark.parametrize("map_of", ["rerope:window=12", "rerope", "self_extend+log_n"])
+def test_a_saved_model_says_what_plain_transformers_lacks(map_of: str, tmp_path: Any) -> None:
+    """And means the same when it is extended again by what it says, though its length is now the longer one."""
     from transformers import AutoModelForCausalLM
 
     model, x = small_model("llama"), tokens(1, LENGTH)
-    posenc.extend(model, "rerope:window=12+ntk", factor=4)
+    posenc.extend(model, f"{map_of}+ntk", factor=4)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert again.config.posenc == {"method": "rerope:window=12+ntk", "target_length": 256}
     ntk = small_model("llama")
     posenc.extend(ntk, "ntk", factor=4)
     torch.testing.assert_close(again(x).logits, ntk(x).logits, atol=1e-3, rtol=0)
-    posenc.extend(again, **again.config.posenc)
+    label = again.config.posenc
+    posenc.extend(again, "yarn", factor=8)
+    assert not hasattr(again.config, "posenc")
+    posenc.restore(again)
+    assert again.config.posenc is label
+    posenc.extend(again, **label)
+    assert again.config.posenc == label
     torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)
 
 
@@ -239,7 +266,8 @@ def test_what_only_stretched_is_replaced() -> None:
     with pytest.raises(InputError, match=r"target_length=128.*stretched from 64 by yarn.*target_length=512 or more"):
         posenc.extend(model, "yarn", factor=2)
     kept = posenc.extend(model, "rerope")
-    assert kept.map == {"name": "rerope", "window": 128} and kept.exact_tokens == 128
+    assert kept.map == {"name": "rerope", "window": 128}
+    assert kept.exact_tokens == 128
     assert "scaled by yarn, which stays" in str(kept)
 
 
@@ -252,9 +280,21 @@ def test_what_was_trained_at_finer_positions_keeps_them() -> None:
     wanted = frequencies.yarn(16, factor=2, original_max_positions=64)
     torch.testing.assert_close(found.inv_freq, wanted.inv_freq / 4, rtol=1e-12, atol=0)
     assert found.attention_factor == wanted.attention_factor
+    posenc.extend(model, "yarn+resonance", factor=2)
+    found = model.model.rotary_emb.rotations["full_attention"].frequencies()
+    torch.testing.assert_close(found.inv_freq, frequencies.resonance(16, of=wanted).inv_freq / 4, rtol=1e-12, atol=0)
     posenc.extend(model, "rerope:window=12")
     found = model.model.rotary_emb.rotations["full_attention"].frequencies()
     torch.testing.assert_close(found.inv_freq, frequencies.linear(16, factor=4).inv_freq, rtol=0, atol=0)
+
+
+def test_a_configuration_without_head_dim_gets_it_back() -> None:
+    model = small_model("gpt_neox")
+    model.config.head_dim = None
+    posenc.extend(model, "ntk", factor=4)
+    assert model.config.head_dim == 16
+    posenc.restore(model)
+    assert model.config.head_dim is None
 
 
 def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None:
@@ -262,9 +302,7 @@ def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None
     given = THETA | {
         "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": long, "original_max_position_embeddings": 64,
     }  # fmt: skip
-    model = small_model(
-        "phi3", max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=given
-    )
+    model = small_model("phi3", max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=given)
     posenc.extend(model, "rerope")
     rotation = model.model.rotary_emb.rotations["full_attention"]
     torch.testing.assert_close(rotation.frequencies().inv_freq * 2, frequencies.default(16).inv_freq)
@@ -282,8 +320,20 @@ def test_every_schedule_and_map_is_a_method() -> None:
     not_for_extension = {"default", "proportional", "inverse_leaky"}
     assert set(frequencies.SCHEDULES) | set(position_maps.MAPS) - not_for_extension <= set(METHODS) | not_for_extension
     for name, method in METHODS.items():
-        assert method.summary, name
         assert method.options().keys() >= method.defaults.keys(), name
+
+
+def test_lists_and_tensors_as_options() -> None:
+    stretch = torch.linspace(1, 4, 8, dtype=torch.float64)
+    models = [small_model("llama") for _ in range(3)]
+    reports = [
+        posenc.extend(models[0], "explicit", stretch=stretch, factor=4),
+        posenc.extend(models[1], "explicit", stretch=stretch.tolist(), factor=4),
+        posenc.extend(models[2], "explicit:stretch=" + ",".join(map(str, stretch.tolist())), factor=4),
+    ]
+    assert reports[0] == reports[1] == reports[2]
+    assert posenc.extend(models[2], reports[0].method, factor=4) is reports[2]
+    assert list(reports[0].stretch) == pytest.approx(stretch.tolist())
 
 
 def test_defaults_follow_from_the_lengths() -> None:
@@ -295,11 +345,17 @@ def test_defaults_follow_from_the_lengths() -> None:
     assert read("self_extend", group=4).map == {"name": "self_extend", "group": 4, "window": 1024}
     assert read("leaky_rerope").map == {"name": "leaky_rerope", "window": 2048, "factor": 7.0}
     assert read("streaming").map == {"name": "streaming", "sinks": 4, "recent": 4092}
+    assert read("dual_chunk").map == {"name": "dual_chunk", "chunk": 3072, "local": 512}
+    assert read("string").map == {"name": "string", "shift": 1365, "window": 128}
+    assert read("lampe").map == {"name": "lampe", "window": 512, "used": 1536, "length": 16384}
+    assert read("lm_infinite").map == {"name": "lm_infinite", "sinks": 10, "window": 4096}
     assert read("yarn").schedule == {"name": "yarn", "factor": 4.0, "original_max_positions": 4096}
     dynamic = {"name": "dynamic", "length": 16384, "original_max_positions": 4096}
-    assert read("dynamic").schedule == dynamic and read("dynamic:factor=2").schedule == dynamic | {"factor": 2}
+    assert read("dynamic").schedule == dynamic
+    assert read("dynamic:factor=2").schedule == dynamic | {"factor": 2}
     resonant = read("log_n+yarn:beta_fast=16+resonance")
-    assert resonant.schedule["of"]["beta_fast"] == 16 and resonant.tuning == "needs it"
+    assert resonant.schedule["of"]["beta_fast"] == 16
+    assert resonant.tuning == "needs it"
     assert resonant.attention["log_n"].train_length == 4096
     spec = read("self_extend").map
     last = position_maps.create(spec).relative(posenc.Positions.arange(1, 16383, causal=True))
@@ -368,5 +424,6 @@ def test_anatomy_of_an_extended_model_is_that_of_the_model_before() -> None:
     before = anatomy(model)
     posenc.extend(model, "rerope+yarn", factor=4)
     found = anatomy(model)
-    assert found.rotary is before.rotary and found.loaded_length == 64
+    assert found.rotary is before.rotary
+    assert found.loaded_length == 64
     assert isinstance(found.rope.frequencies().inv_freq, Tensor)

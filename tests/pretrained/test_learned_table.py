@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+import posenc
 from posenc import InputError
 from posenc.pretrained.learned_table import TABLES, extend_table, has_learned_table, restore_table
 
@@ -137,3 +138,12 @@ def test_other_models_are_named():
     assert not has_learned_table(llama)
     with pytest.raises(InputError, match=r"unknown model type with a learned table 'llama'.*roberta"):
         extend_table(llama, "hierarchical", factor=2)
+
+
+def test_extend_and_restore_know_learned_tables():
+    model = small("bert")
+    before = table(model)
+    assert posenc.extend(model, "hierarchical", factor=2, alpha=0.3).target_length == 2 * L
+    assert len(table(model)) == 2 * L
+    posenc.restore(model)
+    assert table(model) is before

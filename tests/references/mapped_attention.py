@@ -22,6 +22,17 @@ RELATIVE: dict[str, Relative] = {
     "streaming:sinks=3:recent=9": lambda i, j: torch.where(
         i - j < 9, (i - j).double(), torch.where(j < 3, i.clamp(max=11) - j, torch.inf).double()
     ),
+    "dual_chunk:chunk=24:local=4": lambda i, j: (
+        torch.where(i // 20 == j // 20, i % 20, torch.where(i // 20 - j // 20 == 1, (i % 20 + 20).clamp(max=24), 24))
+        - j % 20
+    ).double(),
+    "string:shift=20:window=4": lambda i, j: torch.where(i - j < 20, i - j, i - j - 20 + 4).double(),
+    "lampe:window=12:used=40:length=100": lambda i, j: torch.where(
+        i - j < 12, i - j, i * 40 // 99 - j * 40 // 99 + 12 - 1 - 12 * 40 // 99
+    ).double(),
+    "lm_infinite:sinks=3:window=20": lambda i, j: torch.where(
+        i - j < 20, (i - j).double(), torch.where(j < 3, 20.0, torch.inf).double()
+    ),
 }
 """Method -> relative position of a query at i and a key at j; infinite where the key is hidden."""
 

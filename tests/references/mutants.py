@@ -9,6 +9,7 @@ import torch
 from posenc import frequencies
 from posenc import functional as F
 from posenc.conformance import formulas
+from posenc.conformance.kinds import KINDS
 
 
 def turn(x, positions, base, rotary_dim=None, layout="half", sign=1, exponent=1.0):
@@ -38,6 +39,11 @@ def cached_dtype(x, positions, base):
 
 def from_scratch(d, b):
     return b ** (-torch.arange(0, d, 2).double() / d)
+
+
+def mixed(d, b, s, exponent, first=1):
+    digits = torch.arange(first, d // 2 + first).double() / (d // 2)
+    return from_scratch(d, b) / s**digits**exponent
 
 
 def yarn(
@@ -200,6 +206,21 @@ MUTANTS = [
     ("ntk", lambda d, b, s: from_scratch(d, b) / s ** (d / (d - 2)), "is plain linear interpolation by factor^(d/(d-2))"),
     ("ntk", lambda d, b, s: from_scratch(d, b * s), "exponent d/(d-2) missing"),
     ("ntk", lambda d, b, s: from_scratch(d, b), "nothing is scaled"),
+    ("ntk_mixed", lambda head_dim, base, factor, exponent=0.625: mixed(head_dim, base, factor, 0.625), "exponent is ignored: 0.625 is used"),
+    ("ntk_mixed", lambda head_dim, base, factor, exponent=0.75: mixed(head_dim, base, factor, exponent), "the exponent is 0.75 where none is given"),
+    ("ntk_mixed", lambda head_dim, base, factor, exponent=0.625: mixed(head_dim, base, factor, exponent, first=0), "frequencies are counted from 0, expected from 1"),
+    ("ntk_mixed", lambda d, b, s: from_scratch(d, b) / s, "is plain linear interpolation"),
+    ("ntk_mixed", lambda d, b, s: mixed(d, b, s, 1.0), "is mixed with nothing: frequency m is divided by factor^(2m/d)"),
+    ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, max(n / L, 1)), "factor is ignored: the scale is length / original_max_positions"),
+    ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, s), "length is ignored: scaled by factor"),
+    ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, s * n / L - (s - 1)), "texts shorter than original_max_positions are scaled, too"),
+    ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(long if n >= L else short), "long_factor is taken from original_max_positions on"),
+    ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(long), "length is ignored: long_factor is always used"),
+    ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(short), "length is ignored: short_factor is always used"),
+    ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(short if n > L else long), "short_factor and long_factor are exchanged"),
+    ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) * torch.tensor(long if n > L else short), "frequencies are multiplied by the factors, expected divided"),
+    ("longrope", lambda d, b, short, long, L, n, s: (from_scratch(d, b) / torch.tensor(long if n > L else short), 1.0), "temperature missing"),
+    ("yarn_revised", yarn, "frequencies are blended, expected wavelengths (yarn)"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, blend=lambda f, s, t: f * t + f / s * (1 - t)), "ramp inverted: high frequencies are interpolated"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, low=plain, high=plain), "ramp not truncated"),
     ("yarn", lambda head_dim, base, factor, original_max_positions, truncate=True: yarn(head_dim, base, factor, original_max_positions), "ramp always truncated: truncate=False is ignored"),
@@ -320,5 +341,5 @@ RIGHT = [
     ("xpos", lambda p, d, b: torch.tensor(formulas.xpos(p.tolist(), d, b))),
     ("yarn", lambda head_dim, base, factor, original_max_positions: yarn(head_dim, base, factor, original_max_positions, factor=plain)),
     ("yarn", lambda *numbers: yarn(*numbers).float()),
-    *frequencies.SCHEDULES.items(),
+    *((name, schedule) for name, schedule in frequencies.SCHEDULES.items() if name in KINDS),
 ]  # fmt: skip

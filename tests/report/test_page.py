@@ -1,9 +1,7 @@
 """The report in a real browser: no console error, no network, theme and phone width; its words and numbers."""
 
 import json
-import os
 import re
-import shutil
 from dataclasses import replace
 from html import escape
 
@@ -13,7 +11,6 @@ from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
 from posenc.report.page import page
 
-CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
 
 
@@ -47,18 +44,6 @@ def test_names_cannot_inject_markup(report):
     assert HOSTILE not in text
     assert escape(HOSTILE) in text
     assert "--data &#39;&lt;b&gt;&#39;" in text
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None and not os.environ.get("POSENC_REQUIRE_BROWSER"):
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    assert CHROMIUM, "POSENC_REQUIRE_BROWSER is set, and there is no Chromium"
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as p:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-        yield p.chromium.launch(executable_path=CHROMIUM, args=flags)
 
 
 @pytest.mark.browser

@@ -173,9 +173,10 @@ def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
 
 
 def backward(
-    calls: list[Call], out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor
+    calls: list[Call], firsts: list[int], v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, of_lse: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Gradients of each call's q and k, and of the v they share; those of the terms are left with them."""
+    """Gradients of each call's q and k, and of v; those of the terms are left with them. firsts: which of v's keys is
+    each call's first."""
     like = calls[0]
     learns = any(x is not None for term in like.every_term for x in term.grads)
     plain = learns or like.values is not None or like.dropout_p > 0 or bool(of_lse.any())
@@ -183,17 +184,17 @@ def backward(
         grad = grad.to(like.precise).contiguous()
         # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
         offset = (grad * out).sum(-1) - of_lse
-    of_q, of_k, of_v = [], [], like.v.new_zeros(like.v.shape, dtype=like.precise)
-    for call in calls:
+    of_q, of_k, of_v = [], [], v.new_zeros(v.shape, dtype=like.precise)
+    for call, first in zip(calls, firsts, strict=True):
         totals = [x.new_zeros(x.shape, dtype=call.precise) for x in (call.q, call.k)]
-        dtype = call.q.dtype
+        totals.append(of_v[:, :, first : first + call.k.shape[2]])
         if plain:
-            _plain_gradients(call, lse, grad, offset, [*totals, of_v])
+            _plain_gradients(call, lse, grad, offset, totals)
         else:
-            _flash_gradients(call, out, lse, grad, [*totals, of_v])
-        of_q.append(totals[0].to(dtype))
-        of_k.append(totals[1].to(dtype))
-    return of_q, of_k, of_v.to(dtype)
+            _flash_gradients(call, out, lse, grad, totals)
+        of_q.append(totals[0].to(v.dtype))
+        of_k.append(totals[1].to(v.dtype))
+    return of_q, of_k, of_v.to(v.dtype)
 
 
 def _plain_gradients(call: Call, lse: Tensor, grad: Tensor, offset: Tensor, totals: list[Tensor]) -> None:

@@ -11,7 +11,8 @@ from posenc.backends.tiles import TERMS, Term, ValuesTerm
 from posenc.regions import EVERYTHING, Region
 from posenc.segments import Segments
 
-NUMBERS = len(EVERYTHING.numbers())
+NUMBERS = len(EVERYTHING.numbers()) + 1
+"""Per branch: those of its region, and `Rotated.first`."""
 
 
 def _calls(
@@ -32,9 +33,13 @@ def _calls(
                 values = term
             else:
                 terms.append(term)
-        region = Region.of(list(regions[NUMBERS * number : NUMBERS * (number + 1)]))
-        parts, own = Segments(list(table), True), drawn ^ (number << 40)
-        found.append(Call(of_q, of_k, v, terms, values, parts, causal, scale, longest, dropout_p, own, region))
+        *numbers, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
+        keys, segments, own = of_k.shape[2], Segments(list(table), True), drawn ^ (number << 40)
+        of_v = v
+        if keys < v.shape[2]:
+            of_v, segments = v[:, :, first : first + keys], segments.keys(first, keys)
+        region = Region.of(numbers)
+        found.append(Call(of_q, of_k, of_v, terms, values, segments, causal, scale, longest, dropout_p, own, region))
     return found
 
 
@@ -45,7 +50,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries) of one softmax.
 
-    q, k: rotated for each branch of a position map, or once. regions: `Region.numbers` of each branch, one after another.
+    q, k: rotated for each branch of a position map, or once. regions: NUMBERS of each branch, one after another.
     kinds: the terms by name, see `tiles.TERMS`, separated by blanks, "values" last; tensors: what they are made of.
     table: `Segments.table`. longest: the distance of the first entry of every vector of distances.
     """
@@ -77,7 +82,8 @@ def attend_backward(
             term.wants(needs[at : at + term.size])
             at += term.size
     with torch.autocast(v.device.type, enabled=False):
-        of_q, of_k, of_v = fused.backward(calls, out, lse, grad, of_lse)
+        firsts = regions[NUMBERS - 1 :: NUMBERS]
+        of_q, of_k, of_v = fused.backward(calls, list(firsts), v, out, lse, grad, of_lse)
     # a branch's terms are made of the same tensors
     shares = [[x for term in call.every_term for x in term.grads if x is not None] for call in calls]
     return [*of_q, *of_k, of_v, *(sum(parts[1:], parts[0]) for parts in zip(*shares, strict=True))]

@@ -13,11 +13,13 @@ from posenc.regions import Region
 
 
 class Rotated(NamedTuple):
-    """Queries and keys as a branch of a position map rotates them, for the pairs in its region."""
+    """Queries and keys as a branch of a position map rotates them, for the pairs in its region. first: how many of the
+    call's keys come before those in k, which may leave out keys that no query sees in the region."""
 
     q: Tensor
     k: Tensor
     region: Region
+    first: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,14 @@ class Problem:
         """The problem of every branch by itself, or this one."""
         if not self.branches:
             return [self]
-        return [replace(self, q=q, k=k, branches=(), region=region) for q, k, region in self.branches]
+        found = []
+        for q, k, region, first in self.branches:
+            part = replace(self, q=q, k=k, branches=(), region=region)
+            if k.shape[2] < self.v.shape[2]:
+                end = first + k.shape[2]
+                part = replace(part, v=self.v[:, :, first:end], positions=self.positions.keys(first, end))
+            found.append(part)
+        return found
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, see `Positions.mask_mod`, within the region."""

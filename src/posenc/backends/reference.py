@@ -1,10 +1,14 @@
 """The oracle: the equation as the papers write it, one dense tensor per symbol, in float64 if the inputs are."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from posenc.backends.problem import Problem
+from posenc.backends.problem import Problem, Rotated
 from posenc.bias import dense_sum
+from posenc.regions import EVERYTHING
 
 
 class Reference:
@@ -31,9 +35,11 @@ class Reference:
         v = problem.v.to(precise).repeat_interleave(groups, dim=1)
 
         scores: Tensor | None = None
-        for part in problem.each():
-            q, k = part.q[:, :, first:end].to(precise), part.k.to(precise).repeat_interleave(groups, dim=1)
-            found, visible = problem.scale * (q @ k.mT), part.mask(first, end)
+        for q, k, region, before in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
+            k = pad(k, (0, 0, before, v.shape[2] - before - k.shape[2]))
+            k = k.to(precise).repeat_interleave(groups, dim=1)
+            found = problem.scale * (q[:, :, first:end].to(precise) @ k.mT)
+            visible = replace(problem, region=region).mask(first, end)
             scores = found.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, found, scores)
         assert scores is not None
         if bias is not None:

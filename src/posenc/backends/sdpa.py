@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc.backends.call import CELLS, MANY, ROWS
 from posenc.backends.lower import Lowered, Refused, lower, obstacle
 from posenc.backends.operator import attend
-from posenc.backends.problem import Problem
+from posenc.backends.problem import Problem, Rotated
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.regions import EVERYTHING
@@ -168,10 +168,10 @@ def _obstacle(problem: Problem) -> Refused | None:
 
 def _fused(problem: Problem, found: Lowered) -> Tensor:
     seed = torch.randint(2**62, ()) if problem.dropout_p > 0 else None
-    parts = problem.each()
-    regions = [number for part in parts for number in (part.region or EVERYTHING).numbers()]
+    branches = problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]
+    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
     out, lse = attend(
-        [part.q for part in parts], [part.k for part in parts], problem.v, found.tensors, found.kinds,
+        [branch.q for branch in branches], [branch.k for branch in branches], problem.v, found.tensors, found.kinds,
         found.segments.table, regions, problem.positions.causal, problem.scale, found.longest, problem.dropout_p, seed,
     )  # fmt: skip
     return out if problem.sink is None else problem.with_sink(out, lse)

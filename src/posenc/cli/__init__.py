@@ -14,6 +14,7 @@ from posenc.cli.catalogue import add_cite, add_list
 from posenc.cli.common import FAILED, USAGE, HelpFormatter
 from posenc.cli.compare import add_compare
 from posenc.cli.conform import add_conform
+from posenc.cli.diff import add_diff
 from posenc.errors import InputError, unknown
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -23,6 +24,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         "Train the same small Transformer with each encoding and test it past its training length.",
     ),
     "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
+    "diff": (add_diff, "Two frequency schedules of RoPE side by side: what each does to every pair of channels."),
     "bench": (add_bench, "Measure speed and memory against the packages installed here."),
     "cite": (add_cite, "BibTeX of an encoding's papers."),
 }
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
-    parser = _Parser(prog="posenc", description="Positional encodings: list, compare, conform, bench, cite.")
+    parser = _Parser(prog="posenc", description="Positional encodings: list, compare, conform, diff, bench, cite.")
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, (add, help_text) in COMMANDS.items():

@@ -21,9 +21,9 @@ class TableFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Leaves the table under the options as it is."""
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser, also: str = "") -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--out", metavar="DIR", help="also write the JSON into this folder")
+    parser.add_argument("--out", metavar="DIR", help=" ".join(f"also write the JSON {also} into this folder".split()))
 
 
 def emit(options: argparse.Namespace, data: object, text: str) -> int:

@@ -88,6 +88,39 @@ def ntk(head_dim: int, base: float, factor: float) -> Vector:
     return default(head_dim, base * factor ** (head_dim / (head_dim - 2)))
 
 
+def ntk_mixed(head_dim: int, base: float, factor: float, exponent: float = 0.625) -> Vector:
+    """Frequency m = 1 .. d/2 divided by exp(a m^exponent), a = ln(factor) / (d/2)^exponent (Su, kexue.fm/archives/9706;
+    bojone/rerope, ntk_patch.py)."""
+    a = math.log(factor) / (head_dim / 2) ** exponent
+    return [f / math.exp(a * m**exponent) for m, f in enumerate(default(head_dim, base), 1)]
+
+
+def dynamic(head_dim: int, base: float, factor: float, original_max_positions: int, length: int) -> Vector:
+    """Dynamic NTK for texts of that length: NTK-aware by factor * length / original - (factor - 1), from the original
+    length on (emozilla, reddit.com/r/LocalLLaMA 14mrgpr, 2023; transformers)."""
+    times = max(length, original_max_positions) / original_max_positions
+    return ntk(head_dim, base, factor * times - (factor - 1))
+
+
+def longrope(
+    head_dim: int,
+    base: float,
+    short_factor: Sequence[float],
+    long_factor: Sequence[float],
+    original_max_positions: int,
+    length: int,
+) -> Vector:
+    """LongRoPE: frequencies over long_factor for texts longer than the original length, else over short_factor (Ding et
+    al. 2024; microsoft/LongRoPE; transformers)."""
+    divisors = long_factor if length > original_max_positions else short_factor
+    return [f / divisor for f, divisor in zip(default(head_dim, base), divisors, strict=True)]
+
+
+def longrope_attention_factor(factor: float, original_max_positions: int) -> float:
+    """sqrt(1 + ln(factor) / ln(original length)), which multiplies cos and sin (Ding et al. 2024)."""
+    return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
+
+
 def yarn(
     head_dim: int,
     base: float,
@@ -102,6 +135,14 @@ def yarn(
     The ramp is linear in the pair's number, between the pairs that make beta_fast and beta_slow turns over the
     original length, rounded outwards (`truncate`; gpt-oss does not round) and clamped to 0 .. head_dim - 1.
     """
+    ramp = yarn_ramp(head_dim, base, original_max_positions, beta_fast, beta_slow, truncate)
+    return blend(default(head_dim, base), factor, ramp)
+
+
+def yarn_ramp(
+    head_dim: int, base: float, original_max_positions: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> Vector:
+    """The ramp of `yarn`: 0 where a frequency stays, 1 where it is divided."""
     low, high = (
         head_dim * math.log(original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(base))
         for turns in (beta_fast, beta_slow)
@@ -111,8 +152,21 @@ def yarn(
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001
-    ramp = [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
-    return blend(default(head_dim, base), factor, ramp)
+    return [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
+
+
+def yarn_revised(
+    head_dim: int,
+    base: float,
+    factor: float,
+    original_max_positions: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+) -> Vector:
+    """YaRN whose ramp lies between wavelengths (jquesnelle/yarn issue 24; dwzhu-pku/PoSE, revised_yarn)."""
+    ramp = yarn_ramp(head_dim, base, original_max_positions, beta_fast, beta_slow, truncate)
+    return [f / ((1 - t) + t * factor) for f, t in zip(default(head_dim, base), ramp, strict=True)]
 
 
 def yarn_paper(

@@ -58,6 +58,11 @@ def _schedule(formula: Callable[..., list[float]], attention: Callable[[float], 
     }
 
 
+def _longrope(factor: float, **options: Any) -> dict[str, Any]:
+    attention_factor = formulas.longrope_attention_factor(factor, options["original_max_positions"])
+    return {"inv_freq": formulas.longrope(**options), "attention_factor": attention_factor}
+
+
 # -------------------------------------------------------------------- the cases
 
 
@@ -146,6 +151,36 @@ KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
         _schedule(formulas.ntk),
         _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0)),
     ),
+    "ntk_mixed": (
+        _schedule(formulas.ntk_mixed),
+        [
+            *_grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 1.5, 4.0, 8.0)),
+            *_grid(("head_dim", "base", "factor", "exponent"), (20, 64), (1e4,), (4.0, 12.0), (0.0, 0.75, 1.0)),
+        ],
+    ),
+    "dynamic": (
+        _schedule(formulas.dynamic),
+        _grid(
+            ("head_dim", "base", "factor", "original_max_positions", "length"),
+            *((20, 64), (1e4, 5e5), (1.0, 2.0, 4.0), (2048, 2200), (1900, 2048, 2201, 10000)),
+        ),
+    ),
+    "longrope": (
+        _longrope,
+        [
+            {
+                "head_dim": dim,
+                "base": base,
+                "factor": factor,
+                "original_max_positions": length,
+                "length": text,
+                "short_factor": [1 + c / dim for c in range(dim // 2)],
+                "long_factor": [1 + (factor - 1) * 2 * c / dim for c in range(dim // 2)],
+            }
+            for (dim, base), (factor, length) in zip(SHAPES[1:5], SCALES, strict=False)
+            for text in (100, length, length + 1, int(factor * length))
+        ],
+    ),
     "yarn": (
         _schedule(formulas.yarn, formulas.yarn_attention_factor),
         [
@@ -154,6 +189,10 @@ KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
             *({**case, "truncate": False} for case in SOME),
             *({**case, **TURNS, "truncate": False} for case in SOME[::3]),
         ],
+    ),
+    "yarn_revised": (
+        _schedule(formulas.yarn_revised, formulas.yarn_attention_factor),
+        [*SOME, *({**case, **TURNS} for case in SOME[::3]), *({**case, "truncate": False} for case in SOME[::3])],
     ),
     "yarn_paper": (
         _schedule(formulas.yarn_paper, formulas.yarn_attention_factor),

@@ -86,8 +86,17 @@ KINDS: dict[str, Kind] = {
     "default": Kind("RoPE's frequencies", SCHEDULE[:2], FREQUENCIES, of_values),
     "linear": Kind("position interpolation", SCHEDULE[:3], FREQUENCIES, of_values),
     "ntk": Kind("NTK-aware scaling, static", SCHEDULE[:3], FREQUENCIES, of_values),
+    "ntk_mixed": Kind("NTK mixed with interpolation, static", SCHEDULE[:3], FREQUENCIES, of_values, ("exponent",)),
+    "dynamic": Kind("dynamic NTK for texts of a length", (*SCHEDULE, "length"), FREQUENCIES, of_values),
+    "longrope": Kind(
+        "LongRoPE for texts of a length",
+        ("head_dim", "base", "short_factor", "long_factor", "original_max_positions", "length", "factor"), FREQUENCIES, of_values,
+    ),
     "yarn": Kind(
         "YaRN as its authors' code computes it", SCHEDULE, FREQUENCIES, of_values, ("beta_fast", "beta_slow", "truncate")
+    ),
+    "yarn_revised": Kind(
+        "YaRN with blended wavelengths", SCHEDULE, FREQUENCIES, of_values, ("beta_fast", "beta_slow", "truncate")
     ),
     "yarn_paper": Kind("YaRN as its paper states it", SCHEDULE, FREQUENCIES, of_values, ("beta_fast", "beta_slow")),
     "llama3": Kind(

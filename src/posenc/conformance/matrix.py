@@ -11,7 +11,9 @@ from posenc.listing import rows
 from posenc.transformer import TransformerConfig
 
 MAX_POSITIONS = 40
-CHECKED_AS = {"log_n": "log_n:train_length=4"}
+CHECKED_AS = {
+    "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
+}  # fmt: skip
 """What does nothing up to its training length is checked past it."""
 COLUMNS = {
     "position_matters": "order as declared", "backends_agree": "backends agree", "cached_is_full": "cached = full",

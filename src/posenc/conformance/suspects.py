@@ -270,7 +270,47 @@ SUSPECTS: dict[str, tuple[Callable[..., Any], tuple[Suspect, ...]]] = {
             *BASES,
         ),
     ),
+    "ntk_mixed": (
+        variants.ntk_mixed,
+        (
+            under("exponent is ignored: 0.625 is used", exponent=0.625),
+            under("the exponent is 0.75 where none is given, expected 0.625", exponent=lambda a: a.get("exponent", 0.75)),
+            under("frequencies are counted from 0, expected from 1: the fastest stays", first=0),
+            under("is plain linear interpolation", exponent=0.0),
+            under("is mixed with nothing: frequency m is divided by factor^(2m/d) (exponent 1)", exponent=1.0),
+            under("nothing is scaled: these are the default frequencies", factor=1.0),
+            *BASES,
+        ),
+    ),
+    "dynamic": (
+        variants.dynamic,
+        (
+            under("factor is ignored: the scale is length / original_max_positions", factor=1.0),
+            under("length is ignored: scaled by factor, as for every text", by=lambda a: a["factor"]),
+            under("texts shorter than original_max_positions are scaled, too", shortest=lambda a: a["length"]),
+            under("nothing is scaled: these are the default frequencies", by=1.0),
+            *BASES,
+        ),
+    ),
+    "longrope": (
+        variants.longrope,
+        (
+            under("long_factor is taken from original_max_positions on, expected for longer texts", length=lambda a: a["length"] + 1),
+            under("length is ignored: long_factor is always used", short_factor=lambda a: a["long_factor"]),
+            under("length is ignored: short_factor is always used", long_factor=lambda a: a["short_factor"]),
+            under("short_factor and long_factor are exchanged", short_factor=lambda a: a["long_factor"], long_factor=lambda a: a["short_factor"]),
+            under("frequencies are multiplied by the factors, expected divided", power=1),
+            *BASES,
+        ),
+    ),
     "yarn": (variants.yarn, YARN),
+    "yarn_revised": (
+        variants.yarn_revised,
+        (
+            under("frequencies are blended, expected wavelengths (yarn)", wavelengths=False),
+            *(suspect for suspect in YARN if not suspect.says.startswith("wavelengths")),
+        ),
+    ),
     "yarn_paper": (
         variants.yarn_paper,
         ramp(

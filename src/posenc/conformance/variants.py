@@ -149,6 +149,49 @@ def ntk(
     return {"inv_freq": [f / divide for f in plain]}
 
 
+def ntk_mixed(
+    head_dim: int, base: float, factor: float, exponent: float = 0.625, *, first: int = 1
+) -> dict[str, list[float]]:
+    """first: the number of the fastest frequency."""
+    a = math.log(factor) / (head_dim / 2) ** exponent
+    return {"inv_freq": [f / math.exp(a * m**exponent) for m, f in enumerate(formulas.default(head_dim, base), first)]}
+
+
+def dynamic(
+    head_dim: int,
+    base: float,
+    factor: float,
+    original_max_positions: int,
+    length: int,
+    *,
+    shortest: int | None = None,
+    by: float | None = None,
+) -> dict[str, list[float]]:
+    """shortest: the length from which texts count as longer; by: the factor of the NTK scaling, for any length."""
+    times = max(length, original_max_positions if shortest is None else shortest) / original_max_positions
+    return {"inv_freq": formulas.ntk(head_dim, base, factor * times - (factor - 1) if by is None else by)}
+
+
+def longrope(
+    head_dim: int,
+    base: float,
+    short_factor: Any,
+    long_factor: Any,
+    original_max_positions: int,
+    length: int,
+    factor: float,
+    *,
+    power: int = -1,
+) -> dict[str, list[float]]:
+    """power: of the factor that frequencies are multiplied by."""
+    short, long = ([x**-power for x in numbers] for numbers in (short_factor, long_factor))
+    return {"inv_freq": formulas.longrope(head_dim, base, short, long, original_max_positions, length)}
+
+
+def yarn_revised(*numbers: Any, wavelengths: bool = True, **options: Any) -> dict[str, list[float]]:
+    return yarn(*numbers, wavelengths=wavelengths, **options)
+
+
 def proportional(
     head_dim: int, base: float, fraction: float, width: int | None = None, cut: bool = False
 ) -> dict[str, list[float]]:

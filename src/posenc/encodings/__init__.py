@@ -1,15 +1,17 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from posenc import position_maps
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.contextual import CoPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
-from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN
+from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
@@ -25,7 +27,8 @@ from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
-from posenc.texts import check_options, named, read_options, split
+from posenc.position_maps import PositionMap
+from posenc.texts import check_options, literal, named, read_options, split
 
 # fmt: off
 __all__ = [
@@ -33,7 +36,7 @@ __all__ = [
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "TransformerXL",
+    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -54,7 +57,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on positions themselves, in training
         SHAPE, CAPE, Randomized,
         # on the softmax
-        SoftmaxN, LearnedSink, LogN,
+        SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
     )
 }
 # fmt: on
@@ -74,30 +77,32 @@ def create(
 ) -> Encoding:
     """An encoding by name for a model of the given shape; each takes of the shape what it needs.
 
-    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), several joined
-    by "+" ("rope+alibi"), and by "/" when layers take turns ("rope/rope/rope/none"). options: keyword arguments of
+    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
+    after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" when layers take turns
+    ("rope/rope/rope/none"). options: keyword arguments of
     the class; they go with a single name. max_positions: the training length, for tables and for those that scale
     by it.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
+    shape: dict[str, Any] = {
+        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
+        "max_positions": max_positions, "causal": causal,
+    }  # fmt: skip
+    if options and any(sign in name for sign in ("/", "+", "@")):
+        raise InputError(f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half")
     for texts, composite in ((name.split("/"), PerLayer), (split(name), Sum)):
         if len(texts) == 1:
             continue
-        if options:
-            raise InputError(
-                f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half"
-            )
-        shape: dict[str, Any] = {
-            "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
-            "max_positions": max_positions, "causal": causal,
-        }  # fmt: skip
         own = dict.fromkeys(texts, num_layers)
         if composite is PerLayer and num_layers is not None:
             own = {text: max(1, sum(texts[i % len(texts)] == text for i in range(num_layers))) for text in texts}
         made = {text: create(text, num_layers=own[text], **shape) for text in own}
         return composite(*(made[text] for text in texts))
+    text, mapped, of_map = name.partition("@")
+    if mapped:
+        return Mapped(create(text, num_layers=num_layers, **shape), read_map(of_map))
     name, written = named(name)
     cls = lookup(name)
     parameters = cls.arguments()
@@ -150,5 +155,18 @@ def lookup(name: object) -> type[Encoding]:
 
 
 def parts(name: str) -> list[str]:
-    """Every single encoding, with its options, in a text like "rope+alibi/none"; each once."""
-    return list(dict.fromkeys(part.strip() for layer in name.split("/") for part in split(layer)))
+    """Every single encoding, with its options, in a text like "rope@rerope:window=4+alibi/none", and every position map
+    behind its "@"; each once."""
+    texts = [part.strip() for layer in name.split("/") for part in split(layer)]
+    return list(dict.fromkeys(part for text in texts for part in re.split("(?=@)", text)))
+
+
+def read_map(text: str) -> PositionMap:
+    """The position map of a text like "self_extend:window=1024:group=8".
+
+    Raises:
+        InputError: an unknown name or option.
+    """
+    name, written = named(text)
+    pairs = [item.partition("=") for item in written]
+    return position_maps.create({"name": name, **{option: literal(value) for option, _, value in pairs}})

@@ -58,7 +58,30 @@ class LearnedSink(Encoding):
         return self.logits[self.own_layer(layer)]
 
 
-class LogN(Encoding):
+class QueryScale(Encoding):
+    """Base of what multiplies a query by a factor that depends on where it is or what it sees. It scales q . k, not
+    biases, and in a sum after every other encoding's rotation; keys stay as they are, so they can be cached."""
+
+    rotates_last = True
+
+    def factor(self, positions: Positions) -> Tensor:
+        """Of each query, (batch or 1, num_queries), float64."""
+        raise NotImplementedError  # abstract: the classes below define it
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        key = self, positions.branch and positions.branch.most
+        factor = positions.shared(key, lambda: self.factor(positions))[:, None, :, None]
+        precise = torch.promote_types(q.dtype, torch.float32)
+        return (q.to(precise) * factor.to(precise)).to(q.dtype), k
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.rotate(q, q, positions, layer)[0]
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return k
+
+
+class LogN(QueryScale):
     """Queries scaled by the logarithm of how many keys they see, ln(n) / ln(train_length), so that attention does not
     thin out as a text grows.
 
@@ -71,7 +94,6 @@ class LogN(Encoding):
     name = "log_n"
     papers = ("chiang2022overcoming",)
     shift_invariant = True
-    rotates_last = True
     extrapolates = "yes: entropy stays level"
 
     def __init__(self, train_length: int, clip: bool = True) -> None:
@@ -84,17 +106,61 @@ class LogN(Encoding):
     def sees_order(self) -> bool:
         return False
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        factor = positions.shared(self, lambda: self._factor(positions.visible_counts()))[:, None, :, None]
-        precise = torch.promote_types(q.dtype, torch.float32)
-        return (q.to(precise) * factor.to(precise)).to(q.dtype), k
-
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self.rotate(q, q, positions, layer)[0]
-
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return k
-
-    def _factor(self, counts: Tensor) -> Tensor:
-        factor = exact(counts).clamp(min=1).log() / math.log(self.train_length)
+    def factor(self, positions: Positions) -> Tensor:
+        factor = exact(positions.visible_counts()).clamp(min=1).log() / math.log(self.train_length)
         return factor.clamp(min=1) if self.clip else factor
+
+
+class Temperature(QueryScale):
+    """Every score q . k times one factor, so that attention is sharper (above 1) or flatter.
+
+    beta: the factor. YaRN's is (0.1 ln s + 1)^2 for s times the trained length, where a schedule's attention_factor has
+    not brought it in already; DroPE's is 1 + c ln s with c found on validation texts.
+    Source: Peng et al. 2024, section 3.4; Gelberg et al. 2025 (DroPE).
+    """
+
+    name = "temperature"
+    papers = ("peng2024yarn", "gelberg2025extending")
+    shift_invariant = True
+    extrapolates = "partly: keeps a longer text's attention from thinning out"
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < beta < math.inf:
+            raise InputError(f"beta={beta}: what scores are multiplied by must be a number above 0")
+        self.beta = beta
+
+    @property
+    def sees_order(self) -> bool:
+        return False
+
+    def factor(self, positions: Positions) -> Tensor:
+        return torch.full((1, 1), self.beta, dtype=torch.float64, device=positions.q.device)
+
+
+class StepTemperature(QueryScale):
+    """Queries at position p times 1 + beta ln(1 + floor((p + first) / train_length)): as they are within the trained
+    length, and sharper by a step for each further one.
+
+    first: 1 counts tokens, as Llama 4 does, in those of its layers that have no position; 0 counts positions, as
+    Ministral 3 does. Source: Meta 2025, llama-models, models/llama4/model.py.
+    """
+
+    name = "step_temperature"
+    papers = ("meta2025llama4",)
+    extrapolates = "yes: keeps a longer text's attention from thinning out"
+    equal_to = "transformers' Llama 4, Ministral 3"
+
+    def __init__(self, train_length: int, beta: float = 0.1, first: int = 1) -> None:
+        super().__init__()
+        check_sizes(train_length=train_length)
+        if not 0 <= beta < math.inf:
+            raise InputError(f"beta={beta}: what a step adds must be a number from 0 on")
+        if first not in (0, 1):
+            raise InputError(f"first={first}: the first token counts as 1 (Llama 4) or as 0 (Ministral 3)")
+        self.train_length, self.beta, self.first = train_length, beta, first
+
+    def factor(self, positions: Positions) -> Tensor:
+        positions.require_one_axis("StepTemperature")
+        steps = (exact(positions.q) + self.first).div(self.train_length).floor()
+        return 1 + self.beta * steps.clamp(min=0).log1p()

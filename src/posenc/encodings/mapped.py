@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
@@ -61,7 +63,9 @@ class Mapped(Encoding):
         branch = positions.branch
         if branch is None:
             raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
-        moved = positions.shared((self, branch.region), lambda: self._moved(positions, branch))
+        moved = positions.shared((self, branch), lambda: self._moved(positions, branch))
+        if branch.k is torch.zeros_like and type(self.encoding) is Rotary and self.isometric:
+            return self.encoding.rotate_queries(q, moved, layer), k  # at position 0 a key is not turned
         return self.encoding.rotate(q, k, moved, layer)
 
     @staticmethod

@@ -15,15 +15,15 @@ from posenc.frequencies.by_base import abf, default, explicit, linear, ntk, ntk_
 from posenc.frequencies.by_length import dynamic, dynamic_factor, longrope
 from posenc.frequencies.by_parts import llama3, softmax_factor, yarn, yarn_paper, yarn_revised
 from posenc.frequencies.difference import Difference, compared
-from posenc.frequencies.vector import Frequencies, stretch, wavelengths
-from posenc.texts import check_options, named, read_options, split
+from posenc.frequencies.vector import Frequencies, a_length, at_least_one, stretch, wavelengths
+from posenc.texts import check_options, named, read_options, split, write
 
 # fmt: off
 __all__ = [
-    "SCHEDULES", "Difference", "Frequencies", "abf", "complete", "create", "default", "diff", "dynamic",
-    "dynamic_factor", "explicit",
-    "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "parse", "proportional",
-    "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
+    "SCHEDULES", "Difference", "Frequencies", "abf", "as_text", "complete", "create", "default", "diff", "dynamic",
+    "dynamic_factor", "explicit", "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old",
+    "options_of", "parse", "proportional", "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn",
+    "yarn_paper", "yarn_revised",
 ]
 # fmt: on
 
@@ -72,17 +72,25 @@ def parse(text: str) -> dict[str, Any]:
     """
     found: dict[str, Any] | None = None
     for part in split(text):
-        name, written = named(part)
+        name, options = named(part)
         if name not in SCHEDULES:
             raise unknown("schedule", name, SCHEDULES)
         known = options_of(name)
         if found is not None and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
             raise InputError(f"schedule {text!r}: {name} is not applied to another schedule; after + go {appliable}")
-        options = read_options(f"schedule {name!r}", written, [key for key in known if key != "of"])
-        found = {"name": name, **options} | ({} if found is None else {"of": found})
+        read = read_options(f"schedule {name!r}", options, [key for key in known if key != "of"])
+        found = {"name": name, **read} | ({} if found is None else {"of": found})
     assert found is not None
     return found
+
+
+def as_text(schedule: Mapping[str, Any]) -> str:
+    """A schedule given as data, written as `parse` reads it."""
+    name, _, options = _looked_up(schedule)
+    of = options.pop("of", None)
+    text = write(name, options)
+    return text if of is None else f"{as_text(of)}+{text}"
 
 
 def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
@@ -118,16 +126,15 @@ def diff(
     Raises:
         InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
     """
-    at = factor * length if at is None else at
-    shape = {
-        "factor": factor,
-        "original_max_positions": length,
-        "length": max(1, math.ceil(at)) if at < math.inf else 0,
-    }
+    at = at_least_one(factor) * a_length(length) if at is None else at
+    if not 0 < at < math.inf:
+        raise InputError(f"at={at}: the distance between two tokens, a number above 0")
+    shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
     given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
-    names = [s if isinstance(s, str) else str(s["name"]) for s in (first, second)]
+    names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
+    full = [as_text(schedule) for schedule in given]
     found = [create(schedule, head_dim, base) for schedule in given]
-    return compared((names[0], names[1]), (given[0], given[1]), (found[0], found[1]), head_dim, base, length, at)
+    return compared((names[0], names[1]), (full[0], full[1]), (found[0], found[1]), head_dim, base, length, at)
 
 
 def options_of(name: str) -> dict[str, Parameter]:

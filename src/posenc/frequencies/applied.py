@@ -68,14 +68,10 @@ def tapered(
     kept = len(found.inv_freq) - pairs
     if pairs < 0 or kept < 0:
         raise InputError(f"pairs={pairs}: there are {len(found.inv_freq)} pairs")
-    fade = torch.zeros if hard else _hann
-    weights = torch.cat((torch.ones(kept, dtype=torch.float64), fade(pairs, dtype=torch.float64)))
+    phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded
+    weights = torch.ones_like(found.inv_freq)
+    weights[kept:] = 0 if hard else (1 + phases.cos()) / 2
     return replace(found, inv_freq=found.inv_freq * weights)
-
-
-def _hann(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """From 1 to 0; one weight alone is 1."""
-    return (1 + torch.linspace(0, math.pi, count, dtype=dtype, device="cpu").cos()) / 2
 
 
 def _given(head_dim: int, base: float, of: Frequencies | None) -> Frequencies:

@@ -44,7 +44,7 @@ def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """
     if head_dim == 2:
         raise InputError("head_dim=2: NTK scaling needs at least two frequencies (head_dim >= 4)")
-    return Frequencies(frequency_curve(head_dim, base * at_least_one(factor) ** (head_dim / (head_dim - 2))))
+    return abf(head_dim, base, new_base=base * at_least_one(factor) ** (head_dim / (head_dim - 2)))
 
 
 def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
@@ -53,7 +53,7 @@ def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequenci
 
     Works without fine-tuning.
     """
-    return Frequencies(frequency_curve(head_dim, base * at_least_one(factor)))
+    return abf(head_dim, base, new_base=base * at_least_one(factor))
 
 
 def ntk_fixed(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:

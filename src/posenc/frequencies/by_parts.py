@@ -33,9 +33,10 @@ def yarn(
     m(x) = 0.1 x ln(factor) + 1, by default 0.1 ln(factor) + 1. DeepSeek gives both, usually equal, and scales the
     softmax instead, see `softmax_factor`; mscale 0.5 is ChunkLlama's 0.05 ln(factor) + 1.
     """
-    ramp = _ramp_by_pair(head_dim, base, original_max_positions, beta_slow, beta_fast, truncate)
+    plain = frequency_curve(head_dim, base)
+    ramp = _ramp_by_pair(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
     amplitude = _temperature(factor, mscale, mscale_all_dim, attention_factor)
-    return Frequencies(_blend(frequency_curve(head_dim, base), factor, ramp), amplitude)
+    return Frequencies(_blend(plain, factor, ramp), amplitude)
 
 
 def yarn_revised(
@@ -54,8 +55,9 @@ def yarn_revised(
 
     PoSE fine-tunes with it. Arguments as in `yarn`.
     """
-    ramp = _ramp_by_pair(head_dim, base, original_max_positions, beta_slow, beta_fast, truncate)
-    divided = frequency_curve(head_dim, base) / (1 - ramp + at_least_one(factor) * ramp)
+    plain = frequency_curve(head_dim, base)
+    ramp = _ramp_by_pair(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
+    divided = plain / (1 - ramp + at_least_one(factor) * ramp)
     return Frequencies(divided, _temperature(factor, given=attention_factor))
 
 
@@ -73,9 +75,9 @@ def yarn_paper(
 
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
-    ramp = _ramp_by_turns(head_dim, base, original_max_positions, beta_slow, beta_fast, "beta_slow", "beta_fast")
-    amplitude = _temperature(factor, given=attention_factor)
-    return Frequencies(_blend(frequency_curve(head_dim, base), factor, ramp), amplitude)
+    plain = frequency_curve(head_dim, base)
+    ramp = _ramp_by_turns(plain, original_max_positions, beta_slow, beta_fast, "beta_slow", "beta_fast")
+    return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
 def llama3(
@@ -92,9 +94,10 @@ def llama3(
     Slow is at most low_freq_factor turns over original_max_positions, fast at least high_freq_factor: `yarn_paper` with
     these limits and no temperature. Works without fine-tuning; Meta trained for it.
     """
+    plain = frequency_curve(head_dim, base)
     names = "low_freq_factor", "high_freq_factor"
-    ramp = _ramp_by_turns(head_dim, base, original_max_positions, low_freq_factor, high_freq_factor, *names)
-    return Frequencies(_blend(frequency_curve(head_dim, base), factor, ramp))
+    ramp = _ramp_by_turns(plain, original_max_positions, low_freq_factor, high_freq_factor, *names)
+    return Frequencies(_blend(plain, factor, ramp))
 
 
 def softmax_factor(factor: float, mscale_all_dim: float) -> float:
@@ -112,30 +115,30 @@ def _blend(frequencies: Tensor, factor: float, ramp: Tensor) -> Tensor:
 
 
 def _ramp_by_pair(
-    head_dim: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
+    pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
 ) -> Tensor:
     """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
     _turns(beta_slow, beta_fast, "beta_slow", "beta_fast")
     if not base > 1:
         raise InputError(f"base={base}: this schedule needs a base above 1")
     low, high = (
-        head_dim * math.log(a_length(original_max_positions) / (turns * 2 * math.pi)) / (2 * math.log(base))
+        pairs * math.log(a_length(original_max_positions) / (turns * 2 * math.pi)) / math.log(base)
         for turns in (beta_fast, beta_slow)
     )
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
     if low == high:
         high += 0.001  # the authors' way out of a division by zero
-    return ((torch.arange(head_dim // 2, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
+    return ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
 
 
 def _ramp_by_turns(
-    head_dim: int, base: float, original_max_positions: int, slow: float, fast: float, slow_name: str, fast_name: str
+    plain: Tensor, original_max_positions: int, slow: float, fast: float, slow_name: str, fast_name: str
 ) -> Tensor:
     """1 for pairs that turn at most `slow` times over the original length, 0 from `fast` times on."""
     _turns(slow, fast, slow_name, fast_name)
-    turns = frequency_curve(head_dim, base) * a_length(original_max_positions) / (2 * math.pi)
+    turns = plain * a_length(original_max_positions) / (2 * math.pi)
     return 1 - ((turns - slow) / (fast - slow)).clamp(0, 1)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.errors import InputError
 from posenc.frequencies.vector import Frequencies, a_length, stretch, wavelengths
 from posenc.functional import frequency_curve
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
+
+COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B against A", "radians apart"
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,23 @@ class Pair:
     def same(self) -> bool:
         return self.apart <= SAME
 
+    def cells(self) -> list[str]:
+        """The pair as a line of a table, see COLUMNS."""
+        numbers = map(_number, (self.turns, *self.wavelengths, *self.stretches))
+        apart = ["", ""] if self.same else [f"{100 * self.change:+.3g} %", _number(self.phase)]
+        return [str(self.pair), *numbers, *apart]
+
 
 @dataclass(frozen=True)
 class Difference:
-    """Two schedules, their names as given and in full, over the pairs of a head. length: trained; at: see `Pair`."""
+    """Two schedules over the pairs of a head.
+
+    names: their texts as given; schedules: and complete. length: the trained one. at: the distance in tokens at which
+    phases are compared.
+    """
 
     names: tuple[str, str]
-    schedules: tuple[dict[str, Any], dict[str, Any]]
+    schedules: tuple[str, str]
     head_dim: int
     base: float
     length: int
@@ -64,6 +75,11 @@ class Difference:
     def equal(self) -> bool:
         """Whether both give the same rotations and temperature."""
         return all(pair.same for pair in self.pairs) and math.isclose(*self.attention_factors, rel_tol=SAME)
+
+    @property
+    def legend(self) -> tuple[str, str]:
+        """The names, told apart even if they are the same."""
+        return f"A: {self.names[0]}", f"B: {self.names[1]}"
 
     def sentences(self) -> list[str]:
         """What differs, in words."""
@@ -101,29 +117,21 @@ class Difference:
                 f"{first} multiplies cos and sin by {a:.5g} and so scores by {a * a:.5g}; "
                 f"{second} by {b:.5g} and {b * b:.5g}."
             )
-        return (
-            "Neither changes the temperature."
-            if a == 1
-            else (f"Both multiply cos and sin by {a:.5g}, and so scores by {a * a:.5g}.")
-        )
+        if a == 1:
+            return "Neither changes the temperature."
+        return f"Both multiply cos and sin by {a:.5g}, and so scores by {a * a:.5g}."
 
 
 def compared(
     names: tuple[str, str],
-    schedules: tuple[dict[str, Any], dict[str, Any]],
+    schedules: tuple[str, str],
     found: tuple[Frequencies, Frequencies],
     head_dim: int,
     base: float,
     length: int,
     at: float,
 ) -> Difference:
-    """The difference between frequencies; the arguments as in `Difference`.
-
-    Raises:
-        InputError: a length below 1, or a distance that is no number above 0.
-    """
-    if not 0 < at < math.inf:
-        raise InputError(f"at={at}: the distance between two tokens, a number above 0")
+    """The difference between frequencies; the arguments as in `Difference`."""
     turns = frequency_curve(head_dim, base) * a_length(length) / (2 * math.pi)
     first, second = (f.inv_freq for f in found)
     columns: Sequence[Tensor] = (
@@ -137,6 +145,10 @@ def compared(
     pairs = tuple(Pair(c, t, (w, x), (s, u), change, phase) for c, (t, w, x, s, u, change, phase) in enumerate(rows))
     amplitudes = found[0].attention_factor, found[1].attention_factor
     return Difference(names, schedules, head_dim, base, length, at, amplitudes, pairs)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ") if 1000 <= value < math.inf else f"{value:.4g}"
 
 
 def _stretched(number: float) -> str:

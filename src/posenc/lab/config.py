@@ -100,8 +100,10 @@ class Run:
 
 def _clamped(part: str) -> str:
     """An encoding's text, told what to do past its table unless it says so itself."""
-    cls = lookup(part.split(":")[0].strip())
-    return part + ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in part else part
+    text, mapped, of_map = part.partition("@")
+    cls = lookup(text.split(":")[0].strip())
+    text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
+    return text + mapped + of_map
 
 
 @dataclass(frozen=True)

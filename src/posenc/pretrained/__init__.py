@@ -1,11 +1,11 @@
 """Pretrained models made longer, in place and undoably.
 
+    posenc.extend(model, method, *, factor=None, target_length=None, **options) -> Extension
+    posenc.restore(model)
     anatomy(model) -> Anatomy
-    extend(model, method, *, factor=None, target_length=None, **options) -> Extension
-    restore(model) -> None
-    hf_rope_parameters(anatomy, frequencies, length) -> dict
 
-`anatomy` needs torch alone; the others import transformers when called.
+Read `anatomy` (what a model is), `methods` (the table of methods), `extend` (what it does), `attach` (how), `masks` (who
+sees whom). Importing these needs torch alone; using them needs transformers.
 """
 
 from posenc.pretrained.anatomy import Anatomy, anatomy

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from posenc.attention import attention
 from posenc.encoding import Encoding, Sum
+from posenc.encodings.denominator import LogN
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import RECORD, Anatomy, Family
@@ -22,6 +23,10 @@ from posenc.pretrained.masks import Allowed, Seen, Window, register, seen
 
 NAME = "posenc"
 """What transformers knows our attention by."""
+
+
+class Absent:
+    """Stands, itself, for a value that a configuration does not have."""
 
 
 class Turns(nn.Module):
@@ -39,8 +44,6 @@ class Turns(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         kind = next(iter(self.rotations)) if layer_type is None else layer_type
-        if kind not in self.rotations:  # asked for by the model, used by no layer
-            kind = next(iter(self.rotations))
         rotation = self.rotations[kind]
         assert isinstance(rotation, Rotary)
         dtype = torch.float32 if self.family.float_table else x.dtype
@@ -135,12 +138,23 @@ def attend(
     if softcap is not None or output_attentions:
         what = "capped scores (softcap)" if softcap is not None else "attention weights (output_attentions=True)"
         raise InputError(f"{what}: attention that is never N x N has none; posenc.restore(model) first")
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation has left them in float32
     found = plan.memory.seen(attention_mask, position_ids, query.shape[2], key.shape[2], query.device)
     encoding = plan.windowed
-    if found.allowed is not None:  # transformers takes such a mask for all there is to see, windows too
+    if found.allowed is not None:
+        if _counts(plan.encoding):
+            raise InputError(
+                "log_n scales by the number of keys that are visible, which a mask of four dimensions hides: pass a mask of "
+                "two, or position_ids that start again with each packed document"
+            )
+        # transformers takes such a mask for all there is to see, windows too
         encoding = _together(plan.encoding, Allowed(found.allowed))
     out = attention(query, key, value, encoding, found.positions, scale=scaling, sink=s_aux, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _counts(encoding: Encoding | None) -> bool:
+    return encoding is not None and any(isinstance(part, LogN) for part in encoding.modules())
 
 
 def _together(*parts: Encoding | None) -> Encoding | None:
@@ -153,16 +167,13 @@ class Design:
     """What is to be attached: everything that can fail has been made already.
 
     rotations: for the rotary module, by layer type; empty leaves it. still: see `Turns`. encodings: one per layer for our
-    attention; empty leaves the model's. rope_parameters: for the configuration; None leaves them. length: its
-    max_position_embeddings. label: what config.posenc says of what plain transformers cannot do; None: nothing.
+    attention; empty leaves the model's. config: values for the configuration; `Absent` takes one away.
     """
 
     rotations: Mapping[str, Rotary]
     still: frozenset[str]
     encodings: tuple[Encoding | None, ...]
-    rope_parameters: dict[str, Any] | None
-    length: int
-    label: dict[str, Any] | None
+    config: Mapping[str, Any]
 
 
 @dataclass(eq=False)
@@ -187,7 +198,7 @@ def attached(model: Any) -> Attached | None:
 def attach(body: Anatomy, design: Design, report: Any) -> None:
     """Carry out a design, wholly or not at all."""
     config, decoder = body.config, body.decoder
-    kept = {name: getattr(config, name) for name in ("rope_parameters", "max_position_embeddings")}
+    kept = {name: getattr(config, name, Absent) for name in design.config}
     record = Attached(body, design, report, body.rotary, kept, config._attn_implementation)
     setattr(decoder, RECORD, record)
     try:
@@ -196,11 +207,7 @@ def attach(body: Anatomy, design: Design, report: Any) -> None:
             decoder.rotary_emb = Turns(design.rotations, design.still, body.family).to(device)
         if design.encodings:
             _install(body, design, record)
-        if design.rope_parameters is not None:
-            config.rope_parameters = design.rope_parameters
-        config.max_position_embeddings = design.length
-        if design.label is not None:
-            config.posenc = design.label
+        configure(config, design.config)
     except BaseException:
         detach(record)
         raise
@@ -225,6 +232,15 @@ def _set_implementation(model: Any, name: str) -> None:
         raise InputError(f"{type(model).__name__} does not let its attention be set: only frequency schedules serve it")
 
 
+def configure(config: Any, values: Mapping[str, Any]) -> None:
+    """Set values of a configuration; `Absent` takes one away."""
+    for name, value in values.items():
+        if value is not Absent:
+            setattr(config, name, value)
+        elif hasattr(config, name):
+            delattr(config, name)
+
+
 def detach(record: Attached) -> None:
     """Put back the very objects that were there."""
     body, config = record.anatomy, record.anatomy.config
@@ -239,8 +255,5 @@ def detach(record: Attached) -> None:
             del module._posenc_plan
     if config._attn_implementation != record.implementation:
         _set_implementation(body.model, record.implementation)
-    for name, value in record.config.items():
-        setattr(config, name, value)
-    if hasattr(config, "posenc"):
-        del config.posenc
+    configure(config, record.config)
     delattr(decoder, RECORD)

@@ -11,10 +11,14 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
-from posenc.pretrained.attach import Design, attach, attached, detach
-from posenc.pretrained.export import hf_rope_parameters
+from posenc.pretrained.attach import Absent, Design, attach, attached, detach
+from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan
 from posenc.pretrained.report import Extension
+from posenc.pretrained.rope_config import hf_config
+
+CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
+"""What plain transformers reads of a configuration to turn as an extended model does."""
 
 
 def extend(
@@ -24,13 +28,15 @@ def extend(
     factor: float | None = None,
     target_length: int | None = None,
     **options: Any,
-) -> Extension:
+) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
     model: Llama and its kin, see `posenc.pretrained.anatomy.FAMILIES`; a PEFT wrapper is looked through. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
     over the one the model had before any scaling; or target_length, in tokens. Methods that do not depend on the new length
     need neither. options: of the method's parts, as in `extend(model, "rerope", window=2048)`.
+
+    BERT and other models with a learned table take "hierarchical" and "interpolate", see `extend_table`.
 
     A model that is extended already is extended anew from what it was, never twice. Whatever fails leaves the model as it
     was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
@@ -39,6 +45,8 @@ def extend(
     Raises:
         InputError: a model, method, option or length that is not supported, with the reason.
     """
+    if has_learned_table(model):
+        return extend_table(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrapped(model)
     body, record = anatomy(inner), attached(inner)
     target = _target(body, factor, target_length)
@@ -65,6 +73,9 @@ def restore(model: nn.Module) -> None:
     Raises:
         InputError: the model is not extended.
     """
+    if has_learned_table(model):
+        restore_table(model)
+        return
     record = attached(unwrapped(model))
     if record is None:
         raise InputError("model is not extended: there is nothing to restore")
@@ -90,24 +101,39 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
 def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     """What is to be attached, with everything made that can fail."""
     length = body.loaded_length if target is None else target
-    through_attention = chosen.map is not None or bool(chosen.attention)
-    if through_attention:
-        _check_attention(body, chosen)
-    changed = [t for t in body.ropes if t == "full_attention" or not body.rope_per_type] or list(body.ropes)
-    schedules = {t: rope.at(length) for t, rope in body.ropes.items()}
+    config: dict[str, Any] = {"max_position_embeddings": length, "posenc": Absent}
+    changed = _changed(body)
+    rotations = {} if chosen.schedule is None and chosen.map is None else _rotations(body, chosen, changed, length)
     if chosen.schedule is not None:
-        schedules |= {t: _composed(body.ropes[t], chosen.schedule) for t in changed}
-    rotations: dict[str, Rotary] = {}
-    if chosen.schedule is not None or chosen.map is not None:
-        made = {t: _rotary(body, t, schedules[t]) for t in (schedules if body.rope_per_type else changed[:1])}
-        rotations = {t: made.get(t, made[next(iter(made))]) for t in schedules}
-    still = frozenset(changed) if chosen.map is not None else frozenset[str]()
-    encodings = tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers) if through_attention else ()
-    parameters = None
-    if chosen.schedule is not None:
-        parameters = hf_rope_parameters(body, {t: rotations[t].frequencies() for t in changed}, length)
-    label = {"method": chosen.text, "target_length": target} if through_attention else None
-    return Design(rotations, still, encodings, parameters, length, label)
+        plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
+        config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
+    if chosen.map is None and not chosen.attention:
+        return Design(rotations, frozenset(), (), config)
+    _check_attention(body, chosen)
+    config["posenc"] = {"method": chosen.text, "target_length": target}
+    still = frozenset(changed if chosen.map is not None else ())
+    return Design(rotations, still, tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers), config)
+
+
+def _changed(body: Anatomy) -> list[str]:
+    """The layer types whose rotation a method changes: all that share one, else those of the layers that see everything."""
+    if body.rope_per_type and "full_attention" in body.ropes:
+        return ["full_attention"]
+    return list(body.ropes)
+
+
+def _rotations(body: Anatomy, chosen: Plan, changed: list[str], length: int) -> dict[str, Rotary]:
+    """Layer type -> its new rotation, one object where the model has one."""
+
+    def made(layer_type: str) -> Rotary:
+        rope = body.ropes[layer_type]
+        new = chosen.schedule is not None and layer_type in changed
+        schedule = _composed(rope, chosen.schedule or {}) if new else rope.at(length)
+        return Rotary(body.head_dim, rope.rope_theta, body.layout, rope.rotary_dim, schedule)
+
+    if body.rope_per_type:
+        return {layer_type: made(layer_type) for layer_type in body.ropes}
+    return dict.fromkeys(body.ropes, made(changed[0]))
 
 
 def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,16 +142,17 @@ def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
     if rope.schedule["name"] != "linear":
         return dict(schedule)
     unit = float(rope.schedule["factor"])
-    lengths = {"original_max_positions", "length"}
-    finer = {key: max(round(value / unit), 1) if key in lengths else value for key, value in schedule.items()}
-    found = create(finer, rope.rotary_dim, rope.rope_theta)
+    found = create(_finer(schedule, unit), rope.rotary_dim, rope.rope_theta)
     divisors = unit * stretch(found, rope.rotary_dim, rope.rope_theta)
     return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": found.attention_factor}
 
 
-def _rotary(body: Anatomy, layer_type: str, schedule: Mapping[str, Any]) -> Rotary:
-    rope = body.ropes[layer_type]
-    return Rotary(body.head_dim, rope.rope_theta, body.layout, rope.rotary_dim, schedule)
+def _finer(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
+    """A schedule for lengths that are counted in positions `unit` times as large."""
+    found = dict(schedule)
+    for key in found.keys() & {"original_max_positions", "length"}:
+        found[key] = max(round(found[key] / unit), 1)
+    return found | {"of": _finer(found["of"], unit)} if isinstance(found.get("of"), Mapping) else found
 
 
 def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], still: frozenset[str]) -> Encoding | None:
@@ -167,9 +194,6 @@ def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> 
     exact = body.loaded_length if chosen.exact is None else min(chosen.exact, body.loaded_length)
     if not _equal(turned, before):
         exact = 0
-    full = sum(layer.window is None for layer in body.layers)
-    shared = not body.rope_per_type and chosen.schedule is not None
-    windows = len(body.layers) - full
     size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
     return Extension(
         model_type=body.model_type,
@@ -187,9 +211,16 @@ def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> 
         raw_keys=chosen.map is not None,
         cache_bytes_per_token=size,
         plain=not design.encodings,
-        layers=(len(body.layers) if shared else full, len(body.layers)),
-        notes=tuple(_notes(body, chosen, windows)),
+        layers=(sum(_changes(body, chosen, layer) for layer in body.layers), len(body.layers)),
+        notes=tuple(_notes(body, chosen)),
     )
+
+
+def _changes(body: Anatomy, chosen: Plan, layer: Layer) -> bool:
+    """Whether a method changes anything in a layer."""
+    turned = chosen.schedule is not None and layer.layer_type in _changed(body)
+    mapped = chosen.map is not None and layer.window is None
+    return (layer.rotates and (turned or mapped)) or (bool(chosen.attention) and layer.window is None)
 
 
 def _equal(one: Frequencies, other: Frequencies) -> bool:
@@ -201,7 +232,7 @@ def _item_size(model: nn.Module) -> int:
     return next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
 
 
-def _notes(body: Anatomy, chosen: Plan, windows: int) -> list[str]:
+def _notes(body: Anatomy, chosen: Plan) -> list[str]:
     notes = []
     if body.rope.scaled:
         name = body.schedule["name"]
@@ -214,10 +245,10 @@ def _notes(body: Anatomy, chosen: Plan, windows: int) -> list[str]:
             )
     still = sum(not layer.rotates for layer in body.layers)
     if still:
-        notes.append(f"{still} layers have no position to change")
+        notes.append(f"layers without position: {still}")
+    windows = sum(layer.window is not None for layer in body.layers)
     if windows:
-        what = (
-            "their frequencies change with the others'" if chosen.schedule and not body.rope_per_type else "as before"
-        )
-        notes.append(f"{windows} layers see a sliding window: {what}")
+        together = chosen.schedule is not None and not body.rope_per_type
+        what = "their frequencies change with the others'" if together else "as before"
+        notes.append(f"layers with a sliding window: {windows}, {what}")
     return notes

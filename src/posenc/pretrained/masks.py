@@ -46,7 +46,7 @@ def register(
     """
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
-    if use_vmap:
+    if use_vmap or "allow_is_bidirectional_skip" in others:  # functions of the model's own, or no causality at all
         return sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
             mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal
 
+from torch import Tensor
+
 from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
-from posenc.encodings.denominator import LogN, SoftmaxN
+from posenc.encodings.denominator import LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.errors import InputError, unknown
 from posenc.texts import check_options, named, read_options, split
 
@@ -64,20 +66,10 @@ class Method:
     exact: Callable[[Mapping[str, Any], Lengths], int] | None = None
 
     @property
-    def summary(self) -> str:
-        """The first sentence of its documentation."""
-        return " ".join((self.make.__doc__ or "").split("\n\n")[0].split())
-
-    @property
-    def source(self) -> str:
-        """Where it is from, as its documentation says."""
-        text = " ".join((self.make.__doc__ or "").split())
-        return text.partition("Source: ")[2]
-
-    @property
     def signed(self) -> Callable[..., Any]:
         """What has the annotations of its options."""
-        return self.make.__init__ if isinstance(self.make, type) else self.make
+        made: Any = self.make
+        return made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
 
     def options(self) -> dict[str, Parameter]:
         """What a user may set."""
@@ -146,11 +138,39 @@ METHODS: dict[str, Method] = {
         defaults={"window": lambda n: max(n.trained // 4, 1), "group": _group},
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
     ),
+    "dual_chunk": Method(
+        "map",
+        position_maps.dual_chunk,
+        defaults={"chunk": lambda n: max(n.trained * 3 // 4, 2), "local": lambda n: max(n.trained // 8, 1)},
+        exact=lambda o, n: o["chunk"],
+    ),
+    "string": Method(
+        "map",
+        position_maps.string,
+        defaults={"shift": lambda n: max(n.trained // 3, 1), "window": lambda n: max(min(n.trained // 16, 128), 1)},
+        exact=lambda o, n: o["shift"],
+    ),
+    "lampe": Method(
+        "map",
+        position_maps.lampe,
+        defaults={
+            "window": lambda n: max(min(n.trained // 4, 512), 1),
+            "used": lambda n: max(n.trained * 3 // 8, 1),  # of Llama 2's 4096, the 1536 of the authors' code
+            "length": lambda n: n.new,
+        },
+        exact=lambda o, n: o["window"],
+    ),
     "streaming": Method(
         "map",
         position_maps.streaming,
         defaults={"sinks": lambda n: 4, "recent": lambda n: max(n.trained - 4, 1)},
         exact=lambda o, n: o["sinks"] + o["recent"],
+    ),
+    "lm_infinite": Method(
+        "map",
+        position_maps.lm_infinite,
+        defaults={"sinks": lambda n: 10, "window": lambda n: n.trained},
+        exact=lambda o, n: o["window"],
     ),
     # the attention around it
     "log_n": Method(
@@ -158,6 +178,18 @@ METHODS: dict[str, Method] = {
         LogN,
         defaults={"train_length": lambda n: n.trained, "clip": lambda n: True},
         exact=lambda o, n: o["train_length"] if o["clip"] else 0,
+    ),
+    "temperature": Method(
+        "attention",
+        Temperature,
+        defaults={"beta": lambda n: (0.1 * math.log(n.factor) + 1) ** 2},  # YaRN's, for methods that bring none
+        exact=lambda o, n: n.trained if o["beta"] == 1 else 0,
+    ),
+    "step_temperature": Method(
+        "attention",
+        StepTemperature,
+        defaults={"train_length": lambda n: n.trained, "first": lambda n: 0},
+        exact=lambda o, n: o["train_length"] - o["first"],
     ),
     "softmax_n": Method(
         "attention", SoftmaxN, defaults={"n": lambda n: 1.0}, exact=lambda o, n: 0 if o["n"] else n.trained
@@ -168,7 +200,9 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A method for given lengths. schedule and map are data, None where there is none; attention is encodings by name."""
+    """A method for given lengths. text: the method, with every option of its maps and attention, so that it means the same
+    for a model that has been saved with a longer length. schedule and map are data, None where there is none; attention is
+    encodings by name."""
 
     text: str
     schedule: dict[str, Any] | None = None
@@ -202,7 +236,7 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
         if chosen.kind in ("schedule", "change"):
             schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
             continue
-        given = given | {key: default(others) for key, default in chosen.defaults.items() if key not in given}
+        given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
             found = {"name": name, **given}
             position_maps.create(found)
@@ -213,8 +247,12 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     if schedule is not None:
         shape = {"factor": schedules.factor, "original_max_positions": schedules.trained, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
-    text = "+".join(":".join([name, *(f"{k}={v}" for k, v in given.items())]) for name, given in parts)
+    text = "+".join(":".join([name, *(f"{k}={_spelled(v)}" for k, v in given.items())]) for name, given in parts)
     return Plan(text, schedule, found, attention, min(exact, default=None), tuning)
+
+
+def _spelled(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _read(part: str) -> tuple[str, dict[str, Any]]:
@@ -238,7 +276,7 @@ def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, A
         name, given = owners[0]
         if key in given:
             raise InputError(f"{key}={value}: the method's text says {name}:{key}={given[key]}; give it once")
-        given[key] = value
+        given[key] = value.tolist() if isinstance(value, Tensor) else value
 
 
 def _compatible(method: str, names: list[str]) -> None:

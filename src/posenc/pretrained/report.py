@@ -3,6 +3,12 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TUNING = {
+    "works without": "works without fine-tuning",
+    "needs it": "needs fine-tuning",
+    "comes with it": "for models that were fine-tuned for these numbers",
+}
+
 
 @dataclass(frozen=True)
 class Extension:
@@ -60,11 +66,13 @@ class Extension:
                 f"cos and sin times {self.attention_factor:.4g}"
             )
         if self.map is not None:
-            lines.append(f"positions: {self.map}")
+            lines.append(
+                f"positions: {', '.join(f'{key} {value}' for key, value in self.map.items()).removeprefix('name ')}"
+            )
         if self.attention:
             lines.append(f"attention: {', '.join(self.attention)}")
         lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
-        lines.append(f"expected, by construction: {self.expected}; fine-tuning: {self.tuning}")
+        lines.append(f"expected, by construction: {self.expected}; {TUNING[self.tuning]}")
         work = "unrotated keys, all turned again at each step" if self.raw_keys else "rotated keys, as before"
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {work}")
         can = (

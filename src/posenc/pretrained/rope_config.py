@@ -69,8 +69,8 @@ def hf_config(anatomy: Anatomy, frequencies: Frequencies | Mapping[str, Frequenc
 def as_loaded(anatomy: Anatomy) -> dict[str, Any]:
     """The model's rope_parameters before `extend` changed them."""
     extension = getattr(anatomy.decoder, RECORD, None)
-    found: dict[str, Any] = anatomy.config.rope_parameters if extension is None else extension.config["rope_parameters"]
-    return found
+    kept: Mapping[str, Any] = {} if extension is None else extension.config
+    return dict(kept.get("rope_parameters", anatomy.config.rope_parameters))
 
 
 def _written(

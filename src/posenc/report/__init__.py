@@ -1,1 +1,1 @@
-"""Results as a page: figures.py draws, page.py lays out, template.html is what a reader sees."""
+"""Results as pages: figures.py draws, page.py lays out; page.html is the frame of all pages, the others are their text."""

@@ -1,5 +1,6 @@
 """One function per figure: rows of results in, a plotly figure out. Colours of text and grid belong to the page."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,6 +164,31 @@ def ratio_by_length(trials: Rows) -> go.Figure:
     lengths = sorted({trial["length"] for trial in trials})
     figure.update_xaxes(title="tokens", type="log", tickvals=lengths, ticktext=lengths)
     figure.update_yaxes(title=f"time over {trials[0]['limit']}", type="log", tickvals=RATIOS, ticktext=RATIOS)
+    return figure
+
+
+def by_pair(
+    names: Sequence[str], values: Sequence[Sequence[float]], what: str, marked: Mapping[float, str]
+) -> go.Figure:
+    """A line per name over the pairs of a head, the vertical axis logarithmic. values: for each pair, one per name;
+    there is no point where one is 0 or infinite. marked: heights with a line and a word."""
+    figure = go.Figure()
+    for index, (name, column) in enumerate(zip(names, zip(*values, strict=True), strict=True)):
+        figure.add_scatter(
+            x=list(range(len(column))),
+            y=[value if 0 < value < math.inf else None for value in column],
+            name=_escape(name),
+            mode="lines+markers",
+            line={"color": PALETTE[index], "width": 2.2, "dash": DASHES[index]},
+            hovertemplate="%{y:.5g} in pair %{x}<extra>" + _escape(name) + "</extra>",
+        )
+    for height, word in marked.items():
+        figure.add_hline(y=height, line={"dash": "dot", "width": 1.5, "color": "#888"})
+        figure.add_annotation(
+            x=0, xref="paper", y=math.log10(height), text=word, showarrow=False, xanchor="left", yanchor="bottom"
+        )
+    figure.update_xaxes(title="pair of channels, fast to slow")
+    figure.update_yaxes(title=what, type="log")
     return figure
 
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
 from posenc.listing import summary
+from posenc.position_maps import MAPS
 from posenc.report import figures
 
 DESCRIPTIONS = {
@@ -34,7 +35,7 @@ def page(results: Mapping[str, Any]) -> str:
         "training": figures.training(arms),
     }
     return rendered(
-        "template.html", shown, r=results, factors=results["settings"]["factors"], described=_described(results)
+        "compare.html", shown, r=results, factors=results["settings"]["factors"], described=_described(results)
     )
 
 
@@ -45,11 +46,11 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
     def asset(file: str) -> str:
         return files("posenc.report").joinpath(file).read_text(encoding="utf-8")
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
         loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
     )
-    return environment.from_string(asset(name)).render(
+    return environment.get_template(name).render(
         **values,
         style=asset("style.css"),
         plots=asset("plots.js"),
@@ -60,10 +61,11 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
 
 def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The encodings of this comparison, and what each does."""
+    known = {**ENCODINGS, **{f"@{name}": map for name, map in MAPS.items()}}
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
         bases = dict.fromkeys(part.split(":")[0] for part in parts(name))
-        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(ENCODINGS[base]) for base in bases)))
+        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(known[base]) for base in bases)))
     return found
 
 

@@ -4,50 +4,36 @@ import math
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import modeling_llama as llama
 
 from posenc import InputError, Positions, Rotary, frequencies
+from references.schedules import llama_config, of_transformers
 
-SCALED = ["yarn", "yarn_paper", "llama3"]
+SCALED = ["yarn", "yarn_paper", "yarn_revised", "llama3"]
 DIMS = st.integers(2, 96).map(lambda n: 2 * n)
 BASES = st.sampled_from([1e4, 5e5, 1e6])
 FACTORS = st.floats(1, 64)
 LENGTHS = st.integers(64, 200000)
 
 
-def config(kind, head_dim, base, factor, length, **options):
-    options = {
-        "rope_type": kind,
-        "rope_theta": base,
-        "factor": factor,
-        "original_max_position_embeddings": length,
-    } | options
-    shape = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "head_dim": head_dim}
-    return transformers.LlamaConfig(**shape, max_position_embeddings=2**20, rope_parameters=options)
-
-
 @given(
     head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS, truncate=st.booleans(), fast=st.sampled_from([8.0, 32.0])
 )
 def test_yarn_is_that_of_transformers(head_dim, base, factor, length, truncate, fast):
-    theirs = config("yarn", head_dim, base, factor, length, truncate=truncate, beta_fast=fast)
-    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
-    ours = frequencies.yarn(
-        head_dim, base, factor=factor, original_max_positions=length, truncate=truncate, beta_fast=fast
-    )
+    options = {"factor": factor, "original_max_positions": length, "truncate": truncate, "beta_fast": fast}
+    inv_freq, attention_factor = of_transformers("yarn", head_dim, base, **options)
+    ours = frequencies.yarn(head_dim, base, **options)
     torch.testing.assert_close(ours.inv_freq.float(), inv_freq, rtol=1e-5, atol=0)
     assert ours.attention_factor == pytest.approx(attention_factor)
 
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS, high=st.sampled_from([2.0, 4.0]))
 def test_llama3_is_that_of_transformers(head_dim, base, factor, length, high):
-    theirs = config("llama3", head_dim, base, factor, length, low_freq_factor=1.0, high_freq_factor=high)
-    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))
-    ours = frequencies.llama3(head_dim, base, factor=factor, original_max_positions=length, high_freq_factor=high)
+    options = {"factor": factor, "original_max_positions": length, "low_freq_factor": 1.0, "high_freq_factor": high}
+    inv_freq, attention_factor = of_transformers("llama3", head_dim, base, **options)
+    ours = frequencies.llama3(head_dim, base, **options)
     # at the ramp's ends float32 loses digits of turns - low_freq_factor, up to turns * 2^-22 of the range
     torch.testing.assert_close(ours.inv_freq.float(), inv_freq, rtol=1e-4, atol=0)
     assert ours.attention_factor == attention_factor == 1.0
@@ -61,7 +47,7 @@ def test_fast_frequencies_stay_and_slow_ones_are_divided(name, head_dim, base, f
     stretch = plain / scaled.inv_freq
     assert bool((stretch > 1 - 1e-12).all() and (stretch < factor + 1e-9).all())
     assert bool((stretch.diff() > -1e-9).all())
-    if name != "yarn":  # by turns: exactly so at both ends
+    if name in ("yarn_paper", "llama3"):  # by turns: exactly so at both ends
         turns, (slow, fast) = length * plain / (2 * math.pi), (1, 4 if name == "llama3" else 32)
         assert torch.equal(stretch[turns >= fast], torch.ones_like(stretch[turns >= fast]))
         assert torch.allclose(stretch[turns <= slow], torch.tensor(factor, dtype=torch.float64))
@@ -82,10 +68,21 @@ def test_the_papers_yarn_and_the_codes_differ():
     assert (code / paper).max() > 1.6
 
 
+def test_temperatures_others_have_given_yarn():
+    options = {"factor": 8.0, "original_max_positions": 4096}
+    assert frequencies.yarn(64, **options, mscale=0.5).attention_factor == pytest.approx(
+        0.05 * math.log(8) + 1
+    )  # ChunkLlama
+    assert frequencies.yarn(64, **options, mscale=0.7, mscale_all_dim=0.7).attention_factor == 1
+    assert frequencies.yarn(64, **options, mscale=0.7, attention_factor=1.5).attention_factor == 1.5
+    assert frequencies.softmax_factor(8.0, 0.7) == pytest.approx((0.07 * math.log(8) + 1) ** 2)
+    assert frequencies.softmax_factor(8.0, 0.0) == frequencies.softmax_factor(1.0, 0.7) == 1
+
+
 def test_rotary_under_yarn_is_llama_under_yarn():
     """Attention factor and angles together, past the trained length."""
     x, ids = torch.randn(2, 2, 50, 64, dtype=torch.float64), torch.arange(9000, 9050)[None]
-    module = llama.LlamaRotaryEmbedding(config("yarn", 64, 1e4, 4.0, 4096))
+    module = llama.LlamaRotaryEmbedding(llama_config("yarn", 64, 1e4, factor=4.0, original_max_positions=4096))
     theirs = llama.apply_rotary_pos_emb(x, x, *module(x, ids))[0]
     rotary = Rotary(64).with_schedule("yarn", factor=4.0, original_max_positions=4096)
     ours = rotary.rotate(x, x, Positions.from_ids(ids))[0]

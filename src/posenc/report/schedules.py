@@ -1,0 +1,23 @@
+"""Two frequency schedules as a page."""
+
+import math
+
+from posenc.frequencies.difference import COLUMNS, Difference
+from posenc.report import figures
+from posenc.report.page import rendered
+
+
+def page(difference: Difference, command: str = "") -> str:
+    """report.html for two schedules. command: the line that made it, for whoever wants to make it again."""
+    d = difference
+    stretches = [pair.stretches for pair in d.pairs]
+    waves = [(*pair.wavelengths, d.length / pair.turns) for pair in d.pairs]
+    phases = [[0.0 if pair.same else pair.phase] for pair in d.pairs]
+    shown = {
+        "stretch": figures.by_pair(d.legend, stretches, "times slower than plain RoPE", {}),
+        "wavelength": figures.by_pair(
+            [*d.legend, "as trained"], waves, "positions per turn", {d.length: "trained length"}
+        ),
+        "phase": figures.by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn"}),
+    }
+    return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command)

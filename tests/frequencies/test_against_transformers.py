@@ -1,0 +1,219 @@
+"""Every schedule transformers has: equal where it is right, and how far off where it is not (5.x, modeling_rope_utils)."""
+
+import copy
+import math
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+
+from posenc import DecoupledRotary, Rotary, frequencies
+from references.schedules import llama_config, of_transformers
+
+DIMS = st.integers(2, 96).map(lambda n: 2 * n)
+BASES = st.sampled_from([1e4, 5e5, 1e6])
+FACTORS = st.floats(1, 64)
+LENGTHS = st.integers(64, 200000)
+
+
+def same(ours, theirs, rtol=1e-5):
+    inv_freq, attention_factor = theirs
+    torch.testing.assert_close(ours.inv_freq.float(), inv_freq, rtol=rtol, atol=0)
+    assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+
+
+# -------------------------------------------------------------------- equal
+
+
+@given(head_dim=DIMS, base=BASES, factor=FACTORS)
+def test_linear(head_dim, base, factor):
+    same(frequencies.linear(head_dim, base, factor=factor), of_transformers("linear", head_dim, base, factor=factor))
+
+
+@given(head_dim=DIMS, base=BASES, factor=FACTORS, fraction=st.floats(0.02, 1))
+def test_proportional(head_dim, base, factor, fraction):
+    options = {"factor": factor, "fraction": fraction}
+    same(
+        frequencies.proportional(head_dim, base, **options), of_transformers("proportional", head_dim, base, **options)
+    )
+
+
+@given(head_dim=DIMS, base=BASES, factor=FACTORS, trained=LENGTHS, length=st.integers(1, 400000))
+def test_dynamic_for_a_length(head_dim, base, factor, trained, length):
+    theirs = of_transformers("dynamic", head_dim, base, factor=factor, max_positions=trained, seq_len=length)
+    ours = frequencies.dynamic(head_dim, base, length=length, original_max_positions=trained, factor=factor)
+    same(ours, theirs)
+
+
+@given(
+    head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS, slow=st.floats(0.1, 4), width=st.floats(1, 64),
+    temperature=st.sampled_from([{}, {"attention_factor": 1.3}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.707, "mscale_all_dim": 1.2}]),
+    truncate=st.booleans(),
+)  # fmt: skip
+def test_yarn_with_all_options(head_dim, base, factor, length, slow, width, temperature, truncate):
+    options = {
+        "factor": factor,
+        "original_max_positions": length,
+        "beta_slow": slow,
+        "beta_fast": slow * (1 + width),
+        "truncate": truncate,
+    }
+    options |= temperature
+    # a ramp narrower than a pair magnifies the rounding of float32 by its steepness
+    same(frequencies.yarn(head_dim, base, **options), of_transformers("yarn", head_dim, base, **options), rtol=1e-4)
+
+
+@given(
+    data=st.data(),
+    base=BASES,
+    factor=FACTORS,
+    original=LENGTHS,
+    length=LENGTHS,
+    temperature=st.sampled_from([{}, {"attention_factor": 1.19}]),
+)
+def test_longrope_short_and_long(data, base, factor, original, length, temperature):
+    head_dim = data.draw(DIMS)
+    numbers = st.lists(st.floats(0.5, 100), min_size=head_dim // 2, max_size=head_dim // 2)
+    options = {"short_factor": data.draw(numbers), "long_factor": data.draw(numbers), "factor": factor}
+    options |= {"original_max_positions": original} | temperature
+    theirs = of_transformers("longrope", head_dim, base, seq_len=length, **options)
+    same(frequencies.longrope(head_dim, base, length=length, **options), theirs)
+
+
+@given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS)
+def test_any_schedule_is_expressed_by_longrope_factors(head_dim, base, factor, length):
+    """So a vector can be handed to plain transformers: short and long factors both the stretch."""
+    ours = frequencies.yarn_paper(head_dim, base, factor=factor, original_max_positions=length)
+    numbers = frequencies.stretch(ours, head_dim, base).tolist()
+    theirs = of_transformers(
+        "longrope", head_dim, base, short_factor=numbers, long_factor=numbers, factor=factor,
+        attention_factor=ours.attention_factor, original_max_positions=length, seq_len=length + 1,
+    )  # fmt: skip
+    same(ours, theirs, rtol=2e-6)
+
+
+# -------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("mscale", [(1.0, 1.0), (0.707, 0.707), (1.0, 0.5)])
+def test_deepseek_v3_scales_rotation_and_softmax(mscale):
+    options = {"factor": 40.0, "mscale": mscale[0], "mscale_all_dim": mscale[1]}
+    parameters = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 4096, **options}
+    config = transformers.DeepseekV3Config(
+        hidden_size=64, num_attention_heads=2, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, q_lora_rank=24,
+        kv_lora_rank=24, max_position_embeddings=163840, rope_parameters=parameters,
+    )  # fmt: skip
+    rotary, attention = deepseek_v3.DeepseekV3RotaryEmbedding(config), deepseek_v3.DeepseekV3Attention(config, 0)
+    schedule = {"name": "yarn", "original_max_positions": 4096, **options}
+    ours = DecoupledRotary(48, rotary_dim=16, schedule=schedule)
+    same(ours.frequencies(), (rotary.inv_freq, rotary.attention_scaling))
+    factor = frequencies.softmax_factor(options["factor"], options["mscale_all_dim"])
+    assert attention.scaling == pytest.approx(48**-0.5 * factor, rel=1e-12)
+    assert factor == pytest.approx((0.1 * mscale[1] * math.log(40) + 1) ** 2)
+
+
+def test_gpt_oss_does_not_round_the_ramp():
+    config = transformers.GptOssConfig()
+    module = gpt_oss.GptOssRotaryEmbedding(config)
+    given = config.rope_parameters
+    options = {"factor": given["factor"], "original_max_positions": given["original_max_position_embeddings"]}
+    unrounded = frequencies.yarn(config.head_dim, given["rope_theta"], **options, truncate=False)
+    same(unrounded, (module.inv_freq, module.attention_scaling))
+    rounded = frequencies.yarn(config.head_dim, given["rope_theta"], **options)
+    assert (rounded.inv_freq / unrounded.inv_freq - 1).abs().max() > 0.04
+
+
+# -------------------------------------------------------------------- not equal, and by how much
+
+
+def test_transformers_ignores_truncate_in_nested_parameters():
+    """It is read from config.rope_parameters, where the parameters of a layer type lie one level down."""
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "truncate": False,
+    }
+    shape = {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "head_dim": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 8192,
+    }
+    types = {"layer_types": ["sliding_attention", "full_attention"]}
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    nested = transformers.Gemma3TextConfig(
+        **shape, **types, rope_parameters={"full_attention": yarn, "sliding_attention": plain}
+    )
+    found, _ = ROPE_INIT_FUNCTIONS["yarn"](nested, torch.device("cpu"), layer_type="full_attention")
+    options = {"factor": 4.0, "original_max_positions": 2048}
+    unrounded, rounded = (frequencies.yarn(64, **options, truncate=t).inv_freq for t in (False, True))
+    torch.testing.assert_close(found.double(), rounded, rtol=1e-6, atol=0)
+    assert (found.double() / unrounded - 1).abs().max() > 0.04
+
+
+def test_transformers_ignores_one_of_deepseeks_two_weights_alone():
+    """DeepSeek's code gives the other its default, 1 or 0; transformers wants both, or neither counts for the rotation.
+    mscale_all_dim alone still scales the softmax of its DeepSeek models, twice as it were."""
+    options = {"factor": 40.0, "original_max_positions": 4096}
+    for alone, expected in (({"mscale": 0.707}, 1.26080), ({"mscale_all_dim": 0.707}, 1.08573)):
+        ours = frequencies.yarn(64, **options, **alone).attention_factor
+        _, theirs = of_transformers("yarn", 64, 1e4, **options, **alone)
+        assert ours == pytest.approx(expected, rel=1e-5)
+        assert theirs == pytest.approx(0.1 * math.log(40) + 1)
+
+
+def test_transformers_dynamic_overshoots():
+    """For twice the trained length, factor 4 stretches the slowest pair 4 * 2 - 3 = 5 times."""
+    inv_freq, _ = of_transformers("dynamic", 64, 1e4, factor=4.0, max_positions=2048, seq_len=4096)
+    assert (frequencies.default(64).inv_freq / inv_freq)[-1] == pytest.approx(5, rel=1e-5)
+    needed = frequencies.dynamic(64, length=4096, original_max_positions=2048)
+    assert frequencies.stretch(needed, 64)[-1] == pytest.approx(2)
+
+
+def test_float32_frequencies_drift():
+    """transformers computes frequencies in float32: at position 131072 angles are off by thousandths of a radian."""
+    theirs, _ = of_transformers("yarn", 128, 5e5, factor=8.0, original_max_positions=8192)
+    ours = frequencies.yarn(128, 5e5, factor=8.0, original_max_positions=8192).inv_freq
+    assert 1e-3 < (ours - theirs.double()).abs().max() * 131072 < 1e-2
+
+
+def tiny(**rope):
+    torch.manual_seed(0)
+    config = llama_config(rope.pop("kind"), 16, 1e4, max_positions=32, **rope)
+    config.update({"vocab_size": 97, "intermediate_size": 64, "num_hidden_layers": 2, "initializer_range": 0.3})
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def cached_and_full(model, ids):
+    """Logits of a text token by token over a cache, and at once."""
+    with torch.no_grad():
+        full, cache, steps = model(ids).logits, None, []
+        for n in range(ids.shape[1]):
+            out = model(ids[:, n : n + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            steps.append(out.logits)
+    return torch.cat(steps, 1), full
+
+
+def test_a_schedule_recomputed_as_the_text_grows_is_not_what_the_full_pass_computes():
+    """Keys in the cache keep the rotation of the length they came at (transformers issue 25104, since 2023)."""
+    ids = torch.randint(97, (1, 64), generator=torch.Generator().manual_seed(1))
+    cached, full = cached_and_full(tiny(kind="dynamic", factor=4.0), ids)
+    assert (cached - full).abs().max() > 0.5 * full.std()
+
+    frozen = tiny(kind="default")
+    expected = Rotary(16, schedule={"name": "dynamic", "length": 64, "original_max_positions": 32, "factor": 4.0})
+    rotary = copy.deepcopy(frozen.model.rotary_emb)
+    rotary.inv_freq = expected.inv_freq.float()
+    frozen.model.rotary_emb = rotary
+    ours, at_once = cached_and_full(frozen, ids)
+    torch.testing.assert_close(ours, at_once, rtol=0, atol=1e-4)
+    torch.testing.assert_close(at_once, full, rtol=0, atol=1e-4)  # the full pass is what transformers means, too

@@ -1,0 +1,171 @@
+"""posenc diff: its numbers against a loop, its words, its table and its JSON."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc import InputError, cli, frequencies
+from posenc.frequencies import SCHEDULES, diff, options_of
+
+PLAIN = sorted(set(SCHEDULES) - {"abf", "longrope", "explicit"})
+"""Those that need nothing but factor and lengths."""
+TEXTS = st.tuples(
+    st.sampled_from(PLAIN), st.sampled_from(["", "+resonance", "+tapered:pairs=2", "+tapered:pairs=1:hard=true"])
+).map("".join)
+HEADS = st.integers(2, 40).map(lambda n: 2 * n)
+SHAPES = {
+    "head_dim": HEADS,
+    "base": st.sampled_from([1e4, 5e5]),
+    "factor": st.floats(1, 40),
+    "length": st.integers(16, 9000),
+}
+
+
+@given(first=TEXTS, second=TEXTS, at=st.floats(1, 1e6), **SHAPES)
+def test_numbers(first, second, head_dim, base, factor, length, at):
+    found = diff(first, second, head_dim, base, factor=factor, length=length, at=at)
+    full = [frequencies.create(frequencies.parse(text), head_dim, base) for text in found.schedules]
+    assert found.attention_factors == tuple(f.attention_factor for f in full)
+    assert [pair.pair for pair in found.pairs] == list(range(head_dim // 2))
+    for c, pair in enumerate(found.pairs):
+        plain, (a, b) = base ** (-2 * c / head_dim), (f.inv_freq[c].item() for f in full)
+        assert pair.turns == pytest.approx(plain * length / (2 * math.pi))
+        for frequency, stretch, wavelength in zip((a, b), pair.stretches, pair.wavelengths, strict=True):
+            assert stretch == pytest.approx(plain / frequency if frequency else math.inf)
+            assert wavelength == pytest.approx(2 * math.pi / frequency if frequency else math.inf)
+        assert pair.phase == pytest.approx(abs(a - b) * at, rel=1e-9)
+        assert pair.same == (a == b or (a > 0 and b > 0 and abs(math.log(a / b)) <= 1e-12))
+    assert found.largest.phase == max(pair.phase for pair in found.pairs)
+    turned = diff(second, first, head_dim, base, factor=factor, length=length, at=at)
+    assert (turned.largest.phase, turned.equal) == (found.largest.phase, found.equal)
+
+
+@given(text=TEXTS, **SHAPES)
+def test_a_schedule_does_not_differ_from_itself(text, head_dim, base, factor, length):
+    found = diff(text, text, head_dim, base, factor=factor, length=length)
+    assert found.equal
+    assert found.largest.phase == 0
+    assert found.sentences()[0] == f"{text} and {text} give the same frequencies in all {head_dim // 2} pairs."
+    assert len(found.sentences()) == 2
+
+
+@given(first=TEXTS, second=TEXTS, **SHAPES)
+def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, length):
+    found = diff(first, second, head_dim, base, factor=factor, length=length)
+    again = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert again["largest_phase"] == {"pair": found.largest.pair, "radians": found.largest.phase}
+    assert [row["phase"] for row in again["pairs"]] == [pair.phase for pair in found.pairs]
+    lines = cli.diff.text(found).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("pair "))
+    rows = lines[start + 1 : start + 1 + head_dim // 2]
+    assert [int(row.split()[0]) for row in rows] == list(range(head_dim // 2))
+    for row, pair in zip(rows, found.pairs, strict=True):
+        assert ("#" in row) == (not pair.same)
+
+
+def test_yarn_of_the_code_and_of_the_paper():
+    """The golden stretches of pair 12, and a difference that the paper's readers do not expect."""
+    found = diff("yarn", "yarn_paper", factor=4, length=2048)
+    assert found.schedules[0] == "yarn:factor=4:original_max_positions=2048"
+    assert found.pairs[12].stretches == pytest.approx((1.3, 2.104468), rel=1e-5)
+    assert (found.largest.pair, found.largest.phase) == (10, pytest.approx(99.20705, rel=1e-6))
+    assert found.at == 8192
+    assert found.sentences() == [
+        "yarn and yarn_paper differ in 12 of 32 pairs: 9 to 20.",
+        "Their frequencies are furthest apart in pair 15, which turns 4.35 times in the 2048 trained positions: "
+        "stretched 1.677 times under yarn, stretched 3.021 times under yarn_paper.",
+        "Between tokens 8192 apart the largest phase difference is 99.21 radians, 15.8 turns, in pair 10.",
+        "Both multiply cos and sin by 1.1386, and so scores by 1.2965.",
+    ]
+
+
+def test_words_for_pairs_at_rest_and_other_temperatures():
+    found = diff("default", "tapered:pairs=2+resonance", head_dim=8)
+    assert "pair 3, which turns" in found.sentences()[1]
+    assert "unchanged under default, at rest under tapered:pairs=2+resonance." in found.sentences()[1]
+    assert found.sentences()[-1] == "Neither changes the temperature."
+    assert found.to_dict()["pairs"][3]["stretches"] == [1.0, None]
+    warmer = diff("yarn", {"name": "yarn", "attention_factor": 1.0})
+    assert not warmer.equal
+    assert warmer.names[1] == "yarn:attention_factor=1.0"
+    assert warmer.sentences() == [
+        "yarn and yarn:attention_factor=1.0 give the same frequencies in all 32 pairs.",
+        "yarn multiplies cos and sin by 1.1386 and so scores by 1.2965; yarn:attention_factor=1.0 by 1 and 1.",
+    ]
+    scattered = {"name": "explicit", "stretch": [1, 2, 1, 3, 3, 1, 1, 2]}
+    assert diff("default", scattered, head_dim=16).sentences()[0].endswith("differ in 4 of 8 pairs: 1, 3 to 4, 7.")
+
+
+def test_lengths_go_to_the_schedules_that_need_them():
+    assert diff("dynamic", "ntk:factor=3", length=1000, at=3000).equal
+    assert diff("dynamic:length=500", "default", length=1000).equal
+    longrope = "longrope:short_factor=1,1:long_factor=2,2"
+    assert diff(longrope, "default", 4, length=100, at=100, factor=2).pairs[0].stretches == (1, 1)
+    assert diff(longrope, "linear", 4, length=100, factor=2).pairs[0].stretches == (2, 2)
+    assert set(options_of("longrope")) >= {"length", "factor"}
+
+
+def run(capsys, *arguments):
+    code = cli.main(["diff", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command(capsys, tmp_path):
+    code, out, err = run(capsys, "yarn", "yarn_paper", "--factor", "4", "--length", "2048")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[:2] == [
+        "A: yarn:factor=4.0:original_max_positions=2048",
+        "B: yarn_paper:factor=4.0:original_max_positions=2048",
+    ]
+    assert lines[2] == "head_dim 64, base 10000, trained on 2048 positions, phases of tokens 8192 apart"
+    row = next(line for line in lines if line.startswith("  15"))
+    assert row.split()[:6] == ["15", "4.347", "790.4", "1", "424", "1.677"]
+    assert row.endswith("  " + 24 * "#")  # the longest bar: furthest apart
+    assert lines[-1] == "- Both multiply cos and sin by 1.1386, and so scores by 1.2965."
+    code, out, _ = run(
+        capsys, "yarn", "ntk", "--json", "--base", "1e5", "--head-dim", "32", "--at", "100", "--out", str(tmp_path)
+    )
+    found = json.loads(out)
+    assert (code, found["at"], found["base"], len(found["pairs"])) == (0, 100.0, 1e5, 16)
+    assert json.loads((tmp_path / "diff.json").read_text()) == found
+    assert "posenc diff yarn ntk --json" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["yarn", "yran"], "unknown schedule 'yran': did you mean 'yarn'?"),
+        (["yarn:beta=3", "ntk"], "unknown option of schedule 'yarn' 'beta=3'"),
+        (["yarn:truncate=4", "ntk"], "option truncate=4 of schedule 'yarn': pass true or false"),
+        (["yarn+ntk", "ntk"], "ntk is not applied to another schedule"),
+        (["abf", "ntk"], "schedule 'abf' needs new_base"),
+        (["yarn"], "the following arguments are required: SCHEDULE"),
+        (["yarn", "ntk", "--factor", "0.5"], "factor=0.5: the new length over the trained one"),
+        (["yarn", "ntk", "--factor", "nan"], "factor=nan"),
+        (["yarn", "ntk", "--length", "0"], "original_max_positions=0"),
+        (["default", "default", "--length", "0", "--at", "5"], "original_max_positions=0"),
+        (["yarn", "ntk", "--at", "0"], "at=0.0: the distance"),
+        (["yarn", "ntk", "--at", "inf"], "at=inf: the distance"),
+        (["yarn", "ntk", "--head-dim", "63"], "dim=63: positions act on pairs of channels, so it must be even"),
+        (["yarn", "ntk", "--head-dim", "0"], "dim=0: "),
+        (["yarn", "ntk", "--head-dim", "-4"], "dim=-4: "),
+        (["yarn", "ntk", "--base", "0"], "base=0.0"),
+        (["yarn", "ntk", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("posenc diff: error: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_python_refuses_the_same():
+    with pytest.raises(InputError, match="unknown schedule None"):
+        diff({"factor": 4}, "yarn")

@@ -1,0 +1,369 @@
+"""Every schedule: known values, what holds for all of them, and what each one's definition promises."""
+
+import math
+from inspect import Parameter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc import InputError, MRotary, Positions, Rotary, frequencies, from_spec
+from posenc.frequencies import SCHEDULES, complete, create, options_of, parse, stretch, wavelengths
+
+DIMS = st.integers(2, 96).map(lambda n: 2 * n)
+BASES = st.sampled_from([1e4, 1e5, 5e5, 1e6])
+FACTORS = st.floats(1, 64)
+LENGTHS = st.integers(64, 200000)
+BY_FACTOR = [
+    name
+    for name in SCHEDULES
+    if options_of(name).get("factor") and options_of(name)["factor"].default is Parameter.empty
+]
+INTERPOLATE = [*BY_FACTOR, "dynamic"]
+"""Those that slow pairs down, by 1 to factor."""
+
+
+def made(name, head_dim, base, factor, length):
+    """A schedule by its name, for texts of factor times the trained length."""
+    shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(factor * length)}
+    return create(complete({"name": name}, **shape), head_dim, base)
+
+
+def plain(head_dim, base):
+    return frequencies.default(head_dim, base).inv_freq
+
+
+# -------------------------------------------------------------------- known values
+
+PAIRS = [0, 4, 8, 12, 16, 20, 24, 28, 31]
+SHORT = {"factor": 4.0, "original_max_positions": 2048, "length": 4096}
+KNOWN = {
+    "linear": [4] * 9,
+    "ntk": [1, 1.195873, 1.430113, 1.710234, 2.045223, 2.445827, 2.924900, 3.497809, 4],
+    "ntk_old": [1, 1.189207, 1.414214, 1.681793, 2, 2.378414, 2.828427, 3.363586, 3.830413],
+    "ntk_fixed": [1.044274, 1.241858, 1.476826, 1.756252, 2.088548, 2.483716, 2.953652, 3.512504, 4],
+    "ntk_mixed": [1.172226, 1.544196, 1.872718, 2.202292, 2.543685, 2.902078, 3.280808, 3.682432, 4],
+    "yarn": [1, 1, 1, 1.3, 1.857143, 3.25, 4, 4, 4],
+    "yarn_paper": [1, 1, 1, 2.104468, 3.282292, 3.988135, 4, 4, 4],
+    "yarn_revised": [1, 1, 1, 1.923077, 2.846154, 3.769231, 4, 4, 4],
+    "llama3": [1, 1, 1, 1, 1.227185, 3.880699, 4, 4, 4],
+    "dynamic:factor=4": [1, 1.230806, 1.514884, 1.864529, 2.294873, 2.824544, 3.476467, 4.278857, 5],
+    "resonance": [0.954930, 1.006584, 1.002676, 1.001551, 0.999493, 1.000041, 0.999971, 0.999991, 0.999995],
+    "tapered": [1, 1, 1, 1, 1, 1, 1.259616, 4.851840, math.inf],
+}
+"""How many times slower every fourth pair turns, head_dim 64, base 10000, trained on 2048 positions, computed outside
+posenc from the authors' formulas. dynamic: for 4096 positions."""
+SMOL = {
+    "yarn": [1, 1, 1, 1.176471, 1.818182, 4, 4, 4, 4],
+    "yarn_paper": [1, 1, 1, 1.546921, 3.071671, 4, 4, 4, 4],
+    "yarn_revised": [1, 1, 1, 1.6, 2.8, 4, 4, 4, 4],
+    "llama3": [1, 1, 1, 1, 1, 4, 4, 4, 4],
+}
+"""The same for SmolLM2: base 100000, trained on 8192 positions."""
+
+
+@pytest.mark.parametrize("text", KNOWN)
+def test_known_stretches(text):
+    found = stretch(create(complete(parse(text), **SHORT), 64, 1e4), 64, 1e4)
+    assert found[PAIRS].tolist() == pytest.approx(KNOWN[text], rel=1e-5)
+
+
+@pytest.mark.parametrize("text", SMOL)
+def test_known_stretches_of_smollm2(text):
+    found = stretch(made(text, 64, 1e5, 4.0, 8192), 64, 1e5)
+    assert found[PAIRS].tolist() == pytest.approx(SMOL[text], rel=1e-5)
+
+
+def test_known_frequencies():
+    known = [1, 3.162278e-1, 1e-1, 3.162278e-2, 1e-2, 3.162278e-3, 1e-3, 3.162278e-4, 1.333521e-4]
+    assert plain(64, 1e4)[PAIRS].tolist() == pytest.approx(known, rel=1e-6)
+    known = [1, 2.371374e-1, 5.623413e-2, 1.333521e-2, 3.162278e-3, 7.498942e-4, 1.778279e-4, 4.216965e-5, 1.433013e-5]
+    assert plain(64, 1e5)[PAIRS].tolist() == pytest.approx(known, rel=1e-6)
+    assert wavelengths(frequencies.default(64, 1e5)).gt(8192).sum() == 12  # SmolLM2's pairs without a full turn
+
+
+# -------------------------------------------------------------------- what holds for all
+
+
+def test_factors_are_what_most_schedules_go_by():
+    assert set(BY_FACTOR) == {
+        "linear",
+        "ntk",
+        "ntk_old",
+        "ntk_fixed",
+        "ntk_mixed",
+        "yarn",
+        "yarn_paper",
+        "yarn_revised",
+        "llama3",
+    }
+
+
+@pytest.mark.parametrize("name", INTERPOLATE)
+@given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, length=LENGTHS)
+def test_factor_1_is_the_default(name, head_dim, base, length):
+    found = made(name, head_dim, base, 1.0, length)
+    torch.testing.assert_close(found.inv_freq, plain(head_dim, base), rtol=1e-14, atol=0)
+    assert found.attention_factor == 1
+
+
+@pytest.mark.parametrize("name", INTERPOLATE)
+@given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, factor=FACTORS, length=LENGTHS)
+def test_pairs_are_slowed_more_and_more_up_to_factor(name, head_dim, base, factor, length):
+    found = stretch(made(name, head_dim, base, factor, length), head_dim, base)
+    most = math.ceil(factor * length) / length if name == "dynamic" else factor
+    assert bool((found > 1 - 1e-12).all() and (found < most * (1 + 1e-12)).all())
+    assert bool((found.diff() > -1e-9).all())
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_float64_on_the_cpu_whatever_the_defaults(name):
+    needed = {"new_base": 5e5, "stretch": [1.0] * 32, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    schedule = complete({"name": name}, **SHORT, **needed)
+    with torch.device("meta"):
+        found = create(schedule, 64, 1e4)
+    assert (found.inv_freq.dtype, found.inv_freq.device.type, found.inv_freq.shape) == (torch.float64, "cpu", (32,))
+    assert isinstance(found.attention_factor, float)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_each_can_be_written_down_pair_by_pair(name):
+    needed = {"new_base": 5e5, "stretch": [3.0] * 32, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    found = create(complete({"name": name}, **SHORT, **needed), 64, 1e4)
+    data = {"name": "explicit", "stretch": stretch(found, 64, 1e4).tolist(), "attention_factor": found.attention_factor}
+    again = create(data, 64, 1e4)
+    torch.testing.assert_close(again.inv_freq, found.inv_freq, rtol=1e-15, atol=0)
+    assert again.attention_factor == found.attention_factor
+    encoding = Rotary(64, schedule=data)
+    assert torch.equal(from_spec(encoding.spec()).inv_freq, encoding.inv_freq)
+
+
+# -------------------------------------------------------------------- laws
+
+
+@given(head_dim=DIMS, base=BASES, factor=FACTORS)
+def test_interpolation_is_position_over_factor(head_dim, base, factor):
+    position = torch.arange(0, 5000, 37, dtype=torch.float64)[:, None]
+    interpolated = frequencies.linear(head_dim, base, factor=factor).inv_freq
+    torch.testing.assert_close(position * interpolated, position / factor * plain(head_dim, base), rtol=1e-14, atol=0)
+
+
+@given(head_dim=DIMS, base=BASES, first=FACTORS, second=FACTORS)
+def test_interpolations_multiply(head_dim, base, first, second):
+    once = stretch(frequencies.linear(head_dim, base, factor=first), head_dim, base)
+    twice = once * stretch(frequencies.linear(head_dim, base, factor=second), head_dim, base)
+    at_once = frequencies.linear(head_dim, base, factor=first * second)
+    torch.testing.assert_close(twice, stretch(at_once, head_dim, base), rtol=1e-14, atol=0)
+
+
+@given(head_dim=DIMS, base=BASES, factor=FACTORS)
+def test_mixed_lies_between_fixed_and_linear(head_dim, base, factor):
+    ends = frequencies.ntk_fixed(head_dim, base, factor=factor), frequencies.linear(head_dim, base, factor=factor)
+    for exponent, end in zip((1.0, 0.0), ends, strict=True):
+        mixed = frequencies.ntk_mixed(head_dim, base, factor=factor, exponent=exponent)
+        torch.testing.assert_close(mixed.inv_freq, end.inv_freq, rtol=1e-13, atol=0)
+    mixed = frequencies.ntk_mixed(head_dim, base, factor=factor).inv_freq
+    assert bool((mixed <= ends[0].inv_freq * (1 + 1e-12)).all() and (mixed >= ends[1].inv_freq * (1 - 1e-12)).all())
+
+
+@given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, factor=FACTORS)
+def test_ntk_is_a_change_of_base(head_dim, base, factor):
+    for schedule, power in ((frequencies.ntk, head_dim / (head_dim - 2)), (frequencies.ntk_old, 1)):
+        found = schedule(head_dim, base, factor=factor).inv_freq
+        for other in (
+            frequencies.abf(head_dim, base, new_base=base * factor**power),
+            frequencies.default(head_dim, base * factor**power),
+        ):
+            torch.testing.assert_close(found, other.inv_freq, rtol=1e-13, atol=0)
+    changed = stretch(frequencies.abf(head_dim, base, new_base=5 * base), head_dim, base)
+    torch.testing.assert_close(changed, 5.0 ** (torch.arange(0, head_dim, 2).double() / head_dim), rtol=1e-13, atol=0)
+
+
+# -------------------------------------------------------------------- by the length of the text
+
+
+@given(
+    head_dim=DIMS.filter(lambda d: d > 2),
+    factor=FACTORS,
+    trained=st.integers(64, 9000),
+    lengths=st.lists(st.integers(1, 90000), min_size=2),
+)
+def test_dynamic_is_the_default_up_to_the_trained_length_and_slower_with_every_token(
+    head_dim, factor, trained, lengths
+):
+    found = []
+    for length in sorted(lengths):
+        options = {"length": length, "original_max_positions": trained, "factor": factor}
+        found.append(stretch(frequencies.dynamic(head_dim, **options), head_dim))
+        assert found[-1][0] == 1  # the first pair never changes
+        assert found[-1][-1] == pytest.approx(frequencies.dynamic_factor(**options), rel=1e-9)
+        if length <= trained:
+            assert torch.equal(found[-1], torch.ones(head_dim // 2, dtype=torch.float64))
+    assert bool((torch.stack(found).diff(dim=0) > -1e-9).all())
+
+
+def test_dynamic_factors():
+    """emozilla's goes far beyond what the text needs; with factor 1 it is the ratio of lengths."""
+    assert frequencies.dynamic_factor(8192, 2048, 4) == 13 == 4**2 - 4 + 1
+    assert frequencies.dynamic_factor(16384, 2048, 8) == 57
+    assert frequencies.dynamic_factor(8192, 2048) == 4
+    assert frequencies.dynamic_factor(2048, 2048, 4) == frequencies.dynamic_factor(5, 2048) == 1
+
+
+def test_longrope_chooses_by_the_length():
+    short, long = [1.0 + c / 32 for c in range(32)], [2.0 + c for c in range(32)]
+    for length, expected in ((1, short), (4096, short), (4097, long), (10**6, long)):
+        options = {"short_factor": short, "long_factor": long, "original_max_positions": 4096, "length": length}
+        found = frequencies.longrope(64, **options, factor=32.0)
+        torch.testing.assert_close(stretch(found, 64), torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
+        assert found.attention_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+        assert frequencies.longrope(64, **options, attention_factor=1.5).attention_factor == 1.5
+
+
+# -------------------------------------------------------------------- applied to another one
+
+OF = st.sampled_from([None, "linear", "ntk_mixed", "yarn"])
+
+
+@given(name=OF, head_dim=DIMS, base=BASES, factor=FACTORS)
+def test_resonance_meets_the_same_angles_in_every_turn(name, head_dim, base, factor):
+    of = None if name is None else made(name, head_dim, base, factor, 4096)
+    found = frequencies.resonance(head_dim, base, of=of)
+    waves = wavelengths(found)
+    torch.testing.assert_close(waves, waves.round(), rtol=1e-14, atol=0)
+    before = of or frequencies.default(head_dim, base)
+    assert bool(((waves - wavelengths(before)).abs() <= 0.5 + 1e-9 * waves).all())
+    positions = torch.arange(50, dtype=torch.float64)[:, None]
+    again = positions + 3 * waves.round()
+    torch.testing.assert_close((again * found.inv_freq).cos(), (positions * found.inv_freq).cos(), rtol=0, atol=1e-12)
+    assert found.attention_factor == before.attention_factor
+
+
+def test_tapered_fades_the_slowest():
+    plain = frequencies.default(128)
+    found = frequencies.tapered(128, pairs=20)
+    weights = found.inv_freq / plain.inv_freq
+    assert torch.equal(weights[:45], torch.ones(45, dtype=torch.float64))  # the first of the faded has weight 1, too
+    expected = [(1 + math.cos(math.pi * n / 19)) / 2 for n in range(20)]
+    assert weights[44:].tolist() == pytest.approx(expected, abs=1e-15)
+    assert found.inv_freq[-1] == 0
+    hard = frequencies.tapered(128, pairs=20, hard=True)
+    assert torch.equal(hard.inv_freq, frequencies.fastest(plain, 44 / 64).inv_freq)
+    assert torch.equal(frequencies.tapered(128, pairs=0).inv_freq, plain.inv_freq)
+    trained = frequencies.tapered(128, original_max_positions=2048)
+    slow = int((wavelengths(plain) > 2048).sum())
+    assert torch.equal(trained.inv_freq, frequencies.tapered(128, pairs=slow).inv_freq)
+    of = frequencies.yarn(128, factor=4, original_max_positions=2048)
+    over = frequencies.tapered(128, pairs=20, of=of)
+    torch.testing.assert_close(over.inv_freq, of.inv_freq * weights, rtol=1e-14, atol=1e-18)
+    assert over.attention_factor == of.attention_factor > 1
+
+
+# -------------------------------------------------------------------- as data and as text
+
+
+def test_a_schedule_may_be_of_another():
+    data = {"name": "resonance", "of": {"name": "yarn", "factor": 4.0, "original_max_positions": 2048}}
+    found = create(data, 64, 1e4)
+    expected = frequencies.resonance(64, of=frequencies.yarn(64, factor=4, original_max_positions=2048))
+    assert torch.equal(found.inv_freq, expected.inv_freq)
+    assert parse("yarn:factor=4.0:original_max_positions=2048+resonance") == data
+    assert Rotary(64, schedule=data).attention_factor == expected.attention_factor
+    ids = Positions.from_ids(torch.zeros(1, 3, 3, dtype=torch.long))
+    assert (
+        MRotary(64, schedule=data, sections=[12, 10, 10])
+        .rotate(x := torch.ones(1, 1, 3, 64), x, ids)[0]
+        .isfinite()
+        .all()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("ntk", {"name": "ntk"}),
+        ("yarn:factor=8:truncate=false", {"name": "yarn", "factor": 8, "truncate": False}),
+        ("abf:new_base=1e+5", {"name": "abf", "new_base": 1e5}),
+        ("explicit:stretch=1,2.5,inf", {"name": "explicit", "stretch": [1.0, 2.5, math.inf]}),
+        ("linear:factor=2+tapered:pairs=3+resonance", {"name": "resonance", "of": {"name": "tapered", "pairs": 3, "of": {"name": "linear", "factor": 2}}}),
+    ],
+)  # fmt: skip
+def test_text_and_data(text, data):
+    assert parse(text) == data
+    assert parse(frequencies.as_text(data)) == data
+
+
+@given(st.lists(st.floats(1e-3, 1e6) | st.just(math.inf), min_size=1), st.floats(0.1, 10))
+def test_any_list_of_numbers_comes_back_from_its_text(numbers, temperature):
+    data = {"name": "explicit", "stretch": numbers, "attention_factor": temperature}
+    assert parse(frequencies.as_text(data)) == data
+    tensor = data | {"stretch": torch.tensor(numbers, dtype=torch.float64)}
+    assert parse(frequencies.as_text(tensor)) == data
+
+
+def test_completed_by_what_it_needs():
+    assert complete({"name": "yarn", "factor": 2}, **SHORT) == {
+        "name": "yarn",
+        "factor": 2,
+        "original_max_positions": 2048,
+    }
+    assert complete({"name": "default"}, **SHORT) == {"name": "default"}
+    assert complete({"name": "dynamic"}, **SHORT) == {"name": "dynamic", "length": 4096, "original_max_positions": 2048}
+    assert complete(parse("ntk+resonance"), **SHORT)["of"] == {"name": "ntk", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: frequencies.ntk_mixed(64, factor=2, exponent=1.5), r"exponent=1.5: from 0 \(linear\)"),
+        (lambda: frequencies.ntk_old(64, factor=math.nan), "factor=nan: the new length over the trained one"),
+        (lambda: frequencies.linear(64, factor=math.inf), "factor=inf"),
+        (lambda: frequencies.ntk(2, factor=2), "head_dim=2: NTK"),
+        (lambda: frequencies.abf(64, new_base=0), "new_base=0: must be a positive number"),
+        (lambda: frequencies.abf(64, -1.0, new_base=5.0), "base=-1.0: must be a positive number"),
+        (lambda: frequencies.explicit(64, stretch=[1.0] * 31), r"stretch has shape \(31,\): .*each of the 32 pairs"),
+        (lambda: frequencies.explicit(4, stretch=[1.0, 0.0]), "stretch: frequencies are divided by it"),
+        (lambda: frequencies.explicit(4, stretch=[1.0, math.nan]), "stretch: .* above 0"),
+        (lambda: frequencies.explicit(4, stretch=[1.0, 1.0], attention_factor=-1), "attention_factor=-1"),
+        (lambda: frequencies.dynamic(64, length=0, original_max_positions=5), "length=0: positions in the whole text"),
+        (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: the trained"),
+        (lambda: frequencies.dynamic(64, length=9, original_max_positions=3, factor=0.5), "factor=0.5"),
+        (lambda: frequencies.ntk(64, -1.0, factor=4.0), "base=-1.0: must be a positive number"),
+        (lambda: frequencies.yarn(-4, factor=4.0, original_max_positions=9), "dim=-4: .*even and at least 2"),
+        (lambda: frequencies.resonance(64, of=frequencies.default(32)), "head_dim=64: has 32 pairs, but 16"),
+        (lambda: stretch(frequencies.default(32), 64), "head_dim=64: has 32 pairs, but 16"),
+        (lambda: frequencies.tapered(64), "tapered: pass pairs, or original_max_positions"),
+        (lambda: frequencies.tapered(64, pairs=33), "pairs=33: there are 32"),
+        (lambda: frequencies.tapered(64, pairs=-1), "pairs=-1"),
+        (lambda: frequencies.softmax_factor(4.0, -1.0), "mscale_all_dim=-1.0: the weight"),
+        (lambda: frequencies.yarn(64, factor=4, original_max_positions=9, mscale=-0.1), "mscale=-0.1"),
+        (lambda: longrope(short_factor=[1.0] * 3), r"short_factor has shape \(3,\)"),
+        (lambda: longrope(long_factor=[0.0] * 32), "long_factor: frequencies are divided by it"),
+        (lambda: longrope(factor=None), "longrope needs its temperature"),
+        (lambda: longrope(original_max_positions=1), "original_max_positions=1: the temperature"),
+        (lambda: create({"name": "yran"}, 64, 1e4), "unknown schedule 'yran': did you mean 'yarn'"),
+        (lambda: create({}, 64, 1e4), "unknown schedule None"),
+        (lambda: create({"name": "yarn", "factor": 2}, 64, 1e4), "schedule 'yarn' needs original_max_positions"),
+        (lambda: create({"name": "yarn"}, 64, 1e4), "schedule 'yarn' needs factor and original_max_positions"),
+        (lambda: create({"name": "ntk", "factor": "4x"}, 64, 1e4), "option factor='4x' of schedule 'ntk': pass a number"),
+        (lambda: create({"name": "ntk", "factor": True}, 64, 1e4), "factor=True of schedule 'ntk': pass a number"),
+        (lambda: create({"name": "explicit", "stretch": "1"}, 2, 1e4), "stretch='1' of .*: pass a list of numbers or a tensor"),
+        (lambda: create({"name": "ntk", "factor": 4, "of": {"name": "linear"}}, 64, 1e4), "unknown option of schedule 'ntk' 'of'"),
+        (lambda: create({"name": "resonance", "of": {"name": "ntk"}}, 64, 1e4), "schedule 'ntk' needs factor"),
+        (lambda: create({"name": "resonance", "of": "ntk"}, 64, 1e4), "option of='ntk' of schedule 'resonance'"),
+        (lambda: parse("yarn:factor"), "unknown option of schedule 'yarn' 'factor'"),
+        (lambda: parse("yarn:head_dim=4"), "unknown option of schedule 'yarn' 'head_dim"),
+        (lambda: parse("resonance:of=yarn"), "unknown option of schedule 'resonance' 'of=yarn'"),
+        (lambda: parse("yarn+linear"), r"'yarn\+linear': linear is not applied to another schedule; after \+ go resonance, tapered"),
+        (lambda: parse(""), "unknown schedule ''"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def longrope(**options):
+    numbers = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32, "factor": 2.0, "original_max_positions": 64}
+    return frequencies.longrope(64, **numbers | {"length": 64} | options)

@@ -1,0 +1,61 @@
+"""The page of posenc diff: its numbers, its words, and a browser that shows it without complaint."""
+
+import json
+import re
+from html import unescape
+
+import pytest
+
+from posenc.frequencies import diff
+from posenc.report.schedules import page
+
+FOUND = diff("yarn:beta_fast=16+resonance", "tapered:pairs=6", factor=4, length=2048)
+
+
+def test_it_is_one_file_with_every_number():
+    text = page(FOUND, "posenc diff '<b>' ntk")
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
+    plain = unescape(text)
+    for sentence in FOUND.sentences():
+        assert sentence in plain
+    for schedule in FOUND.schedules:
+        assert f"<code>{schedule}</code>" in plain
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", text)
+    assert [re.findall(r"<td>(.*?)</td>", row) for row in rows] == [pair.cells() for pair in FOUND.pairs]
+    assert "posenc diff &#39;&lt;b&gt;&#39; ntk" in text
+    assert "To reproduce" not in page(FOUND)
+
+
+def test_figures_hold_the_numbers():
+    text = page(FOUND)
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))
+    stretch, waves, phase = (figures[name]["data"] for name in ("stretch", "wavelength", "phase"))
+    assert [trace["name"] for trace in stretch] == ["A: yarn:beta_fast=16+resonance", "B: tapered:pairs=6"]
+    assert [trace["name"] for trace in waves] == ["A: yarn:beta_fast=16+resonance", "B: tapered:pairs=6", "as trained"]
+    assert stretch[0]["y"] == pytest.approx([pair.stretches[0] for pair in FOUND.pairs])
+    assert stretch[1]["y"][-1] is None  # at rest
+    assert waves[2]["y"][0] == pytest.approx(6.283185307)
+    assert phase[0]["y"] == pytest.approx([pair.phase for pair in FOUND.pairs])
+
+
+def test_equal_schedules_make_a_page():
+    text = page(diff("llama3", "yarn_paper:beta_fast=4:attention_factor=1"))
+    assert "give the same frequencies in all 32 pairs" in text
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+def test_a_browser_shows_it_without_complaint(browser, tmp_path, scheme, width):
+    path = tmp_path / "report.html"
+    path.write_text(page(FOUND, "posenc diff yarn:beta_fast=16+resonance tapered:pairs=6 --length 2048"))
+    tab = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    complaints = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+    tab.goto(path.as_uri())
+    tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
+    assert tab.locator("#pairs tbody tr").count() == 32
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert complaints == []
+    tab.close()

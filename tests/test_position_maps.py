@@ -1,0 +1,334 @@
+"""Position maps against the papers' formulas, written out pair by pair, on every backend and token layout."""
+
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import posenc
+from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, position_maps
+from posenc.attention import _problem
+from posenc.backends import call
+from posenc.position_maps import MAPS, dual_chunk, leaky_rerope, rerope, self_extend, streaming, string
+from posenc.regions import Region
+from posenc.segments import segments
+from references import maps
+
+OPTIONS = [
+    ("rerope", {"window": 4}), ("leaky_rerope", {"window": 4, "factor": 2.5}), ("inverse_leaky", {"window": 3, "factor": 2}),
+    ("self_extend", {"window": 4, "group": 3}), ("dual_chunk", {"chunk": 6, "local": 2}), ("dual_chunk", {"chunk": 4, "local": 2}),
+    ("string", {"shift": 5, "window": 2}), ("lampe", {"window": 3, "used": 7, "length": 20}),
+    ("streaming", {"sinks": 2, "recent": 3}), ("streaming", {"sinks": 0, "recent": 5}), ("lm_infinite", {"sinks": 2, "window": 4}),
+]  # fmt: skip
+EVERY = pytest.mark.parametrize(
+    ("name", "options"), OPTIONS, ids=[str(position_maps.create({"name": n, **o})) for n, o in OPTIONS]
+)
+LAYOUTS = {
+    "plain": Positions.arange(17, causal=True),
+    "chunk of a cache": Positions.arange(5, 12, causal=True),
+    "one query": Positions.arange(1, 16, causal=True),
+    "far into a cache": Positions.arange(2, 40, causal=True),
+    "ragged cache": Positions.arange(2, torch.tensor([11, 4]), causal=True),
+    "left padded": Positions.from_mask([[0] * 6 + [1] * 11, [1] * 17], causal=True),
+    "left padded, one query": Positions.from_mask([[0] * 6 + [1] * 11, [1] * 17], 1, causal=True),
+    "right padded": Positions.from_mask([[1] * 9 + [0] * 8, [1] * 17], causal=True),
+    "packed": Positions.packed([3, 10, 4], causal=True),
+    "starts late": Positions.from_ids(torch.arange(30, 47), causal=True),
+    "gaps": Positions.from_ids(torch.arange(17) * 2, causal=True),
+}  # fmt: skip
+WHOLE = [name for name in LAYOUTS if name != "gaps"]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    torch.manual_seed(0)
+    for name, size in (("ROWS", 3), ("MANY", 5), ("COLUMNS", 4), ("CELLS", 32)):
+        monkeypatch.setattr(call, name, size)
+
+
+def inputs(p, heads=4, kv_heads=2, dtype=torch.float64):
+    q = torch.randn(2, heads, p.num_queries, 8, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(2, kv_heads, p.num_keys, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    return q, k, v
+
+
+def oracle(name, options, p):
+    return maps.relative(getattr(maps, name)(**options), p.q, p.k, p.mask()[:, 0])
+
+
+def mapped(name, options, **rotary):
+    return Mapped(Rotary(8, **rotary), MAPS[name](**options))
+
+
+GOLDEN = [
+    (rerope(4), "4 4 4 4 4 4 4 4 3 2 1 0"),
+    (leaky_rerope(4, 2), "7.5 7 6.5 6 5.5 5 4.5 4 3 2 1 0"),
+    (self_extend(4, 2), "7 7 6 6 5 5 4 4 3 2 1 0"),
+    (dual_chunk(6, 2), "6 5 4 3 6 5 4 3 3 2 1 0"),
+    (string(6, 2), "7 6 5 4 3 2 5 4 3 2 1 0"),
+    (position_maps.lm_infinite(2, 4), "4 4 nan nan nan nan nan nan 3 2 1 0"),
+    (streaming(2, 4), "5 4 nan nan nan nan nan nan 3 2 1 0"),
+    (position_maps.lampe(3, 7, 12), "8 8 7 7 6 5 5 4 3 2 1 0"),
+]
+
+
+@pytest.mark.parametrize(("made", "row"), GOLDEN, ids=[str(made) for made, _ in GOLDEN])
+def test_the_last_row_of_twelve_tokens(made, row):
+    found = made.relative(Positions.arange(12, causal=True))[0, 11]
+    assert_close(found, torch.tensor([float(x) for x in row.split()], dtype=torch.float64), equal_nan=True)
+
+
+@EVERY
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_relative_positions_are_the_formulas(name, options, layout):
+    p = LAYOUTS[layout]
+    if name == "streaming" and layout == "gaps":
+        pytest.skip("a cache of tokens has no gaps")
+    assert_close(MAPS[name](**options).relative(p), oracle(name, options, p), equal_nan=True)
+
+
+def is_the_formula(name, options, backend, layouts):
+    for layout in layouts:
+        p = LAYOUTS[layout]
+        q, k, v = (x.detach() for x in inputs(p))
+        encoding = mapped(name, options, layout="interleaved", rope_theta=50.0)
+        expected = maps.attend(q, k, v, oracle(name, options, p), encoding.encoding.inv_freq, "interleaved")
+        found = posenc.attention(q, k, v, encoding, p, backend=backend)
+        assert_close(found, expected, rtol=1e-10, atol=1e-12, msg=lambda m, at=layout: f"{at}: {m}")
+
+
+@EVERY
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_attention_is_the_formula(name, options, backend):
+    is_the_formula(name, options, backend, WHOLE if name == "streaming" else LAYOUTS)
+
+
+@pytest.mark.parametrize(("name", "options"), [OPTIONS[at] for at in (0, 4, 8)])
+def test_flex_is_the_formula(name, options):
+    is_the_formula(name, options, "flex", ["plain", "left padded, one query"])
+
+
+@EVERY
+@pytest.mark.parametrize("layout", WHOLE)
+def test_gradients_are_the_formulas(name, options, layout):
+    if layout == "starts late" and MAPS[name](**options).branches[0].most is not None:
+        pytest.skip("log-n takes the first tokens, which a map keeps visible, to be there")
+    p = LAYOUTS[layout]
+    leaves = inputs(p)
+    encoding = mapped(name, options) + LogN(4) + SoftmaxN(0.5) + ALiBi(4)
+    seen = oracle(name, options, p)
+    factors = ((~seen.isnan()).sum(-1).clamp(min=1).double().log() / math.log(4)).clamp(min=1)
+    bias = -encoding.parts[3].slopes[:, None, None] * (p.q[:, None, :, None] - p.k[:, None, None])
+    frequencies = Rotary(8).inv_freq
+    expected = maps.attend(*leaves, seen, frequencies, "half", factors=factors[:, None], bias=bias, sink=math.log(0.5))
+    weight = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * weight).sum(), leaves)
+    for backend in ("sdpa", "reference"):
+        found = posenc.attention(*leaves, encoding, p, backend=backend)
+        assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        for one, other in zip(torch.autograd.grad((found * weight).sum(), leaves), wanted, strict=True):
+            assert_close(one, other, rtol=1e-9, atol=1e-11)
+    # without a sink or a bias the kernel's own backward is taken
+    plain = mapped(name, options)
+    expected = maps.attend(*leaves, seen, frequencies, "half")
+    wanted = torch.autograd.grad((expected * weight).sum(), leaves)
+    found = torch.autograd.grad((posenc.attention(*leaves, plain, p) * weight).sum(), leaves)
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("layout", ["left padded", "one query", "gaps"])
+def test_gradcheck(layout):
+    p = LAYOUTS[layout]
+    leaves = inputs(p, heads=2, kv_heads=1)
+    encoding = Mapped(Rotary(8), self_extend(4, 3)) + SoftmaxN()
+    assert torch.autograd.gradcheck(lambda *x: posenc.attention(*x, encoding, p), leaves, fast_mode=True)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_angles_stay_exact_far_out_and_in_half_precision(name, options, dtype):
+    p = Positions.arange(9, 5000, causal=True)
+    q, k, v = (x.detach().to(dtype) for x in inputs(p))
+    encoding = mapped(name, options).to(dtype)
+    bound = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
+    seen = MAPS[name](**options).relative(p)  # equal to the formulas, see above
+    expected = maps.attend(q.double(), k.double(), v.double(), seen, Rotary(8).inv_freq, "half")
+    for backend in ("sdpa", "reference"):
+        found = posenc.attention(q, k, v, encoding, p, backend=backend).double()
+        assert (found - expected).abs().max() < bound * max(1.0, float(v.abs().max())), backend
+
+
+@EVERY
+def test_decoding_in_pieces_is_the_full_pass(name, options):
+    encoding, n = mapped(name, options) + LogN(3), 23
+    q, k, v = (x.detach() for x in inputs(Positions.arange(n)))
+    whole = posenc.attention(q, k, v, encoding, causal=True)
+    at = 0
+    for size in (7, 1, 1, 6, 1, 1, 1, 5):
+        end = at + size
+        part = Positions.arange(size, at, causal=True)
+        found = posenc.attention(q[:, :, at:end], k[:, :, :end], v[:, :, :end], encoding, part)
+        assert_close(found, whole[:, :, at:end], rtol=1e-11, atol=1e-12)
+        at = end
+    assert at == n
+
+
+@given(window=st.integers(1, 20), group=st.integers(1, 9), trained=st.integers(21, 40), n=st.integers(1, 90))
+def test_what_the_methods_promise(window, group, trained, n):
+    whole = group * max(1, window // group)  # a window of whole groups
+    p = Positions.arange(max(1, (trained - whole) * group + whole), causal=True)
+    assert self_extend(whole, group).relative(p).nan_to_num().max() <= max(trained, whole) - 1
+    p = Positions.arange(n, causal=True)
+    plain = p.q[0, :, None] - p.k[0]
+    near = (plain >= 0) & (plain < window)
+    for made in (
+        rerope(window),
+        leaky_rerope(window, group),
+        self_extend(window, group),
+        dual_chunk(2 * trained, window),
+    ):
+        found = made.relative(p)[0]
+        assert torch.equal(found[near], plain[near].double()), "near distances stay"
+    assert rerope(window).relative(p).nan_to_num().max() <= window
+    found = dual_chunk(2 * trained, window).relative(p).nan_to_num()
+    assert 0 <= found.min() <= found.max() <= 2 * trained
+
+
+@pytest.mark.parametrize(
+    "same",
+    [rerope(23), rerope(400), leaky_rerope(5, 1), self_extend(5, 1), string(5, 5), dual_chunk(30, 2), streaming(4, 19)],
+)
+def test_maps_that_are_rope(same):
+    q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
+    plain = posenc.attention(q, k, v, Rotary(8), causal=True)
+    assert_close(posenc.attention(q, k, v, Mapped(Rotary(8), same), causal=True), plain, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("made", [rerope(9), leaky_rerope(9, 4), self_extend(9, 4), string(9, 2), streaming(2, 9)])
+def test_the_first_tokens_are_as_without_a_map(made):
+    q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
+    plain = posenc.attention(q, k, v, Rotary(8), causal=True)
+    found = posenc.attention(q, k, v, Mapped(Rotary(8), made), causal=True)
+    assert_close(found[:, :, :9], plain[:, :, :9], rtol=1e-10, atol=1e-12)
+    assert (found[:, :, -1] - plain[:, :, -1]).abs().max() > 1e-3
+
+
+def test_a_text_within_the_window_takes_the_path_of_rope():
+    q, k, v = (x.detach().float() for x in inputs(Positions.arange(23)))
+    plain, found = (posenc.attention(q, k, v, e, causal=True) for e in (Rotary(8), Mapped(Rotary(8), rerope(64))))
+    assert torch.equal(plain, found)
+
+
+def test_a_query_alone_reads_only_the_keys_that_it_sees():
+    p = Positions.arange(1, 99, causal=True)
+    q, k, v = inputs(p)
+    near, sinks = _problem(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
+    assert (near.first, near.k.shape[2]) == (90, 10)
+    assert (sinks.first, sinks.k.shape[2]) == (0, 4)
+    _, far = _problem(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
+    assert far.k is k, "keys that every query sees at one distance are not rotated"
+
+
+def test_dropout_drops_weights_of_every_branch(monkeypatch):
+    monkeypatch.undo()  # tiles as they are
+    p = Positions.arange(60, causal=True)
+    q, k, v = (x.detach() for x in inputs(p))
+    encoding = Mapped(Rotary(8), self_extend(20, 4))
+    drawn = [posenc.attention(q, k, v, encoding, p, dropout_p=0.3) for _ in range(300)]
+    expected = posenc.attention(q, k, v, encoding, p)
+    assert (torch.stack(drawn).mean(0) - expected).abs().mean() < 0.05 * expected.abs().mean()
+    assert not torch.equal(drawn[0], drawn[1])
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def seeded(*x):
+        torch.manual_seed(1)
+        return posenc.attention(*x, encoding, p, dropout_p=0.3)
+
+    assert torch.autograd.gradcheck(seeded, leaves, fast_mode=True)
+
+
+def test_regions_are_visited_and_nothing_else():
+    """The rectangles of a region hold its pairs, whatever the layout."""
+    regions = [branch.region for name, options in OPTIONS for branch in MAPS[name](**options).branches]
+    for p in LAYOUTS.values():
+        found = segments(p)
+        if found is None or not found.regular:
+            continue
+        for region in dict.fromkeys(regions):
+            held = torch.zeros(p.batch, p.num_queries, p.num_keys, dtype=torch.bool)
+            limits = Region() if region.chunk > 1 else region
+            for row, q0, q1, k0, k1, diagonal in found.within(region):
+                distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
+                part = (distance >= 0) & limits.holds(
+                    distance, torch.zeros_like(distance) if region.below is None else distance * 0
+                )
+                held[slice(None) if row < 0 else row, q0:q1, k0:k1] |= part
+            assert torch.equal(held, p.mask()[:, 0] & region.holds(p.q[:, :, None], p.k[:, None]).expand_as(held)), (
+                region
+            )
+
+
+def test_specs_names_and_copies():
+    for name, options in OPTIONS:
+        made = MAPS[name](**options)
+        assert position_maps.create(made.spec()) == made == pickle.loads(pickle.dumps(made))
+        assert hash(made) == hash(position_maps.create(made.spec()))
+        encoding = posenc.create(f"rope:rope_theta=500@{made}+alibi", head_dim=8, num_heads=4)
+        assert encoding.spec() == (Mapped(Rotary(8, 500), made) + ALiBi(4)).spec()
+        assert posenc.from_spec(encoding.spec()).spec() == encoding.spec()
+        assert posenc.cite(f"rope@{made}") == posenc.cite(Mapped(Rotary(8), made))
+        assert str(made) in repr(encoding)
+    assert rerope(3) != rerope(4)
+    assert Mapped(Rotary(8), rerope(3)).shift_invariant
+    assert not Mapped(Rotary(8), self_extend(3, 2)).shift_invariant
+    turns = posenc.create("rope@rerope:window=4/none", head_dim=8, num_layers=2)
+    assert (len(turns.branches(0)), len(turns.branches(1))) == (2, 0)
+
+
+def test_explain_tells_of_branches():
+    q, k, v = inputs(LAYOUTS["plain"])
+    encoding = Mapped(Rotary(8), rerope(4))
+    assert "each branch of the position map by itself" in posenc.explain(q, k, v, encoding, causal=True).reason
+    slow = posenc.explain(q, k, v, encoding, LAYOUTS["gaps"])
+    assert "the scores of every branch" in slow.reason
+    assert slow.faster == "contiguous positions"
+
+
+ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: rerope(0), r"window=0: a whole number of tokens, at least 1"),
+        (lambda: rerope(2.5), r"window=2.5: a whole number"),
+        (lambda: leaky_rerope(4, 0), r"factor=0: must be a number above 0"),
+        (lambda: self_extend(4, 0), r"group=0"),
+        (lambda: dual_chunk(4, 3), r"chunk=4, local=3: local is at most half"),
+        (lambda: streaming(-1, 4), r"sinks=-1"),
+        (lambda: streaming(4, 0), r"recent=0"),
+        (lambda: position_maps.lampe(4, 5, 1), r"length=1"),
+        (lambda: position_maps.create({"name": "rerop"}), r"did you mean 'rerope'"),
+        (lambda: position_maps.create({"name": "rerope", "w": 4}), r"position map 'rerope' with options"),
+        (lambda: Mapped(ALiBi(2), rerope(4)), r"rotates by its positions, such as rope"),
+        (lambda: Mapped(Rotary(8) + LogN(4), rerope(4)), r"add others to the result"),
+        (lambda: Mapped(PerLayer(Rotary(8)), rerope(4)), r"rotates by its positions"),
+        (lambda: Mapped(LogN(4), rerope(4)), r"rotates by its positions"),
+        (lambda: posenc.create("rope@rerope:window=4", head_dim=8, layout="half"), r"write them into the text"),
+        (lambda: posenc.attention(X, X, X, ROPE), r"pass causal positions"),
+        (lambda: posenc.attention(X, X, X, ROPE, causal=True, keys_rotated=True), r"keep keys unrotated in the cache"),
+        (lambda: posenc.attention(X, X, X, ROPE + ROPE, causal=True), r"several position maps"),
+        (lambda: posenc.attention(X, X, X, ROPE, causal=True, backend="triton"), r"knows no position maps"),
+        (lambda: ROPE.rotate(X, X, Positions.arange(5, causal=True)), r"it takes posenc.attention"),
+        (lambda: posenc.linear_attention(X, X, X, ROPE), r"it takes posenc.attention"),
+        (lambda: posenc.attention(X[:, :, :4], X[:, :, :4], X[:, :, :4], ROPE, Positions.grid(2, 2), causal=True), r"one coordinate"),
+    ],
+)  # fmt: skip
+def test_refusals(make, message):
+    with pytest.raises(posenc.InputError, match=message):
+        make()
