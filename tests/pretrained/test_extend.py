@@ -405,7 +405,9 @@ def test_models_that_are_refused() -> None:
         posenc.extend(small_model("gemma2"), "rerope")
     with pytest.raises(InputError, match=r"every layer of this model sees 32 tokens at most"):
         posenc.extend(small_model("mistral", sliding_window=32), "log_n")
-    with pytest.raises(InputError, match=r"unknown model type 'gpt2'"):
+    with pytest.raises(InputError, match=r"unknown model type 'bloom'"):
+        posenc.extend(small_model("bloom", n_head=2, n_layer=1), "yarn", factor=2)
+    with pytest.raises(InputError, match=r"unknown method for a learned table 'yarn'"):
         posenc.extend(small_model("gpt2", n_embd=32, n_head=2, n_layer=1), "yarn", factor=2)
     with pytest.raises(InputError, match=r"pass a transformers model"):
         posenc.extend(nn.Linear(2, 2), "yarn", factor=2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+import posenc
 from posenc import InputError
 from posenc.pretrained.learned_table import TABLES, extend_table, has_learned_table, restore_table
 
@@ -81,7 +82,8 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
     assert torch.equal(out(model, short), want)
     assert all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
     assert model.config.max_position_embeddings == small(model_type).config.max_position_embeddings
-    restore_table(model)  # nothing to do
+    with pytest.raises(InputError, match=r"model is not extended"):
+        restore_table(model)
 
 
 def test_extending_again_starts_from_the_models_own_table():
@@ -136,3 +138,12 @@ def test_other_models_are_named():
     assert not has_learned_table(llama)
     with pytest.raises(InputError, match=r"unknown model type with a learned table 'llama'.*roberta"):
         extend_table(llama, "hierarchical", factor=2)
+
+
+def test_extend_and_restore_know_learned_tables():
+    model = small("bert")
+    before = table(model)
+    assert posenc.extend(model, "hierarchical", factor=2, alpha=0.3).target_length == 2 * L
+    assert len(table(model)) == 2 * L
+    posenc.restore(model)
+    assert table(model) is before

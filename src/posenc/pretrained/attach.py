@@ -207,7 +207,7 @@ def attach(body: Anatomy, design: Design, report: Any) -> None:
             decoder.rotary_emb = Turns(design.rotations, design.still, body.family).to(device)
         if design.encodings:
             _install(body, design, record)
-        _configure(config, design.config)
+        configure(config, design.config)
     except BaseException:
         detach(record)
         raise
@@ -232,7 +232,8 @@ def _set_implementation(model: Any, name: str) -> None:
         raise InputError(f"{type(model).__name__} does not let its attention be set: only frequency schedules serve it")
 
 
-def _configure(config: Any, values: Mapping[str, Any]) -> None:
+def configure(config: Any, values: Mapping[str, Any]) -> None:
+    """Set values of a configuration; `Absent` takes one away."""
     for name, value in values.items():
         if value is not Absent:
             setattr(config, name, value)
@@ -254,5 +255,5 @@ def detach(record: Attached) -> None:
             del module._posenc_plan
     if config._attn_implementation != record.implementation:
         _set_implementation(body.model, record.implementation)
-    _configure(config, record.config)
+    configure(config, record.config)
     delattr(decoder, RECORD)

@@ -15,7 +15,7 @@ from torch import nn
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.pretrained.anatomy import Anatomy, anatomy, unwrapped
-from posenc.pretrained.attach import Attached, attached
+from posenc.pretrained.attach import Attached, attached, configure
 from posenc.pretrained.learned_table import has_learned_table
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
 from posenc.pretrained.serving import OVERRIDES, llama_cpp, vllm_command, vllm_overrides
@@ -114,9 +114,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
         return config, Export(name, model_type, None, length, True, (), parameters, command, f"-c {length}"), None
     missing = _missing(record)
     if missing:  # as it was before, so that extending it after loading starts from there
-        for key, value in record.config.items():
-            if key != "posenc":  # which says what is missing
-                setattr(config, key, value)
+        configure(config, {key: value for key, value in record.config.items() if key != "posenc"})
         no = f"cannot express {' and '.join(missing)}"
         before = body.loaded_length, False, missing, config.rope_parameters, no, no
         return config, Export(name, model_type, record.report.method, *before), None

@@ -12,6 +12,7 @@ from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
 from posenc.pretrained.attach import Absent, Design, attach, attached, detach
+from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan
 from posenc.pretrained.report import Extension
 from posenc.pretrained.rope_config import hf_config
@@ -27,13 +28,15 @@ def extend(
     factor: float | None = None,
     target_length: int | None = None,
     **options: Any,
-) -> Extension:
+) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
     model: Llama and its kin, see `posenc.pretrained.anatomy.FAMILIES`; a PEFT wrapper is looked through. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
     over the one the model had before any scaling; or target_length, in tokens. Methods that do not depend on the new length
     need neither. options: of the method's parts, as in `extend(model, "rerope", window=2048)`.
+
+    BERT and other models with a learned table take "hierarchical" and "interpolate", see `extend_table`.
 
     A model that is extended already is extended anew from what it was, never twice. Whatever fails leaves the model as it
     was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
@@ -42,6 +45,8 @@ def extend(
     Raises:
         InputError: a model, method, option or length that is not supported, with the reason.
     """
+    if has_learned_table(model):
+        return extend_table(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrapped(model)
     body, record = anatomy(inner), attached(inner)
     target = _target(body, factor, target_length)
@@ -68,6 +73,9 @@ def restore(model: nn.Module) -> None:
     Raises:
         InputError: the model is not extended.
     """
+    if has_learned_table(model):
+        restore_table(model)
+        return
     record = attached(unwrapped(model))
     if record is None:
         raise InputError("model is not extended: there is nothing to restore")

@@ -126,14 +126,15 @@ def extend_table(
 
 
 def restore_table(model: nn.Module) -> None:
-    """Put the table back that the model had before `extend_table`; nothing happens to a model without extension.
+    """Put the table back that the model had before `extend_table`. What the longer one has learned since is lost.
 
-    What the longer table has learned since is lost.
+    Raises:
+        InputError: the model is not extended.
     """
     inner = unwrapped(model)
     original = getattr(inner, RECORD, None)
     if original is None:
-        return
+        raise InputError("model is not extended: there is nothing to restore")
     owner, module = _find(inner)
     weight, now = original.weight, _weight(module)
     if (weight.dtype, weight.device) != (now.dtype, now.device):  # the model was moved or cast in the meantime

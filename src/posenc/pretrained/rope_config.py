@@ -69,8 +69,8 @@ def hf_config(anatomy: Anatomy, frequencies: Frequencies | Mapping[str, Frequenc
 def as_loaded(anatomy: Anatomy) -> dict[str, Any]:
     """The model's rope_parameters before `extend` changed them."""
     extension = getattr(anatomy.decoder, RECORD, None)
-    now: dict[str, Any] = anatomy.config.rope_parameters
-    return now if extension is None else extension.config.get("rope_parameters", now)
+    kept: Mapping[str, Any] = {} if extension is None else extension.config
+    return dict(kept.get("rope_parameters", anatomy.config.rope_parameters))
 
 
 def _written(
