@@ -368,7 +368,7 @@ def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     found = lower(problem)
     tensors = [x.detach().requires_grad_(x.requires_grad) for x in found.tensors]
     regions = [Region(), Region(farthest=2), Region(nearest=2)][branches - 1 :][:branches]
-    regions = [number for region in regions for number in region.numbers()]
+    regions = [number for region in regions for number in (*region.numbers(), 0)]
     arguments = (
         v, tensors, found.kinds, found.segments.table, regions, True, problem.scale, found.longest, 0.0, None
     )  # fmt: skip
