@@ -78,7 +78,7 @@ def segments(positions: Positions) -> Segments | None:
         return Segments([-1, 0, size[0], 0, size[1], diagonal, origin], positions.start is not None)
     if torch.compiler.is_compiling():
         return None
-    return positions.shared("segments", lambda: _read(positions))
+    return positions.shared(("segments", positions.causal), lambda: _read(positions))
 
 
 def seen_keys(positions: Positions, region: Region) -> tuple[int, int]:

@@ -368,7 +368,7 @@ def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     found = lower(problem)
     tensors = [x.detach().requires_grad_(x.requires_grad) for x in found.tensors]
     regions = [Region(), Region(farthest=2), Region(nearest=2)][branches - 1 :][:branches]
-    regions = [number for region in regions for number in region.numbers()]
+    regions = [number for region in regions for number in (*region.numbers(), 0)]
     arguments = (
         v, tensors, found.kinds, found.segments.table, regions, True, problem.scale, found.longest, 0.0, None
     )  # fmt: skip
@@ -459,3 +459,13 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p,
     dense = heads * 6000**2 * 4
     assert large < dense / 3, "far from one matrix of scores, of which a dense pass holds several"
     assert large < 6 * small + 2**24, "four times the tokens, about four times the memory"
+
+
+def test_the_same_positions_serve_with_and_without_causality():
+    """What is visible is kept with the positions, and orders need not follow distances."""
+    q, k, v = inputs(5, 5, H)
+    n = torch.arange(5)[None]
+    p = Positions(q=n, k=n, q_order=n + 1, k_order=n, valid=torch.ones(1, 5, dtype=torch.bool))
+    for causal in (False, True, False):
+        expected = attention(q, k, v, None, p, causal=causal, backend="reference")
+        assert torch.allclose(attention(q, k, v, None, p, causal=causal), expected, atol=1e-12)
