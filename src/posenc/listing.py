@@ -9,6 +9,7 @@ from posenc.encodings import ENCODINGS, create
 from posenc.frequencies import SCHEDULES, options_of
 from posenc.position_maps import MAPS
 from posenc.pretrained.methods import METHODS
+from posenc.texts import summary
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -64,11 +65,6 @@ def rows() -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def summary(documented: object) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
 
 
 def table() -> str:

@@ -94,3 +94,8 @@ def _spelled(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
     words |= {Sequence: "a list of numbers", Tensor: "a tensor"}
     return " or ".join(words.get(kind, "a dict, from Python") for kind in _kinds(hint))
+
+
+def summary(documented: object) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((documented.__doc__ or "").split("\n\n")[0].split())

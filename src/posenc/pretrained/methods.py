@@ -18,7 +18,7 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.denominator import LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.errors import InputError, unknown
-from posenc.texts import check_options, named, read_options, split
+from posenc.texts import check_options, named, read_options, split, summary
 
 Kind = Literal["none", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
@@ -64,6 +64,11 @@ class Method:
     tuning: Tuning = "works without"
     defaults: Mapping[str, Default] = field(default_factory=dict)
     exact: Callable[[Mapping[str, Any], Lengths], int] | None = None
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a sentence or two."""
+        return summary(self.make)
 
     @property
     def signed(self) -> Callable[..., Any]:

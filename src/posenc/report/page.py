@@ -9,9 +9,9 @@ from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
-from posenc.listing import summary
 from posenc.position_maps import MAPS
 from posenc.report import figures
+from posenc.texts import summary
 
 DESCRIPTIONS = {
     "none": "no positions at all; a causal model can still count what it sees",
