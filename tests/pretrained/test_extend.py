@@ -149,11 +149,11 @@ def test_restore_puts_back_the_very_objects(kind: str, method: str) -> None:
         posenc.extend(model, method, factor=4)
         assert (model(x).logits == logits).all() == (method == "none")
         assert model.config.max_position_embeddings == 256
-        posenc.restore(model)
+        assert posenc.restore(model)
         assert state(model) == before
         assert torch.equal(model(x).logits, logits)
-    with pytest.raises(InputError, match=r"model is not extended"):
-        posenc.restore(model)
+    assert not posenc.restore(model)
+    assert state(model) == before
 
 
 def test_the_same_call_twice_changes_nothing_and_another_replaces() -> None:
@@ -429,3 +429,18 @@ def test_anatomy_of_an_extended_model_is_that_of_the_model_before() -> None:
     assert found.rotary is before.rotary
     assert found.loaded_length == 64
     assert isinstance(found.rope.frequencies().inv_freq, Tensor)
+
+
+def test_a_schedules_own_factor_says_how_long_texts_become():
+    model = small_model("llama")
+    written = posenc.extend(model, "yarn:factor=4+log_n")
+    assert (written.new_length, written.stretch) == (4 * TRAINED, posenc.extend(model, "yarn+log_n", factor=4).stretch)
+    # beside a length of its own it is the schedule's alone: YaRN's authors set it higher than what texts need
+    report = posenc.extend(model, "yarn:factor=8", factor=4)
+    assert report.new_length == 4 * TRAINED
+    assert max(report.stretch) == pytest.approx(8)
+    for method in ("abf:new_base=1e6", "resonance+log_n"):  # depend on no length
+        assert posenc.extend(model, method).new_length is None
+    for method in ("yarn", "yarn+resonance", "dynamic:factor=4"):
+        with pytest.raises(InputError, match=r"depends on the new length: pass factor= or target_length="):
+            posenc.extend(model, method)

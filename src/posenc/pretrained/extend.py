@@ -13,7 +13,7 @@ from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
 from posenc.pretrained.attach import Absent, Design, attach, attached, detach
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
-from posenc.pretrained.methods import Lengths, Plan, plan
+from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
 from posenc.pretrained.report import Extension
 from posenc.pretrained.rope_config import hf_config
 
@@ -33,8 +33,8 @@ def extend(
 
     model: Llama and its kin, see `posenc.pretrained.anatomy.FAMILIES`; a PEFT wrapper is looked through. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
-    over the one the model had before any scaling; or target_length, in tokens. Methods that do not depend on the new length
-    need neither. options: of the method's parts, as in `extend(model, "rerope", window=2048)`.
+    over the one the model had before any scaling; or target_length, in tokens; both None: what a schedule's own text says
+    ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's parts, as in `extend(model, "rerope", window=2048)`.
 
     BERT and other models with a learned table take "hierarchical" and "interpolate", see `extend_table`.
 
@@ -49,6 +49,8 @@ def extend(
         return extend_table(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrapped(model)
     body, record = anatomy(inner), attached(inner)
+    if factor is None and target_length is None:
+        factor = written_factor(method)
     target = _target(body, factor, target_length)
     chosen = plan(method, options, Lengths(body.trained_length, target), Lengths(body.loaded_length, target))
     design = _design(body, chosen, target)
@@ -67,19 +69,15 @@ def extend(
     return report
 
 
-def restore(model: nn.Module) -> None:
-    """Undo `extend`: the very modules and configuration values that were there are put back.
-
-    Raises:
-        InputError: the model is not extended.
-    """
+def restore(model: nn.Module) -> bool:
+    """Undo `extend`: the very modules and configuration values that were there are put back. Whether there was anything
+    to undo."""
     if has_learned_table(model):
-        restore_table(model)
-        return
+        return restore_table(model)
     record = attached(unwrapped(model))
-    if record is None:
-        raise InputError("model is not extended: there is nothing to restore")
-    detach(record)
+    if record is not None:
+        detach(record)
+    return record is not None
 
 
 def _target(body: Anatomy, factor: float | None, target_length: int | None) -> int | None:

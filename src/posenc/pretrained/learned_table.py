@@ -125,16 +125,13 @@ def extend_table(
     return TableExtension(method, options, length, target, added)
 
 
-def restore_table(model: nn.Module) -> None:
-    """Put the table back that the model had before `extend_table`. What the longer one has learned since is lost.
-
-    Raises:
-        InputError: the model is not extended.
-    """
+def restore_table(model: nn.Module) -> bool:
+    """Put the table back that the model had before `extend_table`. What the longer one has learned since is lost. Whether
+    there was anything to put back."""
     inner = unwrapped(model)
     original = getattr(inner, RECORD, None)
     if original is None:
-        raise InputError("model is not extended: there is nothing to restore")
+        return False
     owner, module = _find(inner)
     weight, now = original.weight, _weight(module)
     if (weight.dtype, weight.device) != (now.dtype, now.device):  # the model was moved or cast in the meantime
@@ -144,6 +141,7 @@ def restore_table(model: nn.Module) -> None:
         setattr(owner, name, buffer.to(now.device))
     inner.config.max_position_embeddings = original.max_position_embeddings
     delattr(inner, RECORD)
+    return True
 
 
 def _longer(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:

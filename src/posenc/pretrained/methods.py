@@ -250,10 +250,28 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
         assert chosen.exact is not None
         exact.append(chosen.exact(given, others))
     if schedule is not None:
-        shape = {"factor": schedules.factor, "original_max_positions": schedules.trained, "length": schedules.new}
+        shape: dict[str, Any] = {"original_max_positions": schedules.trained}
+        if schedules.target is not None or needs_length(schedule):
+            shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
     text = "+".join(":".join([name, *(f"{k}={_spelled(v)}" for k, v in given.items())]) for name, given in parts)
     return Plan(text, schedule, found, attention, min(exact, default=None), tuning)
+
+
+def written_factor(method: str) -> float | None:
+    """How many times longer a schedule in the text says that texts become, as in "yarn:factor=4"; None: it does not."""
+    for part in split(method):
+        name, given = _read(part)
+        if METHODS[name].kind == "schedule" and "length" not in METHODS[name].options():
+            return given.get("factor")
+    return None
+
+
+def needs_length(schedule: Mapping[str, Any]) -> bool:
+    """Whether a schedule as data lacks what only the new length tells."""
+    of = schedule.get("of")
+    wanted = {n for n, p in METHODS[schedule["name"]].options().items() if p.default is Parameter.empty}
+    return bool({"factor", "length"} & wanted - set(schedule)) or (of is not None and needs_length(of))
 
 
 def _spelled(value: Any) -> str:
