@@ -24,7 +24,8 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_snippets_run(path, monkeypatch):
+def test_snippets_run(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # what they write goes there
     page = ModuleType(path.stem)  # as at a prompt, a class of a snippet can be pickled
     monkeypatch.setitem(sys.modules, path.stem, page)
     names = page.__dict__

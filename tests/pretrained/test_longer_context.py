@@ -9,8 +9,9 @@ import torch
 import posenc
 from posenc.pretrained import loss_by_position
 from references import stories15m
-from test_examples import example
+from test_examples import EXAMPLES, example
 
+ROOT = EXAMPLES.parent
 LENGTHS = (256, 512, 1024, 2048)
 
 MEASURED = {
@@ -93,3 +94,9 @@ def test_the_example_measures_what_is_missing_and_shows_a_table(tmp_path, llama,
     assert rows["rerope:window=16"][-2] == "16"
     assert rows["cut off"][-3].startswith("+0.000")
     assert rows["none"][2] == f"{torch.tensor(first['arms']['none']['loss'])[:4].mean():.3f}"
+
+
+def test_the_documents_show_what_was_measured():
+    results = json.loads((ROOT / "benchmarks" / "results" / "longer_context.json").read_text())
+    text = (ROOT / "docs" / "longer_context.md").read_text(encoding="utf-8")
+    assert example("longer_context").table(results) in text

@@ -36,10 +36,10 @@ def path() -> Path:
 
 
 def require() -> Path:
-    """Where the file is; without it the test is skipped, or fails where POSENC_REQUIRE_MODEL is set."""
+    """Where the file is; without it the test is skipped, or fails where POSENC_REQUIRE_STORIES15M is set."""
     if not path().exists():
         reason = f"no stories15M in {path().parent} (make test fetches it: python -m references.stories15m, from tests)"
-        if os.environ.get("POSENC_REQUIRE_MODEL"):
+        if os.environ.get("POSENC_REQUIRE_STORIES15M"):
             pytest.fail(reason)
         pytest.skip(reason)
     return path()
