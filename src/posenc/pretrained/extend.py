@@ -15,7 +15,7 @@ from posenc.pretrained.attach import Absent, Design, attach, attached, detach
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan
 from posenc.pretrained.report import Extension
-from posenc.pretrained.rope_config import hf_config
+from posenc.pretrained.rope_config import hf_config, pinned
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """What plain transformers reads of a configuration to turn as an extended model does."""
@@ -101,12 +101,14 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
 def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     """What is to be attached, with everything made that can fail."""
     length = body.loaded_length if target is None else target
-    config: dict[str, Any] = {"max_position_embeddings": length, "posenc": Absent}
+    config: dict[str, Any] = {"posenc": Absent}
     changed = _changed(body)
     rotations = {} if chosen.schedule is None and chosen.map is None else _rotations(body, chosen, changed, length)
     if chosen.schedule is not None:
         plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
         config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
+    elif all(rope.schedule["name"] != "dynamic" for rope in body.ropes.values()):  # which stretches beyond this length
+        config |= {"max_position_embeddings": length, "rope_parameters": pinned(body)}
     if chosen.map is None and not chosen.attention:
         return Design(rotations, frozenset(), (), config)
     _check_attention(body, chosen)
@@ -190,9 +192,10 @@ def _check_attention(body: Anatomy, chosen: Plan) -> None:
 def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next((t for t in body.ropes if t == "full_attention"), next(iter(body.ropes)))
     turned = design.rotations[main].frequencies() if design.rotations else body.rope.frequencies()
-    before = create(body.ropes[main].at(body.loaded_length), body.rotary_dim, body.rope_theta)
+    lengths = (1, body.loaded_length) if design.rotations else ()  # a schedule may have one set for short texts alone
+    before = [create(body.ropes[main].at(n), body.rotary_dim, body.rope_theta) for n in lengths]
     exact = body.loaded_length if chosen.exact is None else min(chosen.exact, body.loaded_length)
-    if not _equal(turned, before):
+    if not all(_equal(turned, each) for each in before):
         exact = 0
     size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
     return Extension(
