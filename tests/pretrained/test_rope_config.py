@@ -108,3 +108,15 @@ def test_another_length_does_not_change_what_a_model_was_loaded_with(loaded, met
         torch.testing.assert_close(again(x).logits, found)
         exact = (made()(x[:, :12]).logits - extended(x[:, :12]).logits).abs().max() < 1e-3
     assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short texts too"
+
+
+@pytest.mark.parametrize("loaded", ["default", "linear", "dynamic", "yarn"])
+@pytest.mark.parametrize("method", ["ntk+rerope:window=12", "tapered+log_n"])
+def test_a_schedule_and_more_come_back_on_top_of_what_a_model_was_loaded_with(loaded, method, tmp_path):
+    given = {"linear": {"factor": 2.0}, "dynamic": {"factor": 2.0}, "yarn": LEFT_OPEN["yarn"][1]}.get(loaded, {})
+    x, model = tokens(1, 90), small_model("llama", rope_parameters={"rope_theta": 1e4, "rope_type": loaded, **given})
+    posenc.extend(model, method, target_length=4 * TRAINED)
+    model.save_pretrained(tmp_path)
+    again, _ = posenc.load(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)

@@ -40,7 +40,8 @@ def extend(
 
     A model that is extended already is extended anew from what it was, never twice. Whatever fails leaves the model as it
     was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
-    frequencies, so that save_pretrained keeps them.
+    frequencies, so that save_pretrained keeps them; unless how the model was loaded ("dynamic", "linear") forbids it, which
+    `load` knows what to do with.
 
     Raises:
         InputError: a model, method, option or length that is not supported, with the reason.
@@ -104,12 +105,15 @@ def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     config: dict[str, Any] = {"posenc": Absent}
     changed = _changed(body)
     rotations = {} if chosen.schedule is None and chosen.map is None else _rotations(body, chosen, changed, length)
-    if chosen.schedule is not None:
+    loaded = {rope.schedule["name"] for rope in body.ropes.values()}
+    alone = chosen.map is None and not chosen.attention
+    # a length that "dynamic" would read, or finer positions on which the rest could not be extended anew, stay
+    if chosen.schedule is not None and (alone or "linear" not in loaded):
         plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
         config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
-    elif all(rope.schedule["name"] != "dynamic" for rope in body.ropes.values()):  # which stretches beyond this length
+    elif chosen.schedule is None and "dynamic" not in loaded:
         config |= {"max_position_embeddings": length, "rope_parameters": pinned(body)}
-    if chosen.map is None and not chosen.attention:
+    if alone:
         return Design(rotations, frozenset(), (), config)
     _check_attention(body, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
