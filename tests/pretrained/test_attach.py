@@ -101,9 +101,10 @@ def test_the_saved_configuration_gives_plain_transformers_the_same(kind: str, me
     close(plain(x).logits, model(x).logits)
 
 
-def test_angles_stay_exact_in_half_precision() -> None:
+@pytest.mark.parametrize("method", ["abf:new_base=10000", "log_n", "softmax_n"])
+def test_angles_stay_exact_in_half_precision(method: str) -> None:
     """The trap: .to(bfloat16) rounds a plain model's frequencies, which is radians at position 16000."""
-    plain, model = small_model("llama").to(torch.bfloat16), extended("llama", "abf:new_base=10000").to(torch.bfloat16)
+    plain, model = small_model("llama").to(torch.bfloat16), extended("llama", method).to(torch.bfloat16)
     ids, x = torch.tensor([[16000]]), torch.zeros(1, 1, 64)  # asked in float32, so that only the angles are rounded
     inv_freq = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
     exact = (16000 * inv_freq).cos().repeat(2)

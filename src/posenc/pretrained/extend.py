@@ -104,9 +104,12 @@ def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     length = body.loaded_length if target is None else target
     config: dict[str, Any] = {"posenc": Absent}
     changed = _changed(body)
-    rotations = {} if chosen.schedule is None and chosen.map is None else _rotations(body, chosen, changed, length)
     loaded = {rope.schedule["name"] for rope in body.ropes.values()}
     alone = chosen.map is None and not chosen.attention
+    turns = chosen.schedule is not None or chosen.map is not None
+    # what is left as it is, is turned by ours too, which no cast rounds; unless it goes with the length of each text
+    turns = turns or not (alone or loaded & {"dynamic", "longrope"})
+    rotations = _rotations(body, chosen, changed, length) if turns else {}
     # a length that "dynamic" would read, or finer positions on which the rest could not be extended anew, stay
     if chosen.schedule is not None and (alone or "linear" not in loaded):
         plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
