@@ -171,6 +171,21 @@ def test_generation(kind: str, method: str) -> None:
     assert torch.equal(beams[0, 13:], lone[0])
 
 
+@pytest.mark.parametrize("method", ["rerope:window=12", "dual_chunk:chunk=24:local=4+log_n", "streaming:sinks=3:recent=9"])
+def test_a_short_text_in_a_large_cache(method: str) -> None:
+    """Where most keys are padding or not there yet, and the first chunk is padding alone."""
+    model, x = extended("llama", method), tokens(1, 25)
+    wanted = model(x).logits[0]
+    padded = torch.cat((torch.zeros(1, 10, dtype=torch.long), x), 1)
+    mask = (padded > 0).long()
+    for cache in (StaticCache(config=model.config, max_cache_len=120), DynamicCache()):
+        logits = [
+            model(padded[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits
+            for a, b in ((0, 8), (8, 14), (14, 34), (34, 35))
+        ]
+        close(torch.cat(logits, 1)[0, 10:], wanted)
+
+
 def test_beams_score_what_a_full_pass_scores() -> None:
     model, x = extended("llama", "rerope:window=12"), tokens(1, 80)
     out = model.generate(
