@@ -171,7 +171,9 @@ def test_generation(kind: str, method: str) -> None:
     assert torch.equal(beams[0, 13:], lone[0])
 
 
-@pytest.mark.parametrize("method", ["rerope:window=12", "dual_chunk:chunk=24:local=4+log_n", "streaming:sinks=3:recent=9"])
+@pytest.mark.parametrize(
+    "method", ["rerope:window=12", "dual_chunk:chunk=24:local=4+log_n", "streaming:sinks=3:recent=9"]
+)
 def test_a_short_text_in_a_large_cache(method: str) -> None:
     """Where most keys are padding or not there yet, and the first chunk is padding alone."""
     model, x = extended("llama", method), tokens(1, 25)
