@@ -143,7 +143,7 @@ def _problem(
         if encoding.branches(layer):
             branches = _rotated(q, k, encoding, positions, layer, keys_rotated, bool(terms) or values is not None)
             q, k = branches[0][:2]
-            if len(branches) == 1 and encoding.branches(layer)[0].most is None:
+            if len(branches) == 1 and k.shape[2] == v.shape[2] and encoding.branches(layer)[0].most is None:
                 branches = []  # all that is visible lies in one branch
         elif keys_rotated:
             q = encoding.rotate_queries(q, positions, layer)
@@ -185,6 +185,9 @@ def _rotated(
         if end - first < k.shape[2]:
             here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
         found.append(Rotated(*encoding.rotate(q, keys, here, layer), branch.region, first))
+    if not found:  # nothing is visible, in any branch
+        branch = encoding.branches(layer)[0]
+        found.append(Rotated(*encoding.rotate(q, k, positions.at(branch), layer), branch.region))
     return found
 
 

@@ -101,9 +101,10 @@ def test_the_saved_configuration_gives_plain_transformers_the_same(kind: str, me
     close(plain(x).logits, model(x).logits)
 
 
-def test_angles_stay_exact_in_half_precision() -> None:
+@pytest.mark.parametrize("method", ["abf:new_base=10000", "log_n", "softmax_n"])
+def test_angles_stay_exact_in_half_precision(method: str) -> None:
     """The trap: .to(bfloat16) rounds a plain model's frequencies, which is radians at position 16000."""
-    plain, model = small_model("llama").to(torch.bfloat16), extended("llama", "abf:new_base=10000").to(torch.bfloat16)
+    plain, model = small_model("llama").to(torch.bfloat16), extended("llama", method).to(torch.bfloat16)
     ids, x = torch.tensor([[16000]]), torch.zeros(1, 1, 64)  # asked in float32, so that only the angles are rounded
     inv_freq = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
     exact = (16000 * inv_freq).cos().repeat(2)
@@ -168,6 +169,23 @@ def test_generation(kind: str, method: str) -> None:
         model.generate(i, attention_mask=m, num_beams=3, **options) for i, m in ((batch, mask), (x, torch.ones_like(x)))
     )
     assert torch.equal(beams[0, 13:], lone[0])
+
+
+@pytest.mark.parametrize(
+    "method", ["rerope:window=12", "dual_chunk:chunk=24:local=4+log_n", "streaming:sinks=3:recent=9"]
+)
+def test_a_short_text_in_a_large_cache(method: str) -> None:
+    """Where most keys are padding or not there yet, and the first chunk is padding alone."""
+    model, x = extended("llama", method), tokens(1, 25)
+    wanted = model(x).logits[0]
+    padded = torch.cat((torch.zeros(1, 10, dtype=torch.long), x), 1)
+    mask = (padded > 0).long()
+    for cache in (StaticCache(config=model.config, max_cache_len=120), DynamicCache()):
+        logits = [
+            model(padded[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits
+            for a, b in ((0, 8), (8, 14), (14, 34), (34, 35))
+        ]
+        close(torch.cat(logits, 1)[0, 10:], wanted)
 
 
 def test_beams_score_what_a_full_pass_scores() -> None:

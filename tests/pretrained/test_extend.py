@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import posenc
 from posenc import InputError, frequencies, position_maps
 from posenc.pretrained.anatomy import anatomy
-from posenc.pretrained.attach import attached
+from posenc.pretrained.attach import Turns, attached
 from posenc.pretrained.methods import METHODS, Lengths, plan
 from references.small_models import TRAINED, small_model, tokens
 
@@ -192,8 +192,9 @@ def test_what_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     logits = model(x).logits
     with pytest.raises(InputError):
         posenc.extend(model, "yarn:factor=0", factor=4)
+    once = iter([fail])
     with monkeypatch.context() as patched:
-        patched.setattr("posenc.pretrained.attach.Turns", fail)
+        patched.setattr("posenc.pretrained.attach.Turns", lambda *given: next(once, Turns)(*given))
         with pytest.raises(RuntimeError, match=r"no"):
             posenc.extend(model, "yarn", factor=4)
     assert torch.equal(model(x).logits, logits)

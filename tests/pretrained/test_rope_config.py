@@ -5,10 +5,13 @@ import json
 import pytest
 import torch
 import transformers
+from transformers import AutoModelForCausalLM
 
+import posenc
 from posenc import InputError, frequencies
 from posenc.pretrained import anatomy
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
+from references.small_models import TRAINED, small_model, tokens
 
 L, FACTOR = 512, 4.0
 SMALL = {
@@ -71,3 +74,49 @@ def test_the_layers_of_a_rotation_they_share_cannot_differ():
         hf_rope_parameters(taken, {"full_attention": wanted(taken, "ntk")}, 4 * L)
     with pytest.raises(InputError, match=r"layer type 'chunked': the model has sliding_attention, full_attention"):
         hf_rope_parameters(taken, {"chunked": wanted(taken, "ntk")}, 4 * L)
+
+
+SEARCHED = {"short_factor": [1 + 0.1 * c for c in range(8)], "long_factor": [1 + 0.5 * c for c in range(8)]}
+LEFT_OPEN = {
+    "dynamic": ("llama", {"rope_type": "dynamic", "factor": 2.0}),
+    "yarn": ("llama", {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}),
+    "longrope": ("llama", {"rope_type": "longrope", "original_max_position_embeddings": 16, **SEARCHED}),
+    "phi3": ("phi3", {"rope_type": "longrope", **SEARCHED}),
+}
+"""What a model may be loaded with, whose frequencies then depend on its max_position_embeddings."""
+
+
+@pytest.mark.parametrize("loaded", LEFT_OPEN)
+@pytest.mark.parametrize("method", ["none", "softmax_n:n=0", "rerope:window=200"])
+def test_another_length_does_not_change_what_a_model_was_loaded_with(loaded, method, tmp_path):
+    kind, parameters = LEFT_OPEN[loaded]
+    top = {"original_max_position_embeddings": 16} if kind == "phi3" else {}
+
+    def made():
+        return small_model(kind, rope_parameters={"rope_theta": 10000.0, **parameters}, **top)
+
+    x, extended = tokens(1, 90), made()
+    report = posenc.extend(extended, method, target_length=4 * TRAINED)
+    extended.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        wanted, found = made()(x).logits, extended(x).logits
+        if report.map is None or loaded != "dynamic":  # which a map freezes at the new length
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(again(x).logits, wanted)
+        posenc.extend(again, method, target_length=4 * TRAINED)
+        torch.testing.assert_close(again(x).logits, found)
+        exact = (made()(x[:, :12]).logits - extended(x[:, :12]).logits).abs().max() < 1e-3
+    assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short texts too"
+
+
+@pytest.mark.parametrize("loaded", ["default", "linear", "dynamic", "yarn"])
+@pytest.mark.parametrize("method", ["ntk+rerope:window=12", "tapered+log_n"])
+def test_a_schedule_and_more_come_back_on_top_of_what_a_model_was_loaded_with(loaded, method, tmp_path):
+    given = {"linear": {"factor": 2.0}, "dynamic": {"factor": 2.0}, "yarn": LEFT_OPEN["yarn"][1]}.get(loaded, {})
+    x, model = tokens(1, 90), small_model("llama", rope_parameters={"rope_theta": 1e4, "rope_type": loaded, **given})
+    posenc.extend(model, method, target_length=4 * TRAINED)
+    model.save_pretrained(tmp_path)
+    again, _ = posenc.load(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x).logits, model(x).logits, atol=1e-3, rtol=0)

@@ -2,7 +2,8 @@
 
 Frequencies alone: the decoder's rotary module gives way to one of ours, and everything else stays. A position map, a
 scale on the queries or another denominator: attention goes through `posenc.attention`, registered with transformers under
-the name "posenc" together with its masks. Under a map the rotary module turns nothing, so that the cache holds raw keys.
+the name "posenc" together with its masks. Under a map the rotary module turns nothing, so that the cache holds raw keys;
+without one it turns as before, but for casts of the model, which do not round its frequencies.
 """
 
 import weakref

@@ -15,7 +15,7 @@ from posenc.pretrained.attach import Absent, Design, attach, attached, detach
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
 from posenc.pretrained.report import Extension
-from posenc.pretrained.rope_config import hf_config
+from posenc.pretrained.rope_config import hf_config, pinned
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """What plain transformers reads of a configuration to turn as an extended model does."""
@@ -40,7 +40,8 @@ def extend(
 
     A model that is extended already is extended anew from what it was, never twice. Whatever fails leaves the model as it
     was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
-    frequencies, so that save_pretrained keeps them.
+    frequencies, so that save_pretrained keeps them; unless how the model was loaded ("dynamic", "linear") forbids it, which
+    `load` knows what to do with.
 
     Raises:
         InputError: a model, method, option or length that is not supported, with the reason.
@@ -99,13 +100,21 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
 def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
     """What is to be attached, with everything made that can fail."""
     length = body.loaded_length if target is None else target
-    config: dict[str, Any] = {"max_position_embeddings": length, "posenc": Absent}
+    config: dict[str, Any] = {"posenc": Absent}
     changed = _changed(body)
-    rotations = {} if chosen.schedule is None and chosen.map is None else _rotations(body, chosen, changed, length)
-    if chosen.schedule is not None:
+    loaded = {rope.schedule["name"] for rope in body.ropes.values()}
+    alone = chosen.map is None and not chosen.attention
+    turns = chosen.schedule is not None or chosen.map is not None
+    # what is left as it is, is turned by ours too, which no cast rounds; unless it goes with the length of each text
+    turns = turns or not (alone or loaded & {"dynamic", "longrope"})
+    rotations = _rotations(body, chosen, changed, length) if turns else {}
+    # a length that "dynamic" would read, or finer positions on which the rest could not be extended anew, stay
+    if chosen.schedule is not None and (alone or "linear" not in loaded):
         plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
         config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
-    if chosen.map is None and not chosen.attention:
+    elif chosen.schedule is None and "dynamic" not in loaded:
+        config |= {"max_position_embeddings": length, "rope_parameters": pinned(body)}
+    if alone:
         return Design(rotations, frozenset(), (), config)
     _check_attention(body, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
@@ -188,9 +197,10 @@ def _check_attention(body: Anatomy, chosen: Plan) -> None:
 def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next((t for t in body.ropes if t == "full_attention"), next(iter(body.ropes)))
     turned = design.rotations[main].frequencies() if design.rotations else body.rope.frequencies()
-    before = create(body.ropes[main].at(body.loaded_length), body.rotary_dim, body.rope_theta)
+    lengths = (1, body.loaded_length) if design.rotations else ()  # a schedule may have one set for short texts alone
+    before = [create(body.ropes[main].at(n), body.rotary_dim, body.rope_theta) for n in lengths]
     exact = body.loaded_length if chosen.exact is None else min(chosen.exact, body.loaded_length)
-    if not _equal(turned, before):
+    if not all(_equal(turned, each) for each in before):
         exact = 0
     size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
     return Extension(

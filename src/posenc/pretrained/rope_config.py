@@ -22,7 +22,7 @@ def hf_rope_parameters(
     """config.rope_parameters under which transformers' own rotary module has these frequencies.
 
     The kind with a name where it is exact ("linear", "yarn", "llama3"); anything else as "longrope" whose short and
-    long factors are the same: each pair's divisor. What the model has as loaded is kept as it is written.
+    long factors are the same: each pair's divisor. What the model has as loaded is kept, see `pinned`.
 
     Args:
         anatomy: of the model. frequencies: of all layers, or by layer type (Gemma 3), where types left out stay as
@@ -36,7 +36,7 @@ def hf_rope_parameters(
     strange = sorted(set(by_type) - set(anatomy.ropes))
     if strange:
         raise InputError(f"frequencies for layer type {strange[0]!r}: the model has {', '.join(anatomy.ropes)}")
-    given = as_loaded(anatomy)
+    given = pinned(anatomy)
     written = {
         layer_type: _written(anatomy, rope, given[layer_type] if anatomy.rope_per_type else given,
                              by_type.get(layer_type), length)
@@ -73,24 +73,38 @@ def as_loaded(anatomy: Anatomy) -> dict[str, Any]:
     return dict(kept.get("rope_parameters", anatomy.config.rope_parameters))
 
 
+def pinned(anatomy: Anatomy) -> dict[str, Any]:
+    """The model's rope_parameters with the factor that they may leave to its max_position_embeddings, so that another
+    length changes nothing."""
+    given = as_loaded(anatomy)
+    if anatomy.rope_per_type:
+        return {**given, **{t: _with_factor(given[t], rope) for t, rope in anatomy.ropes.items()}}
+    return _with_factor(given, anatomy.rope)
+
+
+def _with_factor(given: Mapping[str, Any], rope: Rope) -> dict[str, Any]:
+    implied = rope.schedule["name"] in ("yarn", "longrope") and given.get("factor") is None
+    return {**given, "factor": rope.schedule["factor"]} if implied else dict(given)
+
+
 def _written(
     anatomy: Anatomy, rope: Rope, given: Mapping[str, Any], frequencies: Frequencies | None, length: int
 ) -> dict[str, Any]:
     if frequencies is None or _same(frequencies, rope.frequencies()):
         return dict(given)
-    kept = {"rope_theta": rope.rope_theta}
+    shape = {"rope_theta": rope.rope_theta}
     if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # there it is another thing
-        kept["partial_rotary_factor"] = given["partial_rotary_factor"]
+        shape["partial_rotary_factor"] = given["partial_rotary_factor"]
     divisors = stretch(frequencies, rope.rotary_dim, rope.rope_theta)
     kinds = {} if anatomy.model_type in LONGROPE_ONLY else _kinds(divisors.max().item(), rope.original_length)
     for schedule, options in kinds.items():
         if _same(frequencies, create({"name": schedule, **_ours(options)}, rope.rotary_dim, rope.rope_theta)):
-            return {"rope_type": schedule, **options, **kept}
+            return {"rope_type": schedule, **options, **shape}
     numbers = divisors.clamp(max=STILL).tolist()
     return {
         "rope_type": "longrope", "short_factor": numbers, "long_factor": numbers,
         "factor": max(1.0, length / rope.original_length), "attention_factor": float(frequencies.attention_factor),
-        "original_max_position_embeddings": rope.original_length, **kept,
+        "original_max_position_embeddings": rope.original_length, **shape,
     }  # fmt: skip
 
 
