@@ -39,6 +39,8 @@ def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
     assert code == 0
     told = json.loads(out)
     assert told == json.loads((tmp_path / "out" / "doctor.json").read_text())
+    assert told["name"] == str(folder)
+    assert told["command"].startswith(f"posenc doctor {folder}")
     assert told["model"]["dtype"] == "bfloat16"
     assert told["findings"] == []
     assert told["wrong"] is False
