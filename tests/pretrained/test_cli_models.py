@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -70,6 +71,7 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
     assert told["extension"]["map"]["window"] == 16
     assert found["edges"][-1] == 200
     assert 64 in found["edges"]
+    assert min(high - low for low, high in pairwise(found["edges"])) > 12  # half of a block
     # the same by hand
     model, _ = posenc.load(folder)
     ids = torch.tensor(tokenizer(TEXT).input_ids)[:200]
@@ -238,3 +240,28 @@ def test_a_configuration_that_transformers_refuses_is_one_line(folder, capsys):
     assert code == 2
     assert "'factor'" in err
     assert len(err.splitlines()) == 1
+
+
+def test_nothing_but_lines_of_ours_on_the_error_stream(folder, capsys, tmp_path):
+    """No progress bar of saving, no advice of tokenizers, no source line under a warning."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "own.Model"}}))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 64}))
+    arguments = ["--method", "yarn", "--factor", 4, "--text", folder.parent / "text.txt", "--out", tmp_path / "out"]
+    code, _, err = run(capsys, "extend", folder, *arguments, "--verify-tokens", 100)
+    assert code == 0
+    first, *rest = err.splitlines()
+    assert first.startswith(f"posenc extend: warning: {folder} names code of its own (auto_map), which was not run")
+    assert [line[:5] for line in rest] == ["[1/3]", "[2/3]", "[3/3]"]
+
+
+def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
+    tokenizer.add_tokens(["new"])
+    tokenizer.save_pretrained(folder)
+    (folder.parent / "text.txt").write_text(f"new {TEXT}")
+    code, _, err = run(
+        capsys, "extend", folder, "--method", "yarn", "--factor", 2, "--text", folder.parent / "text.txt"
+    )
+    assert code == 2
+    assert "token 97 is beyond the model's vocabulary of 97" in err

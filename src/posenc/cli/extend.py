@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.cli.common import TableFormatter, add_model, add_output, emit, read_model
+from posenc.cli.common import TableFormatter, add_model, add_output, emit, quiet, read_model
 from posenc.errors import InputError
 from posenc.texts import literal
 
@@ -69,6 +69,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     given, training = _options(options.option), _training(options)
     if options.verify_tokens is not None and options.verify_tokens < 2:
         raise InputError(f"--verify-tokens {options.verify_tokens}: must be at least 2")
+    text = None if options.text is None else _read(options.text, "--text")  # before anything is loaded
     if options.out is not None and any(Folder(options.out).directory.iterdir()):
         raise InputError(f"--out {options.out}: has something in it; name a new folder")
     model, tokenizer = read_model(options)
@@ -82,7 +83,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
     told: list[object] = [report]
     with ShowsProgress(options.out or ".") as shown:
-        reader = _before_and_after(options, model, tokenizer, report, extended, shown) if options.verify else None
+        reader = _before_and_after(options, text, model, tokenizer, report, extended, shown) if options.verify else None
         if training is not None:
             tuned = _finetuned(model, tokenizer, options.finetune, training, reader, shown)
             results["finetuning"] = tuned.to_dict()
@@ -92,7 +93,8 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         results["verification"] = found.to_dict()
         told.append(found)
     if options.out is not None:
-        saved = to_hf(model, options.out, tokenizer)
+        with quiet():
+            saved = to_hf(model, options.out, tokenizer)
         results["saved"] = saved.to_dict()
         told.append(saved)
     return emit(options, results, "\n\n".join(map(str, told)))
@@ -122,7 +124,13 @@ def _training(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _before_and_after(
-    options: argparse.Namespace, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object], shown: Any
+    options: argparse.Namespace,
+    text: str | None,
+    model: Any,
+    tokenizer: Any,
+    report: Any,
+    extended: Callable[[], object],
+    shown: Any,
 ) -> "Verifier":
     """Read the text with the model as it was loaded, and again extended."""
     from posenc.lab.data import pydoc
@@ -131,7 +139,7 @@ def _before_and_after(
 
     restore(model)
     wanted = report.new_length or 2 * report.trained_length
-    text = pydoc().decode() if options.text is None else _read(options.text, "--text")
+    text = pydoc().decode() if text is None else text
     name = options.text or "the language reference in Python's standard library"
     reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
     arms = [AS_LOADED, *([reader.cut] if reader.past_training else []), EXTENDED]

@@ -41,4 +41,6 @@ def check_tokens(model: Any, ids: Tensor) -> None:
     """
     rows, largest = model.get_input_embeddings().weight.shape[0], int(ids.max())
     if largest >= rows:
-        raise InputError(f"token {largest} is beyond the model's vocabulary of {rows}: pass the tokenizer of this model")
+        raise InputError(
+            f"token {largest} is beyond the model's vocabulary of {rows}: pass the tokenizer of this model"
+        )

@@ -84,7 +84,7 @@ FINDINGS: dict[str, Kind] = {
         "Decoding with a cache gives other logits than one pass over the same tokens. Schedules that depend on the "
         "length of the text (dynamic, longrope) rotate keys by the frequencies of the moment, and the cache keeps them.",
         "Freeze the schedule for the length you need: posenc.extend(model, method, target_length=...); if the schedule "
-        "is none of these, it is the attention: model.set_attn_implementation(\"eager\")",
+        'is none of these, it is the attention: model.set_attn_implementation("eager")',
     ),
     "padding_differs": Kind(
         "wrong",
