@@ -1,6 +1,7 @@
 """Learned position tables made longer: BERT's kind, GPT-2, OPT. The longer table is an ordinary one, so that plain
 transformers saves, loads and trains it."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,6 +71,12 @@ def has_learned_table(model: nn.Module) -> bool:
     return getattr(getattr(unwrapped(model), "config", None), "model_type", None) in TABLES
 
 
+def table_length(model: nn.Module) -> int:
+    """Tokens that the table of a model has rows for; RoBERTa's kind and OPT's have rows that are no token's."""
+    _, module = _find(unwrapped(model))
+    return len(_weight(module)) - _first(module)
+
+
 def extend_table(
     model: nn.Module,
     method: str,
@@ -102,6 +109,8 @@ def extend_table(
     length = len(weight) - first
     if (factor is None) == (target_length is None):
         raise InputError(f"factor={factor}, target_length={target_length}: give one of the two")
+    if factor is not None and not 1 < factor < math.inf:
+        raise InputError(f"factor={factor}: the new length over that of the table, a number above 1")
     target = int(length * factor) if factor is not None else int(target_length or 0)
     if target <= length:
         raise InputError(f"target_length={target}: the table has {length} positions already; ask for more")
