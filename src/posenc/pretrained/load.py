@@ -130,9 +130,9 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
         if weights.endswith(_PICKLES):
             raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
         config = AutoConfig.from_pretrained(name, **safe)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
-        )
+        said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+        read: Any = AutoModelForCausalLM.from_pretrained(name, **said, **safe)
+        model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
@@ -182,7 +182,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         raise InputError(f"{path}: transformers cannot read it: {' '.join(str(error).split())}") from error
     _take_frequencies(path, config)
     said = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
-    model, found = type(empty).from_pretrained(None, **said)
+    read: Any = type(empty).from_pretrained(None, **said)
+    model, found = read
     _complete(str(path), model, found)
     return model, tokenizer
 
