@@ -201,6 +201,11 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
             ["extend", "MODEL", "--method", "none", "--factor", "2", "--text", "/no/text"],
             "--text /no/text: No such file",
         ),
+        (["extend", "MODEL", "--method", "yarn", "--factor", "inf"], "factor=inf: the new length over the trained one"),
+        (
+            ["extend", "MODEL", "--method", "yarn:beta_fast", "--factor", "2"],
+            "write beta_fast=value",
+        ),
         (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "it has 0 tokens"),
         (["extend", "MODEL", "--method", "none", "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
         (["extend", "MODEL", "--method", "none", "--lora", "8"], "--lora: is for fine-tuning, give --finetune FILE"),

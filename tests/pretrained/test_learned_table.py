@@ -134,7 +134,8 @@ def test_the_saved_length_is_what_a_tokenizer_may_fill(model_type, tokenizer, tm
     """RoBERTa's max_position_embeddings counts two rows that no token gets."""
     model = small(model_type)
     extend_table(model, "interpolate", target_length=TARGET)
-    assert posenc.to_hf(model, tmp_path / "longer", tokenizer).length == TARGET
+    export = posenc.to_hf(model, tmp_path / "longer", tokenizer)
+    assert f"{model_type}, interpolate, {TARGET} tokens" in str(export)
     longest = transformers.AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length
     plain = transformers.AutoModel.from_pretrained(tmp_path / "longer").eval()
     assert out(plain, torch.full((1, longest), 3)).shape[1] == TARGET

@@ -59,8 +59,10 @@ class TableExtension:
 
 @dataclass(frozen=True)
 class _Original:
-    """What `restore_table` puts back. buffers: by name, of the module that owns the table."""
+    """What `restore_table` puts back. method: by which the table was extended. buffers: by name, of the module that owns
+    the table."""
 
+    method: str
     weight: nn.Parameter
     buffers: dict[str, Tensor]
     max_position_embeddings: int
@@ -71,10 +73,15 @@ def has_learned_table(model: nn.Module) -> bool:
     return getattr(getattr(unwrapped(model), "config", None), "model_type", None) in TABLES
 
 
-def table_length(model: nn.Module) -> int:
-    """Tokens that the table of a model has rows for; RoBERTa's kind and OPT's have rows that are no token's."""
-    _, module = _find(unwrapped(model))
-    return len(_weight(module)) - _first(module)
+def table_of(model: nn.Module) -> tuple[str | None, int]:
+    """How the table of a model was extended (None: it was not), and for how many tokens it has rows.
+
+    RoBERTa's kind and OPT's have rows that are no token's.
+    """
+    inner = unwrapped(model)
+    original: _Original | None = getattr(inner, RECORD, None)
+    _, module = _find(inner)
+    return None if original is None else original.method, len(_weight(module)) - _first(module)
 
 
 def extend_table(
@@ -122,7 +129,7 @@ def extend_table(
         restore_table(model)
     buffers = {name: getattr(owner, name) for name in ("position_ids", "token_type_ids") if hasattr(owner, name)}
     weight = _weight(module)
-    setattr(inner, RECORD, _Original(weight, buffers, inner.config.max_position_embeddings))
+    setattr(inner, RECORD, _Original(method, weight, buffers, inner.config.max_position_embeddings))
     longer = torch.cat((weight.detach()[:first], rows.to(weight)))
     _put(module, nn.Parameter(longer, requires_grad=weight.requires_grad))
     for name, buffer in buffers.items():
