@@ -1,5 +1,6 @@
 """posenc extend and posenc doctor from end to end, on a folder with a tiny Llama and its tokenizer."""
 
+import importlib.util
 import json
 import math
 from itertools import pairwise
@@ -245,6 +246,26 @@ def test_a_configuration_that_transformers_refuses_is_one_line(folder, capsys):
     assert code == 2
     assert "'factor'" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--length", 100000], "and a window 100000: pass more of it"),
+        (["--dtype", "bfloat16"], "which loses small steps"),
+        (["--lora", 4], "this needs peft, which is not installed: pip install 'posenc[peft]'"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_measured(folder, capsys, monkeypatch, arguments, message):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *where: None if name == "peft" else find(name, *where)
+    )
+    text = folder.parent / "text.txt"
+    code, _, err = run(capsys, "extend", folder, "--method", "linear", "--factor", 2, "--finetune", text, *arguments)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert message in line
 
 
 def test_nothing_but_lines_of_ours_on_the_error_stream(folder, capsys, tmp_path):

@@ -104,7 +104,7 @@ def test_the_parts_of_a_window_see_each_other(method):
         ({"learning_rate": 0.0}, r"learning_rate=0.0: must be a positive number"),
         ({"learning_rate": float("inf")}, r"learning_rate=inf: must be a positive number"),
         ({"warmup": -1}, r"warmup=-1: steps in which the rate rises"),  # below 0 it would climb the loss
-        ({"target_length": 64}, r"target_length=64: how far pose=True skips"),
+        ({"target_length": 64}, r"target_length=64: is for pose=True"),
         (
             {"learning_rate": 1e30},
             r"learning_rate=1e\+30: the loss is nan at step 1; lower it, and load the model again",

@@ -183,7 +183,7 @@ def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
 def test_a_missing_package_names_the_extra(package, extra, monkeypatch, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else sys)
-    with pytest.raises(InputError, match=rf"need {package}.*pip install 'posenc\[{extra}\]'"):
+    with pytest.raises(InputError, match=rf"needs {package}.*pip install 'posenc\[{extra}\]'"):
         load(tmp_path)
 
 

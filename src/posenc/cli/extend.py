@@ -64,6 +64,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
+    from posenc.pretrained.finetune import prepared
     from posenc.report.terminal import ShowsProgress
 
     given, training = _options(options.option), _training(options)
@@ -80,6 +81,8 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         return extend(model, options.method, factor=options.factor, target_length=options.target_length, **given)
 
     report = extended()  # a mistake shows before anything is measured
+    if training is not None:
+        prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
     told: list[object] = [report]
     with ShowsProgress(options.out or ".") as shown:

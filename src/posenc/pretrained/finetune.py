@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import anatomy
+from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.calls import check_tokens
+from posenc.pretrained.load import needs
 
 RECIPES: dict[str, dict[str, Any]] = {
     # Chen et al. 2023, section 3.2: models of 7 and 13 billion parameters
@@ -83,28 +85,15 @@ def finetune(
         InputError: text that is shorter than a window or has tokens the model does not know, sizes below 1, half
             precision without LoRA, a loss that is not finite (whole weights are spoilt then); peft is missing.
     """
-    body = anatomy(model)
-    if target_length is not None and not pose:
-        raise InputError(f"target_length={target_length}: how far pose=True skips; without it, length says all")
-    limit = int(body.config.max_position_embeddings)
-    length = limit if length is None else length
-    target_length = (limit if target_length is None else target_length) if pose else None
-    settings: dict[str, Any] = {
-        "steps": steps, "learning_rate": learning_rate, "length": length, "batch_size": batch_size, "lora": lora,
-        "pose": pose, "target_length": target_length, "warmup": warmup, "seed": seed,
-    }  # fmt: skip
-    _check(settings)
-    rows = _rows(text, tokenizer, length)
-    check_tokens(body.model, rows)
-    if lora is None and (half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}):
-        raise InputError(
-            f"the weights are {half.pop()}, which loses small steps: pass lora=8, or model.to(torch.float32)"
-        )
+    settings, rows = prepared(
+        model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
+        lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     with _as_it_was(model), torch.random.fork_rng():
         torch.manual_seed(seed)  # adapters start from random numbers, and dropout draws them
-        tuned = model if lora is None else _with_adapters(body.model, body, lora)
+        tuned = model if lora is None else _with_adapters(anatomy(model), lora)
         if lora is None:
             tuned.requires_grad_(True)
         moved = [p for p in tuned.parameters() if p.requires_grad]
@@ -118,6 +107,36 @@ def finetune(
             tuned.merge_and_unload()  # type: ignore[operator]
     count = sum(p.numel() for p in moved)
     return Finetuning(tuple(losses), settings, count, time.perf_counter() - began)
+
+
+def prepared(
+    model: nn.Module, text: str | Tensor, tokenizer: Any = None, **given: Any
+) -> tuple[dict[str, Any], Tensor]:
+    """What `finetune` does before it trains: all settings, and the tokens (texts, tokens).
+
+    Whoever has long work to do first, such as the command line, learns here of what will be refused.
+
+    Raises:
+        InputError: as `finetune`, but for a loss that is not finite.
+    """
+    defaults = {name: p.default for name, p in signature(finetune).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    settings = defaults | given
+    del settings["progress"]
+    limit = int(anatomy(model).config.max_position_embeddings)
+    if settings["length"] is None:
+        settings["length"] = limit
+    if settings["pose"] and settings["target_length"] is None:
+        settings["target_length"] = limit
+    _check(settings)
+    rows = _rows(text, tokenizer, settings["length"])
+    check_tokens(model, rows)
+    if settings["lora"] is not None:
+        needs("peft", "peft")
+    elif half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}:
+        raise InputError(
+            f"the weights are {half.pop()}, which loses small steps: pass lora=8, or model.to(torch.float32)"
+        )
+    return settings, rows
 
 
 @contextmanager
@@ -216,6 +235,8 @@ def _check(settings: Mapping[str, Any]) -> None:
         raise InputError(f"warmup={settings['warmup']}: steps in which the rate rises, 0 for none")
     if settings["length"] < 2:
         raise InputError(f"length={settings['length']}: a window needs two tokens, one to predict the other from")
+    if settings["target_length"] is not None and not settings["pose"]:
+        raise InputError(f"target_length={settings['target_length']}: is for pose=True, which skips up to there")
     if settings["pose"] and settings["target_length"] < settings["length"]:
         raise InputError(
             f"target_length={settings['target_length']}: positions reach at least as far as a window's length, "
@@ -225,7 +246,7 @@ def _check(settings: Mapping[str, Any]) -> None:
         raise InputError(f"learning_rate={settings['learning_rate']}: must be a positive number")
 
 
-def _with_adapters(model: nn.Module, body: Any, rank: int) -> nn.Module:
+def _with_adapters(body: Anatomy, rank: int) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -233,9 +254,9 @@ def _with_adapters(model: nn.Module, body: Any, rank: int) -> nn.Module:
     attention = {id(layer.module) for layer in body.layers}
     names = [
         f"{path}.{name}"
-        for path, module in model.named_modules()
+        for path, module in body.model.named_modules()
         if id(module) in attention
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear)
     ]
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+    return get_peft_model(body.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))

@@ -93,7 +93,7 @@ def needs(package: str, extra: str) -> None:
         InputError: it is not installed; names the extra that has it.
     """
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"pretrained models need {package}, which is not installed: pip install 'posenc[{extra}]'")
+        raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 
 
 def _weights(folder: Path) -> Path:
