@@ -248,6 +248,24 @@ def test_a_configuration_that_transformers_refuses_is_one_line(folder, capsys):
     assert len(err.splitlines()) == 1
 
 
+def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path):
+    config = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    arguments = ["--method", "hierarchical", "--factor", 2, "--text", folder.parent / "text.txt"]
+    code, out, _ = run(capsys, "extend", folder, *arguments, "--out", tmp_path / "longer", "--json")
+    assert code == 0
+    found = json.loads(out)["verification"]
+    assert list(found["losses"]) == ["cut to 64", "extended"]  # as it was, it has no row for token 64
+    assert found["edges"][-1] == 128
+    inside = found["edges"].index(64)
+    extended, cut = (found["losses"][arm][:inside] for arm in ("extended", "cut to 64"))
+    assert extended == pytest.approx(cut, abs=1e-5)
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "longer").config.n_positions == 128
+    code, out, _ = run(capsys, "extend", folder, *arguments, "--verify-tokens", 50)
+    assert code == 0
+    assert "as loaded" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -138,6 +138,7 @@ def _before_and_after(
     """Read the text with the model as it was loaded, and again extended."""
     from posenc.lab.data import pydoc
     from posenc.pretrained.extend import restore
+    from posenc.pretrained.learned_table import has_learned_table
     from posenc.pretrained.verify import AS_LOADED, EXTENDED, verifier
 
     restore(model)
@@ -145,7 +146,8 @@ def _before_and_after(
     text = pydoc().decode() if text is None else text
     name = options.text or "the language reference in Python's standard library"
     reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
-    arms = [AS_LOADED, *([reader.cut] if reader.past_training else []), EXTENDED]
+    ends = reader.past_training and has_learned_table(model)  # there is no row for what comes next
+    arms = [*([] if ends else [AS_LOADED]), *([reader.cut] if reader.past_training else []), EXTENDED]
     for index, arm in enumerate(arms):
         if arm == EXTENDED:
             extended()

@@ -39,6 +39,16 @@ class TableExtension:
     target_length: int
     added_bytes: int
 
+    @property
+    def trained_length(self) -> int:
+        """As other extensions call it."""
+        return self.original_length
+
+    @property
+    def new_length(self) -> int:
+        """As other extensions call it."""
+        return self.target_length
+
     def __str__(self) -> str:
         options = "".join(f", {name}={value:g}" for name, value in self.options.items())
         inside = (

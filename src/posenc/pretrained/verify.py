@@ -121,7 +121,7 @@ def verifier(model: Any, tokenizer: Any, name: str, text: str, wanted: int, toke
     stopped = "the text has no more" if count == len(ids) else "as asked for"
     trained = int(model.config.max_position_embeddings)
     if tokens is None:
-        piece = ids[: min(count, 256)]
+        piece = ids[: min(count, trained, 256)]
         loss_by_position(model, piece)  # the first call of a model is slower
         started = time.perf_counter()
         loss_by_position(model, piece)
