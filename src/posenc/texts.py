@@ -30,8 +30,10 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
     known, found = list(known), {}
     for item in options:
         key, equals, value = item.partition("=")
-        if not equals or key not in known:
+        if key not in known:
             raise unknown(f"option of {what}", item, known)
+        if not equals or not value:
+            raise InputError(f"option {item} of {what}: write {key}=value")
         found[key] = literal(value)
     return found
 

@@ -1,7 +1,9 @@
 """posenc extend and posenc doctor from end to end, on a folder with a tiny Llama and its tokenizer."""
 
+import importlib.util
 import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -39,6 +41,8 @@ def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
     assert code == 0
     told = json.loads(out)
     assert told == json.loads((tmp_path / "out" / "doctor.json").read_text())
+    assert told["name"] == str(folder)
+    assert told["command"].startswith(f"posenc doctor {folder}")
     assert told["model"]["dtype"] == "bfloat16"
     assert told["findings"] == []
     assert told["wrong"] is False
@@ -68,6 +72,7 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
     assert told["extension"]["map"]["window"] == 16
     assert found["edges"][-1] == 200
     assert 64 in found["edges"]
+    assert min(high - low for low, high in pairwise(found["edges"])) > 12  # half of a block
     # the same by hand
     model, _ = posenc.load(folder)
     ids = torch.tensor(tokenizer(TEXT).input_ids)[:200]
@@ -197,6 +202,11 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
             ["extend", "MODEL", "--method", "none", "--factor", "2", "--text", "/no/text"],
             "--text /no/text: No such file",
         ),
+        (["extend", "MODEL", "--method", "yarn", "--factor", "inf"], "factor=inf: the new length over the trained one"),
+        (
+            ["extend", "MODEL", "--method", "yarn:beta_fast", "--factor", "2"],
+            "write beta_fast=value",
+        ),
         (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "it has 0 tokens"),
         (["extend", "MODEL", "--method", "none", "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
         (["extend", "MODEL", "--method", "none", "--lora", "8"], "--lora: is for fine-tuning, give --finetune FILE"),
@@ -236,3 +246,66 @@ def test_a_configuration_that_transformers_refuses_is_one_line(folder, capsys):
     assert code == 2
     assert "'factor'" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path):
+    config = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    arguments = ["--method", "hierarchical", "--factor", 2, "--text", folder.parent / "text.txt"]
+    code, out, _ = run(capsys, "extend", folder, *arguments, "--out", tmp_path / "longer", "--json")
+    assert code == 0
+    found = json.loads(out)["verification"]
+    assert list(found["losses"]) == ["cut to 64", "extended"]  # as it was, it has no row for token 64
+    assert found["edges"][-1] == 128
+    inside = found["edges"].index(64)
+    extended, cut = (found["losses"][arm][:inside] for arm in ("extended", "cut to 64"))
+    assert extended == pytest.approx(cut, abs=1e-5)
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "longer").config.n_positions == 128
+    code, out, _ = run(capsys, "extend", folder, *arguments, "--verify-tokens", 50)
+    assert code == 0
+    assert "as loaded" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--length", 100000], "and a window 100000: pass more of it"),
+        (["--dtype", "bfloat16"], "which loses small steps"),
+        (["--lora", 4], "this needs peft, which is not installed: pip install 'posenc[peft]'"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_measured(folder, capsys, monkeypatch, arguments, message):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *where: None if name == "peft" else find(name, *where)
+    )
+    text = folder.parent / "text.txt"
+    code, _, err = run(capsys, "extend", folder, "--method", "linear", "--factor", 2, "--finetune", text, *arguments)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert message in line
+
+
+def test_nothing_but_lines_of_ours_on_the_error_stream(folder, capsys, tmp_path):
+    """No progress bar of saving, no advice of tokenizers, no source line under a warning."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "own.Model"}}))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 64}))
+    arguments = ["--method", "yarn", "--factor", 4, "--text", folder.parent / "text.txt", "--out", tmp_path / "out"]
+    code, _, err = run(capsys, "extend", folder, *arguments, "--verify-tokens", 100)
+    assert code == 0
+    first, *rest = err.splitlines()
+    assert first.startswith(f"posenc extend: warning: {folder} names code of its own (auto_map), which was not run")
+    assert [line[:5] for line in rest] == ["[1/3]", "[2/3]", "[3/3]"]
+
+
+def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
+    tokenizer.add_tokens(["new"])
+    tokenizer.save_pretrained(folder)
+    (folder.parent / "text.txt").write_text(f"new {TEXT}")
+    code, _, err = run(
+        capsys, "extend", folder, "--method", "yarn", "--factor", 2, "--text", folder.parent / "text.txt"
+    )
+    assert code == 2
+    assert "token 97 is beyond the model's vocabulary of 97" in err

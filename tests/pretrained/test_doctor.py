@@ -204,9 +204,7 @@ def attention_without_a_mask(module, query, key, value, attention_mask, scaling,
 def test_attention_that_was_registered_without_a_mask(llama):
     AttentionInterface.register("no_mask", attention_without_a_mask)
     llama.set_attn_implementation("no_mask")
-    found = names(llama)
-    assert found[0] == "sees_the_future"
-    assert "attention_differs" in found
+    one(llama, "sees_the_future")  # and not all that follows from it
     assert llama.config._attn_implementation == "no_mask"
 
 
@@ -258,6 +256,54 @@ def test_partial_rotation_is_told_and_missed():
         "llama", rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     )
     assert one(model, "partial_rotary_ignored").measured == 1
+
+
+def test_a_table_of_another_size_is_told_by_sizes():
+    model = small_model("gpt_neox")  # which rotates as many channels as its table has pairs for
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}  # partial_rotary_factor lost
+    finding = one(model, "config_not_applied")
+    assert finding.evidence == "2 frequencies, where the configuration asks for 8"
+    assert finding.measured == 0.25
+
+
+def test_evidence_is_a_number_where_logits_are_none(llama):
+    torch.nn.init.constant_(llama.lm_head.weight, math.nan)
+    llama.config.rope_parameters |= {"rope_type": "linear", "factor": 4.0}
+    found = doctor(llama)
+    assert [finding.name for finding in found.findings] == ["config_not_applied", "not_finite"]
+    assert found.findings[0].measured == pytest.approx(0.75 * 63)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("method", ["log_n", "softmax_n"])
+def test_a_table_is_examined_where_an_extension_leaves_it(llama, method):
+    posenc.extend(llama, method, factor=4)
+    assert names(llama) == []
+    llama.bfloat16()
+    one(llama, "frequencies_rounded")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt_neox"])
+def test_the_remedy_for_a_table_heals(model_type):
+    model = small_model(model_type).bfloat16()
+    remedy = one(model, "frequencies_rounded").remedy
+    assert remedy.endswith("as for config_not_applied")
+    exec(FINDINGS["config_not_applied"].remedy.partition(": ")[2], {"model": model})
+    assert names(model) == []
+
+
+def test_the_remedy_for_an_ignored_truncate_heals():
+    model = small_model("gemma3_text")
+    posenc.extend(model, "yarn", factor=4, truncate=False)
+    assert names(model) == []
+
+
+def test_a_tokenizer_of_another_model_is_refused(llama):
+    def tokenizer(text, **_):
+        return transformers.BatchEncoding({"input_ids": torch.arange(90, 130)[None]})
+
+    with pytest.raises(InputError, match=r"token 129 is beyond the model's vocabulary of 97"):
+        doctor(llama, tokenizer)
 
 
 def test_logits_that_are_no_numbers(llama):

@@ -101,8 +101,14 @@ def test_the_parts_of_a_window_see_each_other(method):
         ({"steps": 0}, r"steps=0: at least 1"),
         ({"lora": 0}, r"lora=0: at least 1"),
         ({"pose": True, "target_length": 16}, r"target_length=16: positions reach"),
-        ({"learning_rate": 0.0}, r"learning_rate=0.0: must be positive"),
-        ({"learning_rate": 1e30}, r"learning_rate=1e\+30: the loss is nan at step"),
+        ({"learning_rate": 0.0}, r"learning_rate=0.0: must be a positive number"),
+        ({"learning_rate": float("inf")}, r"learning_rate=inf: must be a positive number"),
+        ({"warmup": -1}, r"warmup=-1: steps in which the rate rises"),  # below 0 it would climb the loss
+        ({"target_length": 64}, r"target_length=64: is for pose=True"),
+        (
+            {"learning_rate": 1e30},
+            r"learning_rate=1e\+30: the loss is nan at step 1; lower it, and load the model again",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(settings, match):
@@ -119,12 +125,53 @@ def test_half_precision_and_strings_need_help():
     with pytest.raises(InputError, match=r"text is a string: pass the tokenizer"):
         finetune(model, "words")
 
-    def tokenizer(text, add_special_tokens):
+    def tokenizer(text, add_special_tokens, **_):
         assert not add_special_tokens
         return {"input_ids": [ord(letter) - 90 for letter in text]}
 
     got = finetune(small_model("llama"), "abcdefgh" * 20, tokenizer, steps=2)
     assert got.settings["length"] == TRAINED
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_modes_and_what_trains_are_as_before(lora):
+    if lora:
+        pytest.importorskip("peft")
+    model = small_model("llama").train()
+    model.model.layers[0].eval()
+    model.lm_head.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    finetune(model, TEXT, steps=1, length=8, lora=lora)
+    assert [module.training for module in model.modules()] == modes
+    assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["lm_head.weight"]
+
+
+def test_the_seed_decides_what_drops_out():
+    def losses():
+        return finetune(small_model("llama", attention_dropout=0.5), TEXT, steps=3, length=16, learning_rate=1e-2)
+
+    assert losses() == losses()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (TEXT + 1000, r"token 1082 is beyond the model's vocabulary of 97"),
+        (TEXT[None, None], r"text: a string, or token ids as a tensor"),
+        (TEXT.float(), r"text: a string, or token ids as a tensor"),
+        (TEXT.tolist(), r"text: a string, or token ids as a tensor"),
+    ],
+)
+def test_a_text_that_is_none_is_refused(text, match):
+    with pytest.raises(InputError, match=match):
+        finetune(small_model("llama"), text, steps=1, length=16)
+
+
+def test_a_model_that_is_broken_is_not_blamed_on_the_rate():
+    model = small_model("llama")
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    with pytest.raises(InputError, match=r"model: its loss is nan before it is trained; posenc.doctor"):
+        run(model)
 
 
 @pytest.mark.slow

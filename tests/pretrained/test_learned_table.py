@@ -114,6 +114,8 @@ def test_padding_rows_stay_and_padding_changes_nothing():
         ("hierarchical", {"target_length": L}, r"target_length=12: the table has 12 positions already"),
         ("hierarchical", {"target_length": 20, "alpha": 0.5}, r"alpha=0.5"),
         ("hierarchical", {}, r"factor=None, target_length=None: give one"),
+        ("interpolate", {"factor": float("nan")}, r"factor=nan: the new length over that of the table"),
+        ("interpolate", {"factor": float("inf")}, r"factor=inf: the new length over that of the table"),
         ("yarn", {"factor": 2}, r"unknown method for a learned table 'yarn'"),
     ],
 )
@@ -124,6 +126,18 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
         extend_table(model, method, **options)
     assert table(model) is before
     assert model.config.max_position_embeddings == L
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "opt"])
+def test_the_saved_length_is_what_a_tokenizer_may_fill(model_type, tokenizer, tmp_path):
+    """RoBERTa's max_position_embeddings counts two rows that no token gets."""
+    model = small(model_type)
+    extend_table(model, "interpolate", target_length=TARGET)
+    export = posenc.to_hf(model, tmp_path / "longer", tokenizer)
+    assert f"{model_type}, interpolate, {TARGET} tokens" in str(export)
+    longest = transformers.AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length
+    plain = transformers.AutoModel.from_pretrained(tmp_path / "longer").eval()
+    assert out(plain, torch.full((1, longest), 3)).shape[1] == TARGET
 
 
 def test_the_square_is_reached():

@@ -141,6 +141,35 @@ def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
         load(folder)
 
 
+def test_weights_that_are_not_all_there_are_refused(folder):
+    """transformers makes up what is missing, and prints a table."""
+    edit(folder, num_hidden_layers=3)
+    with pytest.raises(InputError, match=r"9 of the weights of LlamaForCausalLM are not in its files \(model.layers.2"):
+        load(folder)
+    edit(folder, num_hidden_layers=2, hidden_size=128)
+    with pytest.raises(InputError, match=r"its weights cannot be read: .*mismatch"):
+        load(folder)
+
+
+def test_tied_weights_are_all_there(tmp_path):
+    model = small_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)[0]), logits(model))
+
+
+def test_a_file_that_was_cut_off_is_one_line(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"its weights cannot be read: .*incomplete metadata"):
+        load(folder)
+
+
+def test_an_unknown_schedule_is_named_with_what_it_is(folder):
+    edit(folder, rope_parameters={"rope_type": "su", "rope_theta": 10000.0, "factor": 4.0})
+    with pytest.raises(InputError, match=r"its configuration lacks 'su', or names it and transformers knows no such"):
+        load(folder)
+
+
 def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
     def deaf(*_, **__):
         raise OSError("We couldn't connect\nto the hub")
@@ -154,7 +183,7 @@ def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
 def test_a_missing_package_names_the_extra(package, extra, monkeypatch, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else sys)
-    with pytest.raises(InputError, match=rf"need {package}.*pip install 'posenc\[{extra}\]'"):
+    with pytest.raises(InputError, match=rf"needs {package}.*pip install 'posenc\[{extra}\]'"):
         load(tmp_path)
 
 

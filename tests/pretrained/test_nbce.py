@@ -1,5 +1,7 @@
 """NBCE against the authors' algorithm written as loops, and what must hold of it whatever the model says."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from posenc.errors import InputError
 from posenc.pretrained import nbce_generate, nbce_steps
 from posenc.pretrained.nbce import TEMPLATE, chat, combine
 from references import nbce
+from references.small_models import small_model
 
 CONTEXTS = ["w3 w4 w5 w6 w7 w8", "w20", "w40 w41 w42", "w60 w61 w62 w63 w64 w65 w66 w67 w68"]
 QUESTION = "w9 w10"
@@ -199,7 +202,13 @@ def test_a_prompt_with_its_own_first_token_gets_no_second(llama, tokenizer):
         ({"temperature": -1}, r"temperature=-1"),
         ({"max_new_tokens": 0}, r"max_new_tokens=0"),
         ({"batch_size": 0}, r"batch_size=0"),
-        ({"template": " "}, r"has no tokens"),
+        ({"template": lambda context, question: ""}, r"has no tokens"),
+        ({"template": "{question}"}, r"needs \{context\} and \{question\}, and no other field"),  # contexts unread
+        ({"template": "{context} {question} {system}"}, r"and no other field"),
+        ({"template": "{context {question}"}, r"write braces that are meant as such twice"),
+        ({"beta": math.nan}, r"beta=nan: must be a number"),
+        ({"eta": math.inf}, r"eta=inf: must be a number"),
+        ({"temperature": math.nan}, r"temperature=nan"),
     ],
 )
 def test_mistakes_are_named(llama, tokenizer, changes, message):
@@ -207,6 +216,11 @@ def test_mistakes_are_named(llama, tokenizer, changes, message):
         nbce_generate(llama, tokenizer, **({"contexts": CONTEXTS, "question": QUESTION} | changes))
     with pytest.raises(InputError, match=r"log_probs of shape \(1, 30\)"):
         combine(random_rows(1))
+
+
+def test_another_models_tokenizer_is_refused(tokenizer):
+    with pytest.raises(InputError, match=r"is beyond the model's vocabulary of 5"):
+        nbce_generate(small_model("llama", vocab_size=5), tokenizer, CONTEXTS, QUESTION)
 
 
 GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."

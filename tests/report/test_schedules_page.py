@@ -57,5 +57,7 @@ def test_a_browser_shows_it_without_complaint(browser, tmp_path, scheme, width):
     tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
     assert tab.locator("#pairs tbody tr").count() == 32
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    told = tab.locator("#columns").bounding_box()
+    assert told["x"] + told["width"] <= width  # not as wide as the table, which scrolls
     assert complaints == []
     tab.close()

@@ -3,6 +3,9 @@
 import argparse
 import json
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 DONE, FAILED, USAGE = 0, 1, 2
@@ -54,22 +57,34 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and its tokenizer, with transformers' progress where there is a terminal to see it."""
+    """The model and its tokenizer. A warning is one line, as a mistake is."""
     import torch
 
     from posenc.bench.run import check_device
     from posenc.pretrained.load import load, needs
 
     needs("transformers", "lab")
-    from transformers.utils import logging
-
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
+    with quiet(), warnings.catch_warnings(record=True) as warned:
+        warnings.filterwarnings("always", "posenc: ")
+        found = load(options.model, dtype=getattr(torch, options.dtype), device=device)
+    for warning in warned:
+        told = str(warning.message).removeprefix("posenc: ")
+        print(f"posenc {options.command}: warning: {told}", file=sys.stderr)
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress, unless there is a terminal to see it."""
+    from transformers.utils import logging
+
     silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
     if silenced:
         logging.disable_progress_bar()
     try:
-        return load(options.model, dtype=getattr(torch, options.dtype), device=device)
+        yield
     finally:
         if silenced:
             logging.enable_progress_bar()

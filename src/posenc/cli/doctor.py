@@ -20,5 +20,5 @@ def run_doctor(options: argparse.Namespace, command: str) -> int:
 
     model, tokenizer = read_model(options)
     diagnosis = doctor(model, tokenizer)
-    emit(options, {"model": options.model, **diagnosis.to_dict()}, str(diagnosis))
+    emit(options, {"command": command, "name": options.model, **diagnosis.to_dict()}, str(diagnosis))
     return FAILED if diagnosis.wrong else DONE

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.cli.common import TableFormatter, add_model, add_output, emit, read_model
+from posenc.cli.common import TableFormatter, add_model, add_output, emit, quiet, read_model
 from posenc.errors import InputError
 from posenc.texts import literal
 
@@ -64,11 +64,13 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
+    from posenc.pretrained.finetune import prepared
     from posenc.report.terminal import ShowsProgress
 
     given, training = _options(options.option), _training(options)
     if options.verify_tokens is not None and options.verify_tokens < 2:
         raise InputError(f"--verify-tokens {options.verify_tokens}: must be at least 2")
+    text = None if options.text is None else _read(options.text, "--text")  # before anything is loaded
     if options.out is not None and any(Folder(options.out).directory.iterdir()):
         raise InputError(f"--out {options.out}: has something in it; name a new folder")
     model, tokenizer = read_model(options)
@@ -79,10 +81,12 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         return extend(model, options.method, factor=options.factor, target_length=options.target_length, **given)
 
     report = extended()  # a mistake shows before anything is measured
+    if training is not None:
+        prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
     told: list[object] = [report]
     with ShowsProgress(options.out or ".") as shown:
-        reader = _before_and_after(options, model, tokenizer, report, extended, shown) if options.verify else None
+        reader = _before_and_after(options, text, model, tokenizer, report, extended, shown) if options.verify else None
         if training is not None:
             tuned = _finetuned(model, tokenizer, options.finetune, training, reader, shown)
             results["finetuning"] = tuned.to_dict()
@@ -92,7 +96,8 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         results["verification"] = found.to_dict()
         told.append(found)
     if options.out is not None:
-        saved = to_hf(model, options.out, tokenizer)
+        with quiet():
+            saved = to_hf(model, options.out, tokenizer)
         results["saved"] = saved.to_dict()
         told.append(saved)
     return emit(options, results, "\n\n".join(map(str, told)))
@@ -122,19 +127,27 @@ def _training(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _before_and_after(
-    options: argparse.Namespace, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object], shown: Any
+    options: argparse.Namespace,
+    text: str | None,
+    model: Any,
+    tokenizer: Any,
+    report: Any,
+    extended: Callable[[], object],
+    shown: Any,
 ) -> "Verifier":
     """Read the text with the model as it was loaded, and again extended."""
     from posenc.lab.data import pydoc
     from posenc.pretrained.extend import restore
+    from posenc.pretrained.learned_table import has_learned_table
     from posenc.pretrained.verify import AS_LOADED, EXTENDED, verifier
 
     restore(model)
     wanted = report.new_length or 2 * report.trained_length
-    text = pydoc().decode() if options.text is None else _read(options.text, "--text")
+    text = pydoc().decode() if text is None else text
     name = options.text or "the language reference in Python's standard library"
     reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
-    arms = [AS_LOADED, *([reader.cut] if reader.past_training else []), EXTENDED]
+    ends = reader.past_training and has_learned_table(model)  # there is no row for what comes next
+    arms = [*([] if ends else [AS_LOADED]), *([reader.cut] if reader.past_training else []), EXTENDED]
     for index, arm in enumerate(arms):
         if arm == EXTENDED:
             extended()

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from posenc.errors import InputError
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
@@ -29,3 +31,16 @@ def last_logits(model: nn.Module, **inputs: Any) -> tuple[Tensor, Any]:
         inputs["logits_to_keep"] = 1
     output = model(**inputs, use_cache=True)
     return output.logits[:, -1].float(), output.past_key_values
+
+
+def check_tokens(model: Any, ids: Tensor) -> None:
+    """Refuse tokens that the model has no row for, which PyTorch says by an index and a GPU by a crash.
+
+    Raises:
+        InputError: names the largest token.
+    """
+    rows, largest = model.get_input_embeddings().weight.shape[0], int(ids.max())
+    if largest >= rows:
+        raise InputError(
+            f"token {largest} is beyond the model's vocabulary of {rows}: pass the tokenizer of this model"
+        )

@@ -16,7 +16,7 @@ from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.pretrained.anatomy import Anatomy, anatomy, unwrapped
 from posenc.pretrained.attach import Attached, attached, configure
-from posenc.pretrained.learned_table import has_learned_table
+from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
 from posenc.pretrained.serving import OVERRIDES, llama_cpp, vllm_command, vllm_overrides
 
@@ -30,7 +30,7 @@ SAMPLE = 1024
 class Export:
     """A checkpoint that was written.
 
-    method: None where the model was not extended. length: tokens, its max_position_embeddings. plain: plain
+    method: None where the model was not extended. length: tokens it is made for. plain: plain
     transformers computes what the model computes; if not, it computes what the model did before, because of what is
     missing. vllm, llama_cpp: how to serve it, or why that cannot be said there.
     """
@@ -107,7 +107,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     model_type, length = str(config.model_type), int(config.max_position_embeddings)
     if has_learned_table(inner):
         table = "its table is in the weights; nothing to set"
-        return config, Export(name, model_type, None, length, True, (), {}, table, table), None
+        method, length = table_of(inner)
+        return config, Export(name, model_type, method, length, True, (), {}, table, table), None
     body = anatomy(inner)
     if record is None:
         command, parameters = vllm_command(name, length, None), config.rope_parameters

@@ -1,5 +1,6 @@
 """Longer context for a pretrained model, in place, and back."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +86,7 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
     if factor is not None and target_length is not None:
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
     if factor is not None:
-        if not factor >= 1:
+        if not 1 <= factor < math.inf:
             raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
         target_length = round(factor * body.trained_length)
     if target_length is not None and target_length < body.loaded_length:

@@ -1,8 +1,11 @@
 """Fine-tuning of extended models: a plain loop, whole weights or LoRA, with PoSE's skipped positions where wished."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import anatomy
+from posenc.pretrained.anatomy import Anatomy, anatomy
+from posenc.pretrained.calls import check_tokens
+from posenc.pretrained.load import needs
 
 RECIPES: dict[str, dict[str, Any]] = {
     # Chen et al. 2023, section 3.2: models of 7 and 13 billion parameters
@@ -77,49 +82,76 @@ def finetune(
             arXiv 2309.10400; the tokens stay contiguous). progress: called after each step with its number and loss.
 
     Raises:
-        InputError: text that is shorter than a window, sizes below 1, half precision without LoRA, a loss that is not
-            finite; peft is missing.
+        InputError: text that is shorter than a window or has tokens the model does not know, sizes below 1, half
+            precision without LoRA, a loss that is not finite (whole weights are spoilt then); peft is missing.
     """
-    body = anatomy(model)
-    limit = int(body.config.max_position_embeddings)
-    length = limit if length is None else length
-    target_length = (limit if target_length is None else target_length) if pose else None
-    settings: dict[str, Any] = {
-        "steps": steps, "learning_rate": learning_rate, "length": length, "batch_size": batch_size, "lora": lora,
-        "pose": pose, "target_length": target_length, "warmup": warmup, "seed": seed,
-    }  # fmt: skip
+    settings, rows = prepared(
+        model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
+        lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    began = time.perf_counter()
+    with _as_it_was(model), torch.random.fork_rng():
+        torch.manual_seed(seed)  # adapters start from random numbers, and dropout draws them
+        tuned = model if lora is None else _with_adapters(anatomy(model), lora)
+        if lora is None:
+            tuned.requires_grad_(True)
+        moved = [p for p in tuned.parameters() if p.requires_grad]
+        try:
+            losses = _train(tuned.train(), moved, rows, settings, generator, progress)
+        except BaseException:
+            if lora is not None:
+                tuned.unload()  # type: ignore[operator]
+            raise
+        if lora is not None:
+            tuned.merge_and_unload()  # type: ignore[operator]
+    count = sum(p.numel() for p in moved)
+    return Finetuning(tuple(losses), settings, count, time.perf_counter() - began)
+
+
+def prepared(
+    model: nn.Module, text: str | Tensor, tokenizer: Any = None, **given: Any
+) -> tuple[dict[str, Any], Tensor]:
+    """What `finetune` does before it trains: all settings, and the tokens (texts, tokens).
+
+    Whoever has long work to do first, such as the command line, learns here of what will be refused.
+
+    Raises:
+        InputError: as `finetune`, but for a loss that is not finite.
+    """
+    defaults = {name: p.default for name, p in signature(finetune).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    settings = defaults | given
+    del settings["progress"]
+    limit = int(anatomy(model).config.max_position_embeddings)
+    if settings["length"] is None:
+        settings["length"] = limit
+    if settings["pose"] and settings["target_length"] is None:
+        settings["target_length"] = limit
     _check(settings)
-    rows = _rows(text, tokenizer, length)
-    if lora is None and (half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}):
+    rows = _rows(text, tokenizer, settings["length"])
+    check_tokens(model, rows)
+    if settings["lora"] is not None:
+        needs("peft", "peft")
+    elif half := {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}:
         raise InputError(
             f"the weights are {half.pop()}, which loses small steps: pass lora=8, or model.to(torch.float32)"
         )
-    generator = torch.Generator().manual_seed(seed)
-    began, training = time.perf_counter(), model.training
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # adapters start from random numbers, too
-        tuned = model if lora is None else _with_adapters(body.model, body, lora)
-    kept = {name: p.requires_grad for name, p in tuned.named_parameters()}
-    if lora is None:
-        tuned.requires_grad_(True)
-    moved = [p for p in tuned.parameters() if p.requires_grad]
+    return settings, rows
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Afterwards each module is in the mode it is in now, each weight trains or not as now, and none has a gradient."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
-        tuned.train()
-        losses = _train(tuned, moved, rows, settings, generator, progress)
-    except BaseException:
-        if lora is not None:
-            tuned.unload()  # type: ignore[operator]
-        raise
+        yield
     finally:
-        for name, p in tuned.named_parameters():
-            p.requires_grad_(kept.get(name, False))
-            p.grad = None
-        model.train(training)
-    count = sum(p.numel() for p in moved)
-    if lora is not None:
-        tuned.merge_and_unload()  # type: ignore[operator]
-        model.requires_grad_(True)
-    return Finetuning(tuple(losses), settings, count, time.perf_counter() - began)
+        for module, training in modes:
+            module.training = training
+        for weight, trains in wanted:
+            weight.requires_grad_(trains)
+            weight.grad = None
 
 
 def skipped_positions(length: int, target_length: int, rows: int, generator: torch.Generator) -> Tensor:
@@ -158,7 +190,12 @@ def _train(
         loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), window[:, 1:].flatten())
         value = loss.item()
         if not loss.isfinite():
-            raise InputError(f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it")
+            if step == 0:
+                raise InputError(f"model: its loss is {value} before it is trained; posenc.doctor(model) may say why")
+            raise InputError(
+                f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it"
+                + ("" if settings["lora"] else ", and load the model again, whose weights are spoilt")
+            )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(moved, 1.0)
@@ -179,7 +216,9 @@ def _rows(text: str | Tensor, tokenizer: Any, length: int) -> Tensor:
     if isinstance(text, str):
         if tokenizer is None:
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
-        text = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+        text = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    if not isinstance(text, Tensor) or text.dim() not in (1, 2) or text.is_floating_point():
+        raise InputError("text: a string, or token ids as a tensor of whole numbers, (tokens,) or (texts, tokens)")
     rows = text.long().cpu() if text.dim() == 2 else text.long().cpu()[None]
     if rows.shape[-1] < length:
         raise InputError(
@@ -192,18 +231,22 @@ def _check(settings: Mapping[str, Any]) -> None:
     for name in ("steps", "batch_size", "lora"):
         if settings[name] is not None and settings[name] < 1:
             raise InputError(f"{name}={settings[name]}: at least 1")
+    if settings["warmup"] < 0:
+        raise InputError(f"warmup={settings['warmup']}: steps in which the rate rises, 0 for none")
     if settings["length"] < 2:
         raise InputError(f"length={settings['length']}: a window needs two tokens, one to predict the other from")
+    if settings["target_length"] is not None and not settings["pose"]:
+        raise InputError(f"target_length={settings['target_length']}: is for pose=True, which skips up to there")
     if settings["pose"] and settings["target_length"] < settings["length"]:
         raise InputError(
             f"target_length={settings['target_length']}: positions reach at least as far as a window's length, "
             f"{settings['length']}"
         )
-    if not settings["learning_rate"] > 0:
-        raise InputError(f"learning_rate={settings['learning_rate']}: must be positive")
+    if not 0 < settings["learning_rate"] < math.inf:
+        raise InputError(f"learning_rate={settings['learning_rate']}: must be a positive number")
 
 
-def _with_adapters(model: nn.Module, body: Any, rank: int) -> nn.Module:
+def _with_adapters(body: Anatomy, rank: int) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -211,9 +254,9 @@ def _with_adapters(model: nn.Module, body: Any, rank: int) -> nn.Module:
     attention = {id(layer.module) for layer in body.layers}
     names = [
         f"{path}.{name}"
-        for path, module in model.named_modules()
+        for path, module in body.model.named_modules()
         if id(module) in attention
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear)
     ]
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+    return get_peft_model(body.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))

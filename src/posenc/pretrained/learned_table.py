@@ -1,6 +1,7 @@
 """Learned position tables made longer: BERT's kind, GPT-2, OPT. The longer table is an ordinary one, so that plain
 transformers saves, loads and trains it."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +39,16 @@ class TableExtension:
     target_length: int
     added_bytes: int
 
+    @property
+    def trained_length(self) -> int:
+        """As other extensions call it."""
+        return self.original_length
+
+    @property
+    def new_length(self) -> int:
+        """As other extensions call it."""
+        return self.target_length
+
     def __str__(self) -> str:
         options = "".join(f", {name}={value:g}" for name, value in self.options.items())
         inside = (
@@ -58,8 +69,10 @@ class TableExtension:
 
 @dataclass(frozen=True)
 class _Original:
-    """What `restore_table` puts back. buffers: by name, of the module that owns the table."""
+    """What `restore_table` puts back. method: by which the table was extended. buffers: by name, of the module that owns
+    the table."""
 
+    method: str
     weight: nn.Parameter
     buffers: dict[str, Tensor]
     max_position_embeddings: int
@@ -68,6 +81,17 @@ class _Original:
 def has_learned_table(model: nn.Module) -> bool:
     """Whether the model is of a type whose positions are a learned table that can be extended."""
     return getattr(getattr(unwrapped(model), "config", None), "model_type", None) in TABLES
+
+
+def table_of(model: nn.Module) -> tuple[str | None, int]:
+    """How the table of a model was extended (None: it was not), and for how many tokens it has rows.
+
+    RoBERTa's kind and OPT's have rows that are no token's.
+    """
+    inner = unwrapped(model)
+    original: _Original | None = getattr(inner, RECORD, None)
+    _, module = _find(inner)
+    return None if original is None else original.method, len(_weight(module)) - _first(module)
 
 
 def extend_table(
@@ -102,6 +126,8 @@ def extend_table(
     length = len(weight) - first
     if (factor is None) == (target_length is None):
         raise InputError(f"factor={factor}, target_length={target_length}: give one of the two")
+    if factor is not None and not 1 < factor < math.inf:
+        raise InputError(f"factor={factor}: the new length over that of the table, a number above 1")
     target = int(length * factor) if factor is not None else int(target_length or 0)
     if target <= length:
         raise InputError(f"target_length={target}: the table has {length} positions already; ask for more")
@@ -113,7 +139,7 @@ def extend_table(
         restore_table(model)
     buffers = {name: getattr(owner, name) for name in ("position_ids", "token_type_ids") if hasattr(owner, name)}
     weight = _weight(module)
-    setattr(inner, RECORD, _Original(weight, buffers, inner.config.max_position_embeddings))
+    setattr(inner, RECORD, _Original(method, weight, buffers, inner.config.max_position_embeddings))
     longer = torch.cat((weight.detach()[:first], rows.to(weight)))
     _put(module, nn.Parameter(longer, requires_grad=weight.requires_grad))
     for name, buffer in buffers.items():

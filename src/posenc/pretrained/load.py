@@ -35,7 +35,8 @@ def load(
     with a method beyond transformers' configurations is extended again by that method.
 
     Raises:
-        InputError: nothing of that name, nothing that is safe to read, or a package that is missing.
+        InputError: nothing of that name, nothing that is safe to read, weights that are damaged or not there, or a
+            package that is missing.
     """
     needs("transformers", "lab")
     path = demo_file() if name == DEMO else Path(name)
@@ -92,7 +93,7 @@ def needs(package: str, extra: str) -> None:
         InputError: it is not installed; names the extra that has it.
     """
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"pretrained models need {package}, which is not installed: pip install 'posenc[{extra}]'")
+        raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 
 
 def _weights(folder: Path) -> Path:
@@ -119,6 +120,7 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 
 def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Module, Any]:
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
@@ -128,15 +130,22 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
         if weights.endswith(_PICKLES):
             raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
         config = AutoConfig.from_pretrained(name, **safe)
-        model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype, use_safetensors=True, **safe)
+        said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+        read: Any = AutoModelForCausalLM.from_pretrained(name, **said, **safe)
+        model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, and posenc runs no code out of a checkpoint"
+        elif isinstance(error, RuntimeError | SafetensorError):
+            reason = f"its weights cannot be read: {' '.join(str(error).split())}"
+        elif isinstance(error, KeyError) and " " not in str(error):
+            reason = f"its configuration lacks {error}, or names it and transformers knows no such thing"
         else:
             reason = " ".join(str(error).split())
         raise InputError(f"{name}: {'' if local else 'no such folder; from the hub: '}{reason}") from error
+    _complete(name, model, found)
     if "auto_map" in stored:
         told = f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
         warnings.warn(f"posenc: {name} {told}", stacklevel=3)
@@ -145,6 +154,15 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
         told = "was scaled by a configuration without rope_theta: transformers takes its default"
         warnings.warn(f"posenc: {name} {told}, {config.rope_parameters['rope_theta']:.10g}", stacklevel=3)
     return model, tokenizer
+
+
+def _complete(name: str, model: nn.Module, found: Mapping[str, Any]) -> None:
+    """Refuse a model in which random numbers stand for weights, which transformers only prints a table of."""
+    if lacking := sorted(found["missing_keys"]):
+        raise InputError(
+            f"{name}: {len(lacking)} of the weights of {type(model).__name__} are not in its files ({lacking[0]}), and "
+            "random numbers would stand for them: get the files that are missing, or the configuration that fits"
+        )
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
@@ -163,7 +181,11 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     except Exception as error:  # parsers of a damaged file raise whatever comes up: struct.error, IndexError, ...
         raise InputError(f"{path}: transformers cannot read it: {' '.join(str(error).split())}") from error
     _take_frequencies(path, config)
-    return type(empty).from_pretrained(None, config=config, state_dict=state, dtype=dtype), tokenizer
+    said = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
+    read: Any = type(empty).from_pretrained(None, **said)
+    model, found = read
+    _complete(str(path), model, found)
+    return model, tokenizer
 
 
 def _take_frequencies(path: Path, config: Any) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import InputError
-from posenc.pretrained.calls import evaluating
+from posenc.pretrained.calls import check_tokens, evaluating
 
 Progress = Callable[[int, int], object]
 """Called with the tokens that are done and how many there are."""
@@ -44,7 +44,7 @@ def loss_by_position(
         positions means what it says: `loss_by_position(model, ids)[8192:16384].mean()`.
 
     Raises:
-        InputError: `ids` of another shape, or numbers that do not fit together.
+        InputError: `ids` of another shape or beyond the vocabulary, or numbers that do not fit together.
     """
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         raise InputError(f"ids of shape {tuple(ids.shape)}: give (N,) or (batch, N) with at least two tokens")
@@ -52,6 +52,7 @@ def loss_by_position(
         raise InputError(f"chunk={chunk}: must be at least 1")
     if stride is not None and window is None:
         raise InputError(f"stride={stride} says how far windows advance: give window as well")
+    check_tokens(model, ids)
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
     loss = torch.full(batch.shape, float("nan"), device=batch.device)

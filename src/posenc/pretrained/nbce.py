@@ -6,6 +6,8 @@ whose prediction is surest is followed, less what the model would say anyway:
     log p(T | S_1, ..., S_n) = (1 + beta) P[log p(T | S_1), ..., log p(T | S_n)] - beta log p(T) + constant
 """
 
+import math
+import string
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
-from posenc.pretrained.calls import evaluating, last_logits
+from posenc.pretrained.calls import check_tokens, evaluating, last_logits
 
 POOLINGS = ("min_entropy", "average")
 TEMPLATE = "User: {context}\n\n{question}\n\nAssistant:"
@@ -86,11 +88,11 @@ def combine(
         entropies (n,) in nats, without eta.
 
     Raises:
-        InputError: an unknown pooling, top_p out of range, or no context.
+        InputError: an unknown pooling, a number out of range, or no context.
 
     Source: kexue.fm 9617; bojone/NBCE, test.py.
     """
-    _check(pooling, top_p)
+    _check(pooling, top_p, beta, eta)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: give (contexts + 1, vocabulary), row 0 first")
     kept = _top_p(log_probs, top_p)
@@ -162,19 +164,20 @@ def nbce_steps(
     padding shifts nothing. A prompt longer than max_position_embeddings is warned of.
 
     Raises:
-        InputError: no contexts, or a number out of range.
+        InputError: no contexts, a number out of range, a template without its fields, or another model's tokenizer.
     """
-    _check(pooling, top_p)
+    _check(pooling, top_p, beta, eta)
     if isinstance(contexts, str) or not contexts:
         raise InputError(f"contexts={contexts!r}: give a list of at least one text")
     for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("batch_size", batch_size, 1)):
         if value is not None and value < least:
             raise InputError(f"{name}={value}: must be at least {least}")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:
         raise InputError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
     device = next(model.parameters()).device
-    write = template if callable(template) else lambda c, q: template.format(context=c, question=q)
+    write = template if callable(template) else _format(template)
     prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
+    check_tokens(model, torch.tensor([max(map(max, prompts))]))
     _warn_of_length(model, max(map(len, prompts)))
     size = batch_size or len(prompts)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -246,11 +249,24 @@ class _Rows:
         self.log_probs = logits.log_softmax(-1)
 
 
-def _check(pooling: str, top_p: float) -> None:
+def _check(pooling: str, top_p: float, beta: float, eta: float) -> None:
     if pooling not in POOLINGS:
         raise InputError(f"pooling={pooling!r}: must be {' or '.join(map(repr, POOLINGS))}")
     if not 0 < top_p <= 1:
         raise InputError(f"top_p={top_p}: must lie in (0, 1]; 1 keeps every token")
+    for name, value in (("beta", beta), ("eta", eta)):
+        if not math.isfinite(value):
+            raise InputError(f"{name}={value}: must be a number")
+
+
+def _format(template: str) -> Callable[[str, str], str]:
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise InputError(f"template={template!r}: {error}; write braces that are meant as such twice") from None
+    if fields != {"context", "question"}:
+        raise InputError(f"template={template!r}: needs {{context}} and {{question}}, and no other field")
+    return lambda context, question: template.format(context=context, question=question)
 
 
 def _top_p(log_probs: Tensor, top_p: float) -> Tensor:

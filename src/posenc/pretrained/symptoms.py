@@ -37,16 +37,16 @@ FINDINGS: dict[str, Kind] = {
         "wrong",
         "The model rotates by other frequencies than its configuration asks for: the configuration was edited after "
         "loading, or the table was overwritten. What is saved will not be what was run.",
-        "Build the table anew: decoder.rotary_emb = type(decoder.rotary_emb)(model.config).to(model.device), or "
-        "posenc.extend for another schedule",
+        "Build the table anew: decoder = model.base_model; "
+        "decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config).to(model.device)",
     ),
     "config_not_buildable": Kind(
         "wrong",
         "transformers cannot build a rotary module from the configuration as it stands: the model runs on what it was "
         "loaded with, and will not load again once saved. Without rope_theta there is no base; dynamic, yarn and "
         "longrope fail when head_dim is None.",
-        "Change rope_parameters by model.config.rope_parameters | {...}, which keeps rope_theta, and set "
-        "head_dim = hidden_size // num_attention_heads",
+        "Put back what the evidence misses: rope_theta (changing a dictionary by model.config.rope_parameters | {...} "
+        "would have kept it), or head_dim = hidden_size // num_attention_heads",
     ),
     "frequencies_rounded": Kind(
         "wrong",
@@ -59,7 +59,8 @@ FINDINGS: dict[str, Kind] = {
         "wrong",
         "truncate=False stands in the rope_parameters of a layer type, and transformers reads it only beside them: "
         "YaRN's ramp is cut to whole pairs all the same.",
-        'posenc.extend(model, "yarn", truncate=False), which hears it',
+        'Load the model with that layer type at rope_type "default" and the original length, then '
+        'posenc.extend(model, "yarn", factor=..., truncate=False), which hears it',
     ),
     "partial_rotary_ignored": Kind(
         "wrong",
@@ -75,14 +76,15 @@ FINDINGS: dict[str, Kind] = {
     "sees_the_future": Kind(
         "wrong",
         "Another last token changes the predictions before it: attention has no causal mask. A function registered "
-        "with AttentionInterface alone is given none.",
+        "with AttentionInterface alone is given none. Nothing else was measured: caches, padding and packing depend on it.",
         "Register a mask function under the same name with AttentionMaskInterface, as posenc.extend does",
     ),
     "cache_differs": Kind(
         "wrong",
         "Decoding with a cache gives other logits than one pass over the same tokens. Schedules that depend on the "
         "length of the text (dynamic, longrope) rotate keys by the frequencies of the moment, and the cache keeps them.",
-        "Freeze the schedule for the length you need: posenc.extend(model, method, target_length=...)",
+        "Freeze the schedule for the length you need: posenc.extend(model, method, target_length=...); if the schedule "
+        'is none of these, it is the attention: model.set_attn_implementation("eager")',
     ),
     "padding_differs": Kind(
         "wrong",
@@ -135,13 +137,17 @@ FINDINGS: dict[str, Kind] = {
 
 def symptoms(case: Patient, tokenizer: Any | None) -> Symptom:
     """Everything found, the configuration first, then what the model does."""
-    if case.record is None:
+    if case.record is None or not case.record.design.rotations:
         yield from _configuration(case)
     yield from _declared(case)
     if not torch.isfinite(case.logits(case.ids())).all():
         yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
         return
-    for probe in (_future, _cache, _padding, _packing, _implementation):
+    blind = list(_future(case))
+    yield from blind
+    if blind:
+        return
+    for probe in (_cache, _padding, _packing, _implementation):
         yield from probe(case)
     if tokenizer is not None:
         yield from _layout(case, tokenizer)
@@ -166,23 +172,29 @@ def _configuration(case: Patient) -> Symptom:
 
 def _compared(case: Patient, held: Table, asked: Table, rebuilt: nn.Module, where: str) -> Symptom:
     ours, theirs = held.inv_freq.double(), asked.inv_freq.double()
-    same_size = ours.shape == theirs.shape
-    if same_size and torch.allclose(ours, theirs, rtol=1e-6, atol=0):
+    if ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-6, atol=0):
         if not math.isclose(held.attention_factor, asked.attention_factor, rel_tol=1e-6):
             told = f"attention factor{where} {held.attention_factor:.4g}, asked for {asked.attention_factor:.4g}"
             yield "config_not_applied", told, held.attention_factor
         return
-    error = float((ours - theirs).abs().max()) * (case.length - 1) if same_size else math.nan
+    if ours.shape != theirs.shape:
+        told = f"{len(ours)} frequencies{where}, where the configuration asks for {len(theirs)}"
+        yield "config_not_applied", told, len(ours) / len(theirs)
+        return
+    error = float((ours - theirs).abs().max()) * (case.length - 1)
     phase = f"{error:.3g} rad at position {case.length - 1}"
     rounded = [asked.inv_freq.to(dtype).double() for dtype in (torch.bfloat16, torch.float16)]
-    if same_size and any(torch.equal(ours, x.to(ours.device)) for x in rounded):
+    if any(torch.equal(ours, x.to(ours.device)) for x in rounded):
         yield "frequencies_rounded", f"frequencies{where} held in half precision: phases are off by {phase}", error
         return
+    told = f"frequencies{where} differ from the configuration's by {phase}"
     before = case.logits(case.ids())
     with case.with_rotary(rebuilt):
         change = float((case.logits(case.ids()) - before).abs().max())
-    told = f"frequencies{where} differ from the configuration's by {phase}; with these, {PROBE} tokens' logits change"
-    yield "config_not_applied", f"{told} by up to {change:.3g}", change
+    if math.isfinite(change):
+        yield "config_not_applied", f"{told}; with these, {PROBE} tokens' logits change by up to {change:.3g}", change
+    else:
+        yield "config_not_applied", told, error
 
 
 def _ignored(case: Patient, held: Table, where: str) -> Symptom:
@@ -308,7 +320,7 @@ TEXT = (
 
 def _layout(case: Patient, tokenizer: Any) -> Symptom:
     """Only where queries and keys come from a projection each and meet no norm of their own."""
-    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    ids = tokenizer(TEXT, return_tensors="pt", verbose=False).input_ids[:, : case.length]
     projections = [
         getattr(module, name)
         for module in case.decoder.modules()

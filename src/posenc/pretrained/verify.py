@@ -86,8 +86,12 @@ class Verifier:
     def result(self) -> Verification:
         """What has been read so far."""
         count = len(self.ids)
-        marks = {*range(0, count, max(math.ceil(count / BLOCKS), 2)), count}
-        edges = tuple(sorted(marks | {self.trained_length} if self.past_training else marks))
+        step = max(math.ceil(count / BLOCKS), 2)
+        marks = {*range(0, count, step), count}
+        if self.past_training:  # an edge of its own, and no sliver of a block beside it
+            at = self.trained_length
+            marks = {mark for mark in marks if mark in (0, count) or abs(mark - at) > step // 2} | {at}
+        edges = tuple(sorted(marks))
         means = {
             arm: tuple(float(loss[low:high].nanmean()) for low, high in pairwise(edges))
             for arm, loss in self.losses.items()
@@ -110,14 +114,14 @@ def verifier(model: Any, tokenizer: Any, name: str, text: str, wanted: int, toke
     Raises:
         InputError: the text is too short.
     """
-    ids = torch.tensor(tokenizer(text[: 16 * (tokens or wanted)]).input_ids)
+    ids = torch.tensor(tokenizer(text[: 16 * (tokens or wanted)], verbose=False).input_ids)
     if len(ids) < 2:
         raise InputError(f"--text {name}: it has {len(ids)} tokens; give a longer one")
     count = min(len(ids), tokens or wanted)
     stopped = "the text has no more" if count == len(ids) else "as asked for"
     trained = int(model.config.max_position_embeddings)
     if tokens is None:
-        piece = ids[: min(count, 256)]
+        piece = ids[: min(count, trained, 256)]
         loss_by_position(model, piece)  # the first call of a model is slower
         started = time.perf_counter()
         loss_by_position(model, piece)
