@@ -164,7 +164,8 @@ def test_every_encoding_serves_it_or_refuses_it():
         assert_close(torch.cat(parts, 1), host(tokens), rtol=0, atol=1e-10, msg=name)
         served.add(name)
     assert served == {
-        "rope", "p_rope", "decoupled_rope", "axial_rope", "m_rope", "mixed_rope", "pope", "log_n", "transformer_xl", "xlnet",
+        "rope", "p_rope", "decoupled_rope", "axial_rope", "m_rope", "mixed_rope", "pope", "log_n", "temperature", "step_temperature",
+        "transformer_xl", "xlnet",
     }  # fmt: skip
 
 

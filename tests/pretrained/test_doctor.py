@@ -275,12 +275,15 @@ def test_evidence_is_a_number_where_logits_are_none(llama):
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("method", ["log_n", "softmax_n"])
-def test_a_table_is_examined_where_an_extension_leaves_it(llama, method):
+@pytest.mark.parametrize("method", ["none", "log_n", "softmax_n"])
+def test_a_cast_rounds_the_table_that_an_extension_leaves_and_none_of_ours(llama, method):
     posenc.extend(llama, method, factor=4)
     assert names(llama) == []
     llama.bfloat16()
-    one(llama, "frequencies_rounded")
+    if method == "none":
+        one(llama, "frequencies_rounded")
+    else:
+        assert names(llama) == []
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt_neox"])

@@ -97,6 +97,6 @@ def test_the_example_measures_what_is_missing_and_shows_a_table(tmp_path, llama,
 
 
 def test_the_documents_show_what_was_measured():
-    results = json.loads((ROOT / "benchmarks" / "results" / "longer_context.json").read_text())
+    results = json.loads((ROOT / "benchmarks" / "longer_context.json").read_text())
     text = (ROOT / "docs" / "longer_context.md").read_text(encoding="utf-8")
     assert example("longer_context").table(results) in text

@@ -69,7 +69,8 @@ def fetch() -> Path:
 
 def load() -> LlamaForCausalLM:
     """The model for transformers, in float32: a fresh copy at every call."""
-    return LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**_config()), state_dict=_weights()).eval()
+    own = {name: weight.clone() for name, weight in _weights().items()}  # a test may train them
+    return LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**_config()), state_dict=own).eval()
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
 from posenc.positions import MaskMod, Positions, grid_indices, rowwise
-from posenc.regions import Region
+from posenc.regions import EVERYTHING, Region
 
 
 class Rotated(NamedTuple):
@@ -60,7 +60,7 @@ class Problem:
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, see `Positions.mask_mod`, within the region."""
         visible, region = self.positions.mask_mod(), self.region
-        if region is None:
+        if region is None or region == EVERYTHING:
             return visible
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
         return lambda b, h, i, j: visible(b, h, i, j) & region.holds(q(b, i), k(b, j))
