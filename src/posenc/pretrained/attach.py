@@ -149,7 +149,7 @@ def attend(
                 "two, or position_ids that start again with each packed document"
             )
         # transformers takes such a mask for all there is to see, windows too
-        encoding = _together(plan.encoding, Allowed(found.allowed))
+        encoding = together(plan.encoding, Allowed(found.allowed))
     out = attention(query, key, value, encoding, found.positions, scale=scaling, sink=s_aux, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
 
@@ -158,7 +158,8 @@ def _counts(encoding: Encoding | None) -> bool:
     return encoding is not None and any(isinstance(part, LogN) for part in encoding.modules())
 
 
-def _together(*parts: Encoding | None) -> Encoding | None:
+def together(*parts: Encoding | None) -> Encoding | None:
+    """The sum of what there is; None: nothing."""
     given = [part for part in parts if part is not None]
     return given[0] if len(given) == 1 else Sum(*given) if given else None
 
@@ -222,7 +223,7 @@ def _install(body: Anatomy, design: Design, record: Attached) -> None:
     memory = Memory()
     for layer, encoding in zip(body.layers, design.encodings, strict=True):
         record.layers.append(layer.module)
-        windowed = encoding if layer.window is None else _together(encoding, Window(layer.window))
+        windowed = encoding if layer.window is None else together(encoding, Window(layer.window))
         layer.module._posenc_plan = LayerPlan(encoding, windowed, memory)  # type: ignore[assignment]
     _set_implementation(body.model, NAME)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from posenc.encoding import Encoding, Sum
+from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
-from posenc.pretrained.attach import Absent, Design, attach, attached, detach
+from posenc.pretrained.attach import Absent, Design, attach, attached, detach, together
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
 from posenc.pretrained.report import Extension
@@ -171,7 +171,7 @@ def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], still
         parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
     if layer.window is None:
         parts += chosen.attention.values()
-    return Sum(*parts) if len(parts) > 1 else parts[0] if parts else None
+    return together(*parts)
 
 
 def _check_attention(body: Anatomy, chosen: Plan) -> None:
