@@ -9,7 +9,7 @@ from posenc.encodings import T5
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
 from posenc.lab.results import Row, change, difference, loss, verdict
-from posenc.lab.statistics import Estimate
+from posenc.statistics import Estimate
 
 UNDERTRAINED = 0.3
 """An arm this much behind the best at the training length has learned too little for its flatness to count."""

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from posenc.lab.statistics import T_975, estimate, t_quantile
+from posenc.statistics import T_975, Z_975, estimate, t_quantile, wilson
 
 
 def t_cdf(x: float, freedom: float) -> float:
@@ -37,3 +37,12 @@ def test_one_seed_and_no_spread():
     assert single.error == pytest.approx(1 / math.sqrt(3))
     flat = estimate(torch.ones(2, 3).double())
     assert (flat.error, flat.low, flat.high) == (0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 8), (1, 8), (8, 8), (13, 40), (990, 1000)])
+def test_a_wilson_interval_ends_where_the_share_would_be_just_rejected(hits, count):
+    # its definition: the shares p whose normal approximation, with the variance under p, does not reject the observed one
+    low, high = wilson(hits, count)
+    assert 0 <= low <= hits / count <= high <= 1
+    for end in {low, high} - {0.0, 1.0}:
+        assert abs(hits / count - end) == pytest.approx(Z_975 * math.sqrt(end * (1 - end) / count), rel=1e-9)

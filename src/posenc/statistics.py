@@ -1,9 +1,12 @@
-"""How sure a mean over seeds and windows is."""
+"""How sure a mean over seeds and windows is, and a share of hits."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
 
 from torch import Tensor
+
+Z_975 = 1.959964
+"""The normal distribution's 97.5 % quantile."""
 
 T_975 = {
     1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179,
@@ -40,6 +43,15 @@ def estimate(values: Tensor) -> Estimate:
     freedom = variance**2 / sum(part**2 / df for part, df in parts)
     half = t_quantile(freedom) * sqrt(variance)
     return Estimate(mean, sqrt(variance), mean - half, mean + half)
+
+
+def wilson(hits: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share, from hits among `count` independent trials (Wilson 1927): within [0, 1], and of some
+    width at 0 % and 100 % too."""
+    share, z2 = hits / count, Z_975**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = Z_975 * sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def t_quantile(freedom: float) -> float:

@@ -1,0 +1,37 @@
+"""Tasks that say what a model finds in a long text: each makes texts of a length in tokens, deterministically, and scores what
+a model makes of them.
+
+    create("key_value:keys=digits") -> Task
+    task.sample(tokenizer, 2048, depth=0.5, seed=0, index=3) -> Sample
+    task.score(generated, sample) -> 0 .. 1
+
+`task` is the interface, the other files are one task or one family each. `posenc.evals` runs them.
+"""
+
+from posenc.errors import unknown
+from posenc.tasks.passkey import Passkey
+from posenc.tasks.task import Sample, Task
+from posenc.texts import check_options, named, read_options
+
+TASKS: dict[str, type[Task]] = {
+    "passkey": Passkey,
+}
+"""Every task by name."""
+
+
+def create(text: str) -> Task:
+    """A task from its name and options, as in "key_value:keys=digits:query_aware=true".
+
+    Raises:
+        InputError: an unknown task or option, or a value that does not serve.
+    """
+    name, written = named(text)
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    cls = TASKS[name]
+    options = read_options(name, written, cls.__dataclass_fields__)
+    check_options(name, options, cls.__dataclass_fields__, cls.__init__)
+    return cls(**options)
+
+
+__all__ = ["TASKS", "Sample", "Task", "create"]

@@ -1,0 +1,46 @@
+"""The pass key."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from posenc.tasks.task import Sample, Task, asked, check_depth, fit
+
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+QUESTION = "What is the pass key? The pass key is"
+
+
+@dataclass(frozen=True)
+class Passkey(Task):
+    """A number of up to five digits among sentences that say nothing, and the question for it.
+
+    The prompt is that of Mohtashami and Jaggi 2023 (arXiv 2305.16300), as evaluated by YaRN's authors (jquesnelle/yarn,
+    eval/passkey.py): lines of task, noise, key, noise and question. They cut the noise at a random character; here it
+    is whole sentences, and the depth is chosen. Scored: whether the first number of the answer is the key.
+    """
+
+    name: ClassVar[str] = "passkey"
+    new_tokens: ClassVar[int] = 10
+
+    def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        check_depth(depth)
+        key = str(self.draws(seed, index).randint(1, 50_000))
+        needle = f"The pass key is {key}. Remember it. {key} is the pass key."
+        sentences = [sentence + "." for sentence in NOISE.rstrip(".").split(". ")]
+
+        def build(count: int) -> Sample:
+            noise = [sentences[i % len(sentences)] for i in range(count)]
+            before = round(depth * count)
+            head = "\n".join((TASK, " ".join(noise[:before]), ""))
+            prompt = "\n".join((head + needle, " ".join(noise[before:]), QUESTION))
+            return asked(tokenizer, prompt, f" {key}", (key,), (len(head), len(head) + len(needle)))
+
+        return fit(self, length, build)
+
+    def score(self, generated: str, sample: Sample) -> float:
+        found = re.search(r"\d+", generated)
+        return float(found is not None and found.group() == sample.references[0])
