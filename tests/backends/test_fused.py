@@ -10,7 +10,8 @@ from posenc.attention import _problem, attention
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
-from posenc.bench import memory
+from posenc import memory
+from posenc.bench.memory import apart
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 from posenc.regions import Region
 
@@ -453,7 +454,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p,
             step(32)
             return memory.peak(lambda: step(n), torch.device("cpu"))
 
-        return memory.apart(work)
+        return apart(work)
 
     small, large = taken(1500), taken(6000)
     dense = heads * 6000**2 * 4
