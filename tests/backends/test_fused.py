@@ -5,12 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from posenc import ALiBi, Encoding, InputError, Positions, create, explain
+from posenc import ALiBi, Encoding, InputError, Positions, create, explain, memory
 from posenc.attention import _problem, attention
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
-from posenc import memory
 from posenc.bench.memory import apart
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 from posenc.regions import Region
