@@ -9,12 +9,18 @@ a model makes of them.
 """
 
 from posenc.errors import unknown
+from posenc.tasks.copying import Copying
 from posenc.tasks.passkey import Passkey
+from posenc.tasks.perplexity import Perplexity
+from posenc.tasks.repeated import Repeated
 from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
 
 TASKS: dict[str, type[Task]] = {
     "passkey": Passkey,
+    "perplexity": Perplexity,
+    "repeated": Repeated,
+    "copying": Copying,
 }
 """Every task by name."""
 
