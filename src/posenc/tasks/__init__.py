@@ -9,10 +9,13 @@ a model makes of them.
 """
 
 from posenc.errors import unknown
+from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
 from posenc.tasks.key_value import KeyValue
 from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
+from posenc.tasks.perplexity import Perplexity
+from posenc.tasks.repeated import Repeated
 from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
 
@@ -21,6 +24,9 @@ TASKS: dict[str, type[Task]] = {
     "key_value": KeyValue,
     "needle": Needle,
     "passkey": Passkey,
+    "perplexity": Perplexity,
+    "repeated": Repeated,
+    "copying": Copying,
 }
 """Every task by name."""
 
