@@ -10,11 +10,16 @@ a model makes of them.
 
 from posenc.errors import unknown
 from posenc.tasks.passkey import Passkey
+from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
 
 TASKS: dict[str, type[Task]] = {
     "passkey": Passkey,
+    **{needle.name: needle for needle in NEEDLES},
+    "variable_tracking": VariableTracking,
+    "common_words": CommonWords,
+    "frequent_words": FrequentWords,
 }
 """Every task by name."""
 
