@@ -16,6 +16,7 @@ from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
 from posenc.tasks.perplexity import Perplexity
 from posenc.tasks.repeated import Repeated
+from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
 
@@ -27,6 +28,10 @@ TASKS: dict[str, type[Task]] = {
     "perplexity": Perplexity,
     "repeated": Repeated,
     "copying": Copying,
+    **{needle.name: needle for needle in NEEDLES},
+    "variable_tracking": VariableTracking,
+    "common_words": CommonWords,
+    "frequent_words": FrequentWords,
 }
 """Every task by name."""
 
