@@ -1,0 +1,1 @@
+"""What a model makes of the tasks of `posenc.tasks`, and where it looks while it does."""
