@@ -13,8 +13,8 @@ from posenc.report.figures import DASHES, PALETTE, escape  # before plotly: it s
 import plotly.graph_objects as go
 
 Attention = Mapping[str, Mapping[str, Any]]
-SHADES = [[0.0, "rgba(128,128,128,0.08)"], [0.15, "#bcd4f0"], [0.5, "#3b7dd8"], [1.0, "#12305e"]]
-"""From next to nothing to everything, on light and on dark ground."""
+SHADES = [[share, f"rgba(59,125,216,{0.06 + 0.94 * share:.2f})"] for share in (0.0, 1.0)]
+"""From the ground's own colour to full blue, whether the ground is light or dark."""
 
 
 def shown(attention: Attention) -> dict[str, go.Figure]:
@@ -148,8 +148,9 @@ def _of_sinks(profile: Mapping[str, Any], method: str) -> str:
     )
     by_layer = f"from {min(layers):.0%} to {max(layers):.0%} by layer"
     return (
-        f"{_mean(layers):.0%} of all attention of {method} goes to the first {profile['sinks']} tokens, {by_layer}; most in "
-        f"head {head} of layer {layer}, {most:.0%}. A head with nothing to fetch rests there, whatever the tokens say."
+        f"{_mean(layers):.0%} of all attention of {_reader(method)} goes to the first {profile['sinks']} tokens, {by_layer}; "
+        f"most in head {head} of layer {layer}, {most:.0%}. Such attention sinks are where heads rest that have nothing to "
+        "fetch."
     )
 
 
@@ -157,7 +158,7 @@ def _of_distance(profile: Mapping[str, Any], method: str) -> str:
     layers = [_mean(heads) for heads in profile["distance_after"]]
     near, far = min(layers), max(layers)
     return (
-        f"Apart from the first tokens, {method} looks {far:.0f} tokens back in layer {layers.index(far)} and {near:.0f} in "
+        f"Apart from the first tokens, {_reader(method)} looks {far:.0f} tokens back in layer {layers.index(far)} and {near:.0f} in "
         f"layer {layers.index(near)}, on average over heads, in texts of up to {profile['longest']} tokens."
     )
 
@@ -183,8 +184,13 @@ def _of_pairs(profile: Mapping[str, Any]) -> str:
     share = _mean([profile["unfinished_share"][layer] for layer in _rotating(profile, kind)])
     return (
         f"{turning['unfinished']} of {len(turning['trained'])} pairs never completed a turn within {turning['reach']} tokens of "
-        f"training, and {share:.0%} of what can move a score lies in them: beyond that length they show angles never met."
+        f"training, and {share:.0%} of what can move a score lies in them: a longer text turns them to angles they were not trained on, unless a "
+        f"method slows them down."
     )
+
+
+def _reader(method: str) -> str:
+    return "the model as it is" if method == "none" else f"the model under {method}"
 
 
 def _kind(profile: Mapping[str, Any]) -> str:
