@@ -66,9 +66,9 @@ class Settings:
         found = {}
         for written in self.tasks:
             name, options = named(written)
-            takes_text = name in TASKS and "text" in TASKS[name].__dataclass_fields__
-            if self.text is not None and takes_text and not any(o.startswith("text=") for o in options):
-                written = f"{written}:text={self.text}"
+            takes_text = name in TASKS and "source" in TASKS[name].__dataclass_fields__
+            if self.text is not None and takes_text and not any(o.startswith("source=") for o in options):
+                written = f"{written}:source={self.text}"
             task = create(written)
             if task.text in found:
                 raise InputError(f"--tasks: {task.text} is named twice")

@@ -97,7 +97,7 @@ class Reader:
         """
         new_tokens = task.new_tokens if self.generate else 0
         through = [_window(sample, window) for sample in samples]
-        texts = [_text(sample, window if sample.prompt else None, new_tokens) for sample in samples]
+        texts = [_text(sample, window, new_tokens) for sample in samples]
         for sample in samples:
             check_tokens(self.model, sample.ids)
         order = sorted(range(len(texts)), key=lambda i: texts[i].prompt)  # neighbours have the most in common
@@ -209,12 +209,12 @@ class Reader:
         return Outcome(
             tokens=len(text.prompt) + len(text.scored),
             needle=None if sample.needle is None else (sample.needle[0] + sample.needle[1] - 1) / 2,
-            loss=task.loss(losses),
+            loss=task.loss(losses, sample),
             accuracy=float(hits.float().mean()),
             exact=int(hits.all()),
             generated=said,
             score=None if said is None else task.score(said, sample),
-            blocks=() if sample.prompt else _blocks(losses, _first(sample), length),
+            blocks=_blocks(losses, _first(sample), length) if _runs(sample, length) else (),
         )
 
     @contextmanager
@@ -247,6 +247,11 @@ def _first(sample: Sample) -> int:
     return max(sample.prompt_tokens, 1)
 
 
+def _runs(sample: Sample, length: int) -> bool:
+    """Whether the losses tell something by position: those of running text, in one pass, over some of its length."""
+    return sample.window is None and BLOCKS * (len(sample.ids) - _first(sample)) >= 4 * length
+
+
 def _text(sample: Sample, window: int | None, new_tokens: int) -> _Text:
     ids, first = sample.ids.tolist(), _first(sample)
     prompt, scored = ids[:first], ids[first:]
@@ -256,10 +261,11 @@ def _text(sample: Sample, window: int | None, new_tokens: int) -> _Text:
 
 
 def _window(sample: Sample, window: int | None) -> int | None:
-    """The window that a text is read through; None: in one pass."""
-    if sample.prompt:
+    """The window that a text is read through; None: in one pass. Where little is scored, at the end, it is enough to
+    leave out the beginning."""
+    if sample.window is None and (window is None or 2 * (len(sample.ids) - _first(sample)) <= window):
         return None
-    return min((w for w in (sample.window, window) if w is not None), default=None)
+    return min(w for w in (sample.window, window) if w is not None)
 
 
 def _blocks(losses: Tensor, first: int, length: int) -> tuple[float | None, ...]:

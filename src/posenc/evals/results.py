@@ -102,8 +102,7 @@ def _method(found: Outcomes, none: Outcomes | None) -> dict[str, Any]:
             at = {key: outcome for key, outcome in here.items() if key[1] == depth}
             needles = [outcome.needle for outcome in at.values() if outcome.needle is not None]
             position = sum(needles) / len(needles) if needles else None
-            accuracy = asdict(mean(units(at, lambda outcome: outcome.accuracy)))
-            cells.append({"length": length, "depth": depth, "position": position, **pooled(at), "accuracy": accuracy})
+            cells.append({"length": length, "depth": depth, "position": position, **pooled(at)})
         against = None if none is None else differences(here, none)
         by_length.append({"length": length, **pooled(here), "against_none": against})
         points = _by_position(here, length)
@@ -112,10 +111,11 @@ def _method(found: Outcomes, none: Outcomes | None) -> dict[str, Any]:
 
 
 def pooled(found: Outcomes) -> dict[str, Any]:
-    """n, exact, score and loss of some outcomes."""
+    """n, exact, accuracy, score and loss of some outcomes."""
     return {
         "n": len(found),
         "exact": share(units(found, _exact)),
+        "accuracy": asdict(mean(units(found, lambda outcome: outcome.accuracy))),
         "score": value(units(found, _score)) if _scored(found) else None,
         "loss": asdict(mean(units(found, _loss))),
     }
