@@ -41,6 +41,8 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="N", default=missing, help=text)
     text = "running text for tasks that take one (default: the language reference inside Python)"
     add("--text", metavar="FILE", default=missing, help=text)
+    text = "say where the model looks, too"
+    add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
     add("--json", action="store_true", help="print results.json instead of the tables")
     parser.set_defaults(run=run_eval)
@@ -68,6 +70,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 preset=options.preset,
                 directory=options.out,
                 name=options.model,
+                attention=options.attention,
                 progress=terminal.progress,
                 command=command,
                 render=page,

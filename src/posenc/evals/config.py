@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,15 @@ class Cell:
     depth: float | None
     seed: int
 
-    def id(self, shared: Mapping[str, Any]) -> str:
-        """Hash of the content, `shared` being what all cells of an evaluation have in common: equal ids give equal
-        numbers on one machine."""
-        content = asdict(self) | dict(shared)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
     def __str__(self) -> str:
         where = "" if self.depth is None else f", depth {self.depth:g}"
         return f"{self.task}, {self.method}, {self.length} tokens{where}, seed {self.seed}"
+
+
+def identity(content: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+    """Hash of what a measurement is of, `shared` being what all of an evaluation have in common: equal ones give equal
+    numbers on one machine."""
+    return hashlib.sha256(json.dumps({**content, **shared}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def planned(settings: Settings, tasks: Mapping[str, Task], trained_length: int) -> list[list[Cell]]:

@@ -16,6 +16,7 @@ from torch import nn
 
 import posenc
 from posenc.errors import InputError
+from posenc.evals.attention import attention_profile
 from posenc.evals.config import CUT_OFF, NONE, Cell, Settings, digests, planned, settings_of
 from posenc.evals.reader import CHUNK, Outcome, Reader
 from posenc.evals.results import numbers
@@ -31,6 +32,8 @@ from posenc.pretrained.methods import written_factor
 from posenc.tasks import Sample, Task
 
 SCHEMA = 1
+LOOKED_AT = 1024
+"""Texts in which attention is followed are no longer, if there are such: the work grows with the square."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
 
@@ -55,6 +58,7 @@ def evaluate(
     preset: str | None = None,
     directory: str | Path | None = None,
     name: str = "",
+    attention: bool = True,
     progress: Progress = Progress(),
     command: str = "",
     render: Callable[[dict[str, Any]], str] | None = None,
@@ -69,6 +73,7 @@ def evaluate(
         directory: finished cells are kept there, and those that are there already are not measured again;
             results.json comes beside them, and report.html where `render` makes it. None: nothing is written.
         name: what to call the model.
+        attention: also say where the model looks, see `posenc.evals.attention`, on a text a depth.
         settings: see `posenc.evals.config.Settings`.
 
     Returns:
@@ -91,6 +96,7 @@ def evaluate(
     kept, started = len(done), time.perf_counter()
     todo = [[cell for cell in group if cell not in done] for group in groups]
     progress.planned(len(cells), kept, sum(map(job.work, todo)))
+    looks: dict[str, Any] = {}
     try:
         for group in filter(None, todo):
             for cell, measured in job.measure(group, progress).items():
@@ -98,6 +104,8 @@ def evaluate(
                     store.save(cell, measured)
                 done[cell] = measured
                 progress.finished(cell)
+        if attention:
+            job.look(store, looks)
     except KeyboardInterrupt:
         if not done:
             raise Interrupted from None
@@ -118,7 +126,7 @@ def evaluate(
         "answer": [],
         "limits": [],
         **found,
-        "attention": None,
+        "attention": looks or None,
     }
     results |= {"answer": answer(results), "limits": limits(results)}
     if store is not None:
@@ -246,6 +254,32 @@ class _Job:
             cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), seconds * share, reader.fed * share, taken)
             for at, cell in enumerate(group)
         }
+
+    def look(self, store: Store | None, found: dict[str, Any]) -> None:
+        """Where the model looks under each method: method -> profile, on one text a depth of the first task in whose texts
+        something stands that is asked for. Nothing where the model or its texts do not allow it."""
+        length = max((n for n in self.settings.lengths if n <= LOOKED_AT), default=self.settings.lengths[0])
+        for text, task in self.tasks.items():
+            depths = self.settings.depths if task.takes_depth else (None,)
+            cells = [Cell(text, NONE, length, depth, 0) for depth in depths]
+            samples = [self.sample(cell, 0) for cell in cells]
+            if all(sample.needle is not None for sample in samples):
+                break
+        else:
+            return
+        for method in self.settings.methods:
+            key = {"attention": text, "method": method, "length": length, "depths": depths}
+            profile = None if store is None else store.load_look(key)
+            if profile is None:
+                try:
+                    with self.under(method):
+                        given = [depth for depth in depths if depth is not None]
+                        profile = attention_profile(self.model, samples, depths=given or None).to_dict()
+                except InputError:
+                    return
+                if store is not None:
+                    store.save_look(key, profile)
+            found[method] = profile
 
     def work(self, group: Sequence[Cell]) -> int:
         """The size of some cells, in tokens read."""

@@ -1,6 +1,7 @@
 """An evaluation's folder: one file a finished cell, written whole or not at all.
 
 DIR/cells/<cell id>.json    what was made of each of its texts; a cell whose file is there is not measured again
+DIR/attention/<id>.json     where the model looks under one method
 DIR/results.json            every number of the report
 DIR/report.html             the report
 """
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from posenc.evals.config import Cell
+from posenc.evals.config import Cell, identity
 from posenc.evals.reader import Outcome
 from posenc.files import Folder
 
@@ -29,7 +30,7 @@ class Measured:
 
 
 class Store(Folder):
-    """The folder of one evaluation. shared: what all its cells have in common, see `Cell.id`."""
+    """The folder of one evaluation. shared: what all its cells have in common, see `identity`."""
 
     def __init__(self, directory: Any, shared: Mapping[str, Any]) -> None:
         super().__init__(directory)
@@ -38,12 +39,12 @@ class Store(Folder):
     def save(self, cell: Cell, measured: Measured) -> None:
         """Keep what a cell measured."""
         kept = {"cell": asdict(cell), **asdict(measured)}
-        self.write(f"cells/{cell.id(self.shared)}.json", json.dumps(kept, allow_nan=False))
+        self.write(f"cells/{identity(asdict(cell), self.shared)}.json", json.dumps(kept, allow_nan=False))
 
     def load(self, cell: Cell) -> Measured | None:
         """What a cell measured, or None if it has not finished here; a damaged file counts as not finished."""
         try:
-            path = self.directory / "cells" / f"{cell.id(self.shared)}.json"
+            path = self.directory / "cells" / f"{identity(asdict(cell), self.shared)}.json"
             raw = json.loads(path.read_text(encoding="utf-8"))
             if raw.pop("cell") != asdict(cell):
                 return None
@@ -52,4 +53,17 @@ class Store(Folder):
                 return None
             return Measured(outcomes, **raw)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def save_look(self, what: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
+        """Keep an attention profile."""
+        self.write(f"attention/{identity(what, self.shared)}.json", json.dumps(profile, allow_nan=False))
+
+    def load_look(self, what: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A profile that was kept, or None; a damaged file counts as none."""
+        try:
+            path = self.directory / "attention" / f"{identity(what, self.shared)}.json"
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+        except (OSError, ValueError):
             return None
