@@ -55,7 +55,7 @@ def change_by_length(arms: Rows) -> go.Figure:
             name=arm["name"],
             mode="lines+markers",
             line={**style[arm["name"]], "width": 2.2},
-            hovertemplate="%{y:+.3f} at %{x} bytes<extra>" + _escape(arm["name"]) + "</extra>",
+            hovertemplate="%{y:+.3f} at %{x} bytes<extra>" + escape(arm["name"]) + "</extra>",
         )
     lengths = [p["length"] for p in arms[0]["lengths"]] if arms else []
     figure.update_xaxes(
@@ -78,7 +78,7 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
             mode="lines",
             line={**style[arm["name"]], "width": 1.8},
             hovertemplate="%{y:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f}) around position %{x:.0f}"
-            "<extra>" + _escape(arm["name"]) + "</extra>",
+            "<extra>" + escape(arm["name"]) + "</extra>",
         )
     figure.add_vline(x=trained_length, line={"dash": "dot", "width": 1.5, "color": "#888"})
     figure.add_annotation(
@@ -86,7 +86,7 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
     )
     losses = [[p["loss"] for p in arm["by_position"]] for arm in arms]
     hover = [trace.hovertemplate for trace in figure.data]
-    plain = [f"%{{y:+.3f}} around position %{{x:.0f}}<extra>{_escape(arm['name'])}</extra>" for arm in arms]
+    plain = [f"%{{y:+.3f}} around position %{{x:.0f}}<extra>{escape(arm['name'])}</extra>" for arm in arms]
     above = [[loss - best for loss, best in zip(own, losses[0], strict=True)] for own in losses]
     figure.update_layout(
         updatemenus=[
@@ -101,7 +101,7 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
                 "buttons": [
                     {"label": "loss", "method": "restyle", "args": [{"y": losses, "hovertemplate": hover}]},
                     {
-                        "label": f"above {_escape(arms[0]['name'])}",
+                        "label": f"above {escape(arms[0]['name'])}",
                         "method": "restyle",
                         "args": [{"y": above, "hovertemplate": plain}],
                     },
@@ -127,7 +127,7 @@ def training(arms: Rows) -> go.Figure:
             name=arm["name"],
             mode="lines",
             line={**style[arm["name"]], "width": 1.8},
-            hovertemplate="%{y:.3f} up to step %{x}<extra>" + _escape(arm["name"]) + "</extra>",
+            hovertemplate="%{y:.3f} up to step %{x}<extra>" + escape(arm["name"]) + "</extra>",
         )
     figure.update_xaxes(title="training step")
     figure.update_yaxes(title="loss of the batch, nats per byte")
@@ -159,7 +159,7 @@ def ratio_by_length(trials: Rows) -> go.Figure:
             name=name,
             mode="lines+markers",
             line={"color": PALETTE[index % len(PALETTE)], "width": 2.2, "dash": DASHES[index // len(PALETTE)]},
-            hovertemplate="%{y:.2f} times at %{x} tokens<extra>" + _escape(name) + "</extra>",
+            hovertemplate="%{y:.2f} times at %{x} tokens<extra>" + escape(name) + "</extra>",
         )
     lengths = sorted({trial["length"] for trial in trials})
     figure.update_xaxes(title="tokens", type="log", tickvals=lengths, ticktext=lengths)
@@ -177,10 +177,10 @@ def by_pair(
         figure.add_scatter(
             x=list(range(len(column))),
             y=[value if 0 < value < math.inf else None for value in column],
-            name=_escape(name),
+            name=escape(name),
             mode="lines+markers",
             line={"color": PALETTE[index], "width": 2.2, "dash": DASHES[index]},
-            hovertemplate="%{y:.5g} in pair %{x}<extra>" + _escape(name) + "</extra>",
+            hovertemplate="%{y:.5g} in pair %{x}<extra>" + escape(name) + "</extra>",
         )
     for height, word in marked.items():
         figure.add_hline(y=height, line={"dash": "dot", "width": 1.5, "color": "#888"})
@@ -192,7 +192,7 @@ def by_pair(
     return figure
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Names may hold what plotly would read as markup or as a template."""
     for raw, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("{", "&#123;"), ("}", "&#125;")):
         text = text.replace(raw, safe)
