@@ -24,6 +24,7 @@ __all__ += encodings.__all__
 
 _LAZY = {
     "doctor": "posenc.pretrained.doctor",
+    "evaluate": "posenc.evals.run",
     "extend": "posenc.pretrained.extend",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",

@@ -58,7 +58,7 @@ def attention(
     message says why).
     """
     with torch.autocast(q.device.type, enabled=False):
-        problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+        problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
         return _choose(problem, backend).attend(problem)
 
 
@@ -94,7 +94,7 @@ def explain(
     backend: str = "auto",
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
-    problem = _problem(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+    problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
     chosen = _choose(problem, backend)
     name = next(name for name, known in BACKENDS.items() if known is chosen)
     why, size, faster = chosen.plan(problem)
@@ -113,10 +113,11 @@ def _choose(problem: Problem, name: str) -> Backend:
     return BACKENDS[name]
 
 
-def _problem(
+def posed(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
 ) -> Problem:  # fmt: skip
+    """A call of `attention` once the encoding has acted, for whoever computes it."""
     positions = placed(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")

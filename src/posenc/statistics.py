@@ -45,7 +45,7 @@ def estimate(values: Tensor) -> Estimate:
     return Estimate(mean, sqrt(variance), mean - half, mean + half)
 
 
-def wilson(hits: float, count: int) -> tuple[float, float]:
+def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95 % interval of a share, from hits among `count` independent trials (Wilson 1927): within [0, 1], and of some
     width at 0 % and 100 % too."""
     share, z2 = hits / count, Z_975**2

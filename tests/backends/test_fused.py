@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from posenc import ALiBi, Encoding, InputError, Positions, create, explain
-from posenc.attention import _problem, attention
+from posenc import ALiBi, Encoding, InputError, Positions, create, explain, memory
+from posenc.attention import attention, posed
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
-from posenc.bench import memory
+from posenc.bench.memory import apart
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 from posenc.regions import Region
 
@@ -97,7 +97,7 @@ def both(layout, kinds, kv_heads, sink=None, dtype=torch.float64):
     for backend in ("sdpa", "reference"):
         p = make()
         if backend == "sdpa":
-            assert obstacle(_problem(*leaves, encoding, p, None, None, logits, 0.0, 0)) is None, "it is the operator"
+            assert obstacle(posed(*leaves, encoding, p, None, None, logits, 0.0, 0)) is None, "it is the operator"
         q, k, v = (x.to(dtype) for x in leaves)
         out = attention(q, k, v, encoding, p, sink=logits, backend=backend)
         g = torch.Generator().manual_seed(2)
@@ -294,7 +294,7 @@ def visited(one: call.Call) -> int:
 
 
 def call_of(encoding, p, *leaves):
-    problem = _problem(*leaves, encoding, p, None, None, None, 0.0, 0)
+    problem = posed(*leaves, encoding, p, None, None, None, 0.0, 0)
     assert obstacle(problem) is None
     found = lower(problem)
     terms = [tiles.TERMS["distance"](found.tensors[0])]
@@ -363,7 +363,7 @@ def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
 @pytest.mark.parametrize("kinds", ["none", "relative query key factored values"])
 def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs(5, 5, H))
-    problem = _problem(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
+    problem = posed(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
     assert obstacle(problem) is None
     found = lower(problem)
     tensors = [x.detach().requires_grad_(x.requires_grad) for x in found.tensors]
@@ -453,7 +453,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p,
             step(32)
             return memory.peak(lambda: step(n), torch.device("cpu"))
 
-        return memory.apart(work)
+        return apart(work)
 
     small, large = taken(1500), taken(6000)
     dense = heads * 6000**2 * 4

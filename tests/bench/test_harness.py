@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from posenc.bench.harness import CLOCKS, Effort, interleaved, ratios, spread
-from posenc.bench.memory import apart, measurable, peak
+from posenc.bench.memory import apart
+from posenc.memory import measurable, peak
 
 CPU = torch.device("cpu")
 

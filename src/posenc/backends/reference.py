@@ -29,19 +29,28 @@ class Reference:
 
     def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
-        positions, dtype = problem.positions, problem.q.dtype
+        weights = self.weights(problem, first, end, bias)
+        return self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
+
+    def weights(
+        self, problem: Problem, first: int, end: int, bias: Tensor | None, softcap: float | None = None
+    ) -> Tensor:
+        """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a
+        sink takes what is missing to 1. softcap: scores are squashed by softcap * tanh(score / softcap)."""
+        dtype, keys = problem.q.dtype, problem.v.shape[2]
         precise = torch.promote_types(dtype, torch.float32)
         groups = problem.q.shape[1] // problem.k.shape[1]
-        v = problem.v.to(precise).repeat_interleave(groups, dim=1)
 
         scores: Tensor | None = None
         for q, k, region, before in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
-            k = pad(k, (0, 0, before, v.shape[2] - before - k.shape[2]))
+            k = pad(k, (0, 0, before, keys - before - k.shape[2]))
             k = k.to(precise).repeat_interleave(groups, dim=1)
             found = problem.scale * (q[:, :, first:end].to(precise) @ k.mT)
             visible = replace(problem, region=region).mask(first, end)
             scores = found.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, found, scores)
         assert scores is not None
+        if softcap is not None:
+            scores = torch.where(scores == -torch.inf, scores, softcap * (scores / softcap).tanh())
         if bias is not None:
             scores = scores + bias.to(precise)
         # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
@@ -51,14 +60,17 @@ class Reference:
         if problem.sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
             weights = weights * (scores.logsumexp(-1, keepdim=True) - problem.sink.to(precise)[:, None, None]).sigmoid()
-        weights = weights.masked_fill(empty, 0.0)
-        weights = torch.nn.functional.dropout(weights, problem.dropout_p)
+        return weights.masked_fill(empty, 0.0)
 
-        out = weights @ v
+    def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:
+        """What the weights of queries from the first on make of the values, in q's dtype."""
+        positions, end = problem.positions, first + weights.shape[2]
+        groups = problem.q.shape[1] // problem.k.shape[1]
+        out = weights @ problem.v.to(weights.dtype).repeat_interleave(groups, dim=1)
         if problem.values is not None:
             at = problem.values.index(positions.q[:, first:end, None] - positions.k[:, None, :]).long()
-            table = problem.values.table.to(precise)
+            table = problem.values.table.to(weights.dtype)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[-2])
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)
             out = out + binned @ table
-        return out.to(dtype)
+        return out.to(problem.q.dtype)

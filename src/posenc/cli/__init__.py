@@ -16,6 +16,7 @@ from posenc.cli.compare import add_compare
 from posenc.cli.conform import add_conform
 from posenc.cli.diff import add_diff
 from posenc.cli.doctor import add_doctor
+from posenc.cli.eval import add_eval
 from posenc.cli.extend import add_extend
 from posenc.errors import InputError, unknown
 
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         "Train the same small Transformer with each encoding and test it past its training length.",
     ),
     "extend": (add_extend, "Make a pretrained model read longer texts, verify it and save it."),
+    "eval": (add_eval, "Measure what a pretrained model finds in long texts, as it is and extended."),
     "doctor": (add_doctor, "Say what a pretrained model's positions are, and what is wrong with them."),
     "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
     "diff": (add_diff, "Two frequency schedules of RoPE side by side: what each does to every pair of channels."),

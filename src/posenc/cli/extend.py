@@ -136,14 +136,14 @@ def _before_and_after(
     shown: Any,
 ) -> "Verifier":
     """Read the text with the model as it was loaded, and again extended."""
-    from posenc.lab.data import pydoc
     from posenc.pretrained.extend import restore
     from posenc.pretrained.learned_table import has_learned_table
     from posenc.pretrained.verify import AS_LOADED, EXTENDED, verifier
+    from posenc.tasks.haystack import pydoc
 
     restore(model)
     wanted = report.new_length or 2 * report.trained_length
-    text = pydoc().decode() if text is None else text
+    text = pydoc() if text is None else text
     name = options.text or "the language reference in Python's standard library"
     reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
     ends = reader.past_training and has_learned_table(model)  # there is no row for what comes next

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc.errors import InputError
 from posenc.lab.config import Settings
+from posenc.tasks.haystack import pydoc
 
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".csv", ".json", ".jsonl", ".c", ".h", ".js"}
 HELD_OUT = 0.1
@@ -35,7 +36,7 @@ def load(source: str) -> Corpus:
         InputError: no such text, no text in it, or the `datasets` package is missing for an "hf:" name.
     """
     if source == "pydoc":
-        return corpus(pydoc(), "pydoc_data.topics, the language reference in Python's standard library")
+        return corpus(pydoc().encode(), "pydoc_data.topics, the language reference in Python's standard library")
     if source.startswith("hf:"):
         return corpus(_hugging_face(source[3:]), source)
     if not source:
@@ -81,13 +82,6 @@ def check_long_enough(corpus: Corpus, settings: Settings) -> None:
             f"{settings.windows} windows; needs about {need} bytes: give a longer text, a smaller --length, fewer "
             "--factors, --windows or --batch-size"
         )
-
-
-def pydoc() -> bytes:
-    """The language reference that every Python carries."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
 
 
 def _hugging_face(name: str) -> bytes:

@@ -225,10 +225,15 @@ def _install(body: Anatomy, design: Design, record: Attached) -> None:
         record.layers.append(layer.module)
         windowed = encoding if layer.window is None else together(encoding, Window(layer.window))
         layer.module._posenc_plan = LayerPlan(encoding, windowed, memory)  # type: ignore[assignment]
-    _set_implementation(body.model, NAME)
+    set_implementation(body.model, NAME)
 
 
-def _set_implementation(model: Any, name: str) -> None:
+def set_implementation(model: Any, name: str) -> None:
+    """Let a transformers model attend by another function.
+
+    Raises:
+        InputError: its classes do not allow it.
+    """
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
         raise InputError(f"{type(model).__name__} does not let its attention be set: only frequency schedules serve it")
@@ -256,6 +261,6 @@ def detach(record: Attached) -> None:
         if hasattr(module, "_posenc_plan"):
             del module._posenc_plan
     if config._attn_implementation != record.implementation:
-        _set_implementation(body.model, record.implementation)
+        set_implementation(body.model, record.implementation)
     configure(config, record.config)
     delattr(decoder, RECORD)

@@ -44,3 +44,11 @@ def check_tokens(model: Any, ids: Tensor) -> None:
         raise InputError(
             f"token {largest} is beyond the model's vocabulary of {rows}: pass the tokenizer of this model"
         )
+
+
+def ends(model: nn.Module, tokenizer: Any) -> set[int]:
+    """The tokens that end a text."""
+    told = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if told is None:
+        told = tokenizer.eos_token_id
+    return set() if told is None else {told} if isinstance(told, int) else set(told)

@@ -14,7 +14,6 @@ Progress = Callable[[int, int], object]
 """Called with the tokens that are done and how many there are."""
 
 
-@torch.no_grad()
 def loss_by_position(
     model: nn.Module,
     ids: Tensor,
@@ -46,6 +45,21 @@ def loss_by_position(
     Raises:
         InputError: `ids` of another shape or beyond the vocabulary, or numbers that do not fit together.
     """
+    return scores_by_position(model, ids, chunk=chunk, window=window, stride=stride, progress=progress)[0]
+
+
+@torch.no_grad()
+def scores_by_position(
+    model: nn.Module,
+    ids: Tensor,
+    *,
+    chunk: int = 512,
+    window: int | None = None,
+    stride: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`loss_by_position`, whose arguments it takes, and beside it whether each token is the one the model found likeliest:
+    bool, of the same shape, False for the first token."""
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         raise InputError(f"ids of shape {tuple(ids.shape)}: give (N,) or (batch, N) with at least two tokens")
     if chunk < 1:
@@ -56,6 +70,7 @@ def loss_by_position(
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
     loss = torch.full(batch.shape, float("nan"), device=batch.device)
+    hits = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     with evaluating(model):
         for start, scored, end in _windows(count, window, stride):
             cache = None
@@ -65,14 +80,16 @@ def loss_by_position(
                 cache = output.past_key_values
                 targets = batch[:, low + 1 : high + 1]
                 if high >= scored and targets.shape[1]:
-                    logits = output.logits[:, : targets.shape[1]].float().transpose(1, 2)
-                    fresh = F.cross_entropy(logits, targets, reduction="none")
+                    logits = output.logits[:, : targets.shape[1]].float()
+                    fresh = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
                     skip = max(scored - low - 1, 0)
                     stop = min(high, end - 1)
                     loss[:, low + 1 + skip : stop + 1] = fresh[:, skip : stop - low]
+                    likeliest = logits.argmax(-1) == targets
+                    hits[:, low + 1 + skip : stop + 1] = likeliest[:, skip : stop - low]
                 if progress is not None:
                     progress(max(high, scored), count)
-    return loss.reshape(ids.shape)
+    return loss.reshape(ids.shape), hits.reshape(ids.shape)
 
 
 def _windows(count: int, window: int | None, stride: int | None) -> Iterator[tuple[int, int, int]]:

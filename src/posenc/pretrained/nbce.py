@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
-from posenc.pretrained.calls import check_tokens, evaluating, last_logits
+from posenc.pretrained.calls import check_tokens, ends, evaluating
+from posenc.pretrained.rows import Rows
 
 POOLINGS = ("min_entropy", "average")
 TEMPLATE = "User: {context}\n\n{question}\n\nAssistant:"
@@ -181,12 +182,12 @@ def nbce_steps(
     _warn_of_length(model, max(map(len, prompts)))
     size = batch_size or len(prompts)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    ends, text, tokens = _ends(model, tokenizer), "", list[int]()
+    ending, text, tokens = ends(model, tokenizer), "", list[int]()
     previous: int | None = None
     with evaluating(model):
-        groups = [_Rows(model, prompts[at : at + size], device) for at in range(0, len(prompts), size)]
+        groups = [Rows(model, prompts[at : at + size]) for at in range(0, len(prompts), size)]
         for _ in range(max_new_tokens):
-            log_probs = torch.cat([group.log_probs for group in groups])
+            log_probs = torch.cat([group.logits.log_softmax(-1) for group in groups])
             merged, previous, entropies = combine(
                 log_probs, pooling=pooling, beta=beta, eta=eta, top_p=top_p, previous=previous
             )
@@ -194,7 +195,7 @@ def nbce_steps(
                 token = int((merged / temperature).softmax(-1).multinomial(1, generator=generator))
             else:
                 token = int(merged.argmax())
-            if token in ends:
+            if token in ending:
                 return
             tokens.append(token)
             told = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -203,7 +204,7 @@ def nbce_steps(
             yield Step(token, whole, previous, tuple(entropies.tolist()))
             if len(tokens) < max_new_tokens:
                 for group in groups:
-                    group.feed(token)
+                    group.read(torch.full((len(group.logits), 1), token))
 
 
 def chat(tokenizer: Any, system: str | None = None) -> Callable[[str, str], str]:
@@ -216,37 +217,6 @@ def chat(tokenizer: Any, system: str | None = None) -> Callable[[str, str], str]
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     return write
-
-
-class _Rows:
-    """Some of the rows, left-padded to one length, with their cache and their newest predictions."""
-
-    def __init__(self, model: nn.Module, prompts: Sequence[list[int]], device: torch.device) -> None:
-        longest = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
-        self.model, self.mask = model, torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt, device=device)
-            self.mask[row, longest - len(prompt) :] = 1
-        self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.cache = None
-        self._run(ids)
-
-    def feed(self, token: int) -> None:
-        """Give every row the same next token."""
-        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-        self.positions = self.positions[:, -1:] + 1
-        self._run(torch.full_like(self.positions, token))
-
-    def _run(self, ids: Tensor) -> None:
-        logits, self.cache = last_logits(
-            self.model,
-            input_ids=ids,
-            attention_mask=self.mask,
-            position_ids=self.positions,
-            past_key_values=self.cache,
-        )
-        self.log_probs = logits.log_softmax(-1)
 
 
 def _check(pooling: str, top_p: float, beta: float, eta: float) -> None:
@@ -296,11 +266,3 @@ def _warn_of_length(model: Any, length: int) -> None:
             "cut the contexts smaller, or posenc.extend the model",
             stacklevel=4,
         )
-
-
-def _ends(model: nn.Module, tokenizer: Any) -> set[int]:
-    """The tokens that end a text."""
-    told = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if told is None:
-        told = tokenizer.eos_token_id
-    return set() if told is None else {told} if isinstance(told, int) else set(told)

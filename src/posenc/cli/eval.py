@@ -1,0 +1,99 @@
+"""posenc eval."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from posenc.cli.common import DONE, FAILED, TableFormatter, add_model, read_model
+
+SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
+
+
+def add_eval(parser: argparse.ArgumentParser) -> None:
+    from posenc.evals.config import PRESETS
+    from posenc.tasks import TASKS
+    from posenc.texts import summary
+
+    width = max(map(len, TASKS))
+    parser.formatter_class = TableFormatter
+    parser.epilog = (
+        "tasks:\n" + "\n".join(f"  {name:{width}}  {summary(task)}" for name, task in TASKS.items()) + "\n\n"
+        "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The model as it\n"
+        "is comes first, and where texts are longer than it was trained for, also the model with no more than the end\n"
+        "of them to read (cut_off). An evaluation that was stopped goes on when the same command is given again."
+    )
+    add_model(parser)
+    add, missing = parser.add_argument, argparse.SUPPRESS
+    preset = " (default: the preset's)"
+    add("--preset", default="standard", help=f"size of the evaluation: {', '.join(PRESETS)}")
+    add("--tasks", nargs="+", metavar="TASK", default=missing, help="what to look for (below)" + preset)
+    add("--methods", nargs="+", metavar="M", default=missing, help="ways to extend the model" + preset)
+    add("--lengths", nargs="+", type=int, metavar="N", default=missing, help="of the texts, in tokens" + preset)
+    text = "places of what is asked for, from 0 (start) to 1 (end)"
+    add("--depths", nargs="+", type=float, metavar="D", default=missing, help=text + preset)
+    add("--samples", type=int, metavar="N", default=missing, help="texts a cell" + preset)
+    add("--seeds", type=int, metavar="N", default=missing, help="cells that differ in their texts alone" + preset)
+    text = "answers are generated too, not only weighed"
+    add("--generate", action=argparse.BooleanOptionalAction, default=missing, help=text + preset)
+    text = "texts side by side (default: 1 on a CPU, where common beginnings are read once, else 8)"
+    add("--batch-size", type=int, metavar="N", default=missing, help=text)
+    text = "running text for tasks that take one (default: the language reference inside Python)"
+    add("--text", metavar="FILE", default=missing, help=text)
+    text = "say where the model looks, too"
+    add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
+    add("--json", action="store_true", help="print results.json instead of the tables")
+    parser.set_defaults(run=run_eval)
+
+
+def run_eval(options: argparse.Namespace, command: str) -> int:
+    from posenc.evals.config import settings_of
+    from posenc.evals.run import Interrupted, evaluate
+    from posenc.files import Folder
+    from posenc.report.evaluation import Terminal, page
+
+    given: dict[str, Any] = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
+    for name in ("tasks", "methods"):
+        if name in given:
+            given[name] = names(given[name])
+    chosen = settings_of(options.preset, **given)
+    chosen.made()
+    Folder(options.out)  # a mistake shows before a model is loaded
+    model, tokenizer = read_model(options)
+    with Terminal(options.out) as terminal:
+        try:
+            results = evaluate(
+                model,
+                tokenizer,
+                preset=options.preset,
+                directory=options.out,
+                name=options.model,
+                attention=options.attention,
+                progress=terminal.progress,
+                command=command,
+                render=page,
+                **given,
+            )
+        except Interrupted:
+            print("posenc eval: interrupted before a cell had finished; nothing was kept", file=sys.stderr)
+            return FAILED
+    if options.json:
+        print(json.dumps(results))
+    else:
+        terminal.show(results)
+    if not results["complete"]:
+        done = results["cells"]
+        print(
+            f"posenc eval: interrupted; {done['finished']} of {done['planned']} cells are kept and reported, "
+            "the same command goes on from there",
+            file=sys.stderr,
+        )
+        return FAILED
+    return DONE
+
+
+def names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names that are separated by spaces."""
+    return tuple(name for text in texts for name in text.split())

@@ -1,0 +1,2 @@
+"""What a model finds in a long text, by length, depth and method, and where it looks while it does. The way through:
+config -> reader -> store -> run -> results -> wording."""

@@ -1,0 +1,45 @@
+"""Peak memory of a call, above what is there before it."""
+
+import contextlib
+import ctypes
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def measurable(device: torch.device) -> bool:
+    """Linux tells a process its peak, and lets it be reset; a GPU's allocator counts for itself."""
+    return device.type == "cuda" or CLEAR.exists()
+
+
+def peak(work: Callable[[], object], device: torch.device) -> int:
+    """Bytes that a call takes above what was taken before it, its result included."""
+    trim()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    CLEAR.write_text("5")  # the peak starts again from what is resident now
+    before = _status("VmRSS")
+    work()
+    return max(0, _status("VmHWM") - before)
+
+
+def trim() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status(name: str) -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name + ":"))
+    return 1024 * int(line.split()[1])
