@@ -1,17 +1,260 @@
 """An evaluation as a page, and on the terminal while it runs."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from posenc.evals.config import Cell
 from posenc.evals.run import Progress
-from posenc.report.terminal import ShowsProgress
+from posenc.report import eval_figures as figures
+from posenc.report.eval_figures import BASES, MEASURES, Measure
+from posenc.report.page import rendered
+from posenc.report.panel import Choice, Panel, plot
+from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
+
+# isort: split
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Results = Mapping[str, Any]
+Task = Mapping[str, Any]
+Value = Mapping[str, float]
+
+HEADINGS = {"score": "right answers", "exact": "every token likeliest", "loss": "loss: lower is better"}
+"""What ranks the methods on a task, in the head of its column."""
+MOST = 5
+"""Depths side by side on a terminal."""
 
 
-def page(results: Mapping[str, Any]) -> str:
+def page(results: Results) -> str:
     """report.html for what results.json holds."""
-    return f"<!doctype html><title>{results['model']['name']}</title>"
+    styles = figures.styles(methods(results))
+    sections = [_section(f"task-{number}", task, results, styles) for number, task in enumerate(results["tasks"])]
+    shown = {name: figure for section in sections for panel in section.panels for name, figure in panel.shown.items()}
+    ranked_by = {row["task"]: HEADINGS[row["measure"]] for at in results["ranking"] for row in at["tasks"]}
+    return rendered(
+        "eval.html",
+        shown,
+        r=results,
+        sections=sections,
+        judged=[m for m in MEASURES.values() if any(m in section.measures for section in sections)],
+        ranked_by=ranked_by,
+        styles=styles,
+        bases=BASES,
+        costs={row["method"]: row for row in results["cost"]},
+        asked=[task["task"] for task in results["tasks"]],
+        value=value,
+        within=within,
+        difference=difference,
+        difference_within=difference_within,
+        percent=_percent,
+        kibibytes=_kibibytes,
+    )
+
+
+def methods(results: Results) -> list[str]:
+    """The methods in the order of every figure and table: first those that do nothing, then as they were asked for."""
+    found = dict.fromkeys(method["method"] for task in results["tasks"] for method in task["methods"])
+    return [m for m in BASES if m in found] + [m for m in found if m not in BASES]
+
+
+@dataclass
+class Section:
+    """What the page says about one task. measures: those it has numbers of, the one that ranks methods first. past: whether
+    there are texts past the trained length."""
+
+    id: str
+    task: Task
+    measures: list[Measure]
+    depth: Panel | None = None
+    grid: Panel | None = None
+    length: Panel | None = None
+    position: Panel | None = None
+    past: bool = False
+    cells: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+
+    @property
+    def panels(self) -> list[Panel]:
+        return [panel for panel in (self.depth, self.grid, self.length, self.position) if panel]
+
+
+def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping[str, str]]) -> Section:
+    trained = results["model"]["trained_length"]
+    names = [name for name in styles if any(m["method"] == name for m in task["methods"])]
+    own = {name: next(m for m in task["methods"] if m["method"] == name) for name in names}
+    cells = [(name, cell) for name in names for cell in own[name]["cells"]]
+    past = bool(trained) and 0 < sum(cell["length"] > trained for _, cell in cells) < len(cells)
+    section = Section(id, task, _measures(results, task), past=past, cells=cells)
+    if not cells:
+        return section
+    rates = [m for m in section.measures if m.scale == 100]
+    measure = Choice("measure", [("Judged by the", [m.name for m in rates])])
+    by_name = {name: own[name]["by_length"] for name in names}
+
+    def by_length(number: int) -> Any:
+        return figures.by_length(by_name, styles, rates[number], trained, beside=True)
+
+    def loss_by_length() -> Any:
+        return figures.by_length(by_name, styles, MEASURES["loss"], trained, beside=bool(rates))
+
+    plots = [plot(f"{id}-length", [measure], by_length)] if rates else []
+    plots.append(plot(f"{id}-length-loss", [], loss_by_length))
+    if len({cell["length"] for _, cell in cells}) > 1:
+        section.length = Panel(f"{id}-by-length", f"{task['task']} by length", [measure], plots)
+    if task["takes_depth"]:
+        section.depth = _by_depth(section, trained, names, styles, rates, measure)
+        section.grid = _by_length_and_depth(section, trained, names, rates)
+    if any(method["by_position"] for method in own.values()):
+        section.position = _by_position(section, own, trained, styles)
+    return section
+
+
+def _measures(results: Results, task: Task) -> list[Measure]:
+    """The measure that ranks the methods on this task, and the others that it has numbers of; for running text the loss alone."""
+    ranking = [row["measure"] for at in results["ranking"] for row in at["tasks"] if row["task"] == task["task"]]
+    cells = [cell for method in task["methods"] for cell in method["cells"]]
+    first = ranking[0] if ranking else "score" if any(cell["score"] for cell in cells) else "loss"
+    if first == "loss" and not task["takes_depth"] and not task["generates"]:
+        return [MEASURES["loss"]]
+    have = [m for key, m in MEASURES.items() if key == "exact" or any(cell[key] for cell in cells)]
+    return sorted(have, key=lambda m: m.key != first)
+
+
+def _by_depth(
+    section: Section,
+    trained: int | None,
+    names: Sequence[str],
+    styles: Mapping[str, Mapping[str, str]],
+    rates: Sequence[Measure],
+    measure: Choice,
+) -> Panel:
+    lengths = sorted({cell["length"] for _, cell in section.cells})
+    of_length = {_tokens(n): style for n, style in figures.length_styles(lengths, trained).items()}
+    at = [f"{n}" for n in lengths] if len(names) > 1 or len(lengths) == 1 else []
+    along = list(names) if len(lengths) > 1 else []
+    lines = Choice("lines", [("Methods at", [f"{n} tokens" for n in at]), ("Lengths with", along)], max(len(at) - 1, 0))
+
+    def draw(number: int, shown: Measure) -> Any:
+        if number < len(at):
+            chosen = {n: [c for m, c in section.cells if m == n and c["length"] == lengths[number]] for n in names}
+            return figures.by_depth(chosen, styles, shown, methods=True)
+        name = along[number - len(at)]
+        by_length = {_tokens(n): [c for m, c in section.cells if m == name and c["length"] == n] for n in lengths}
+        return figures.by_depth(by_length, of_length, shown, methods=False)
+
+    plots = [
+        plot(f"{section.id}-depth", [lines, measure], lambda number, of: draw(number, rates[of])),
+        plot(f"{section.id}-depth-loss", [lines], lambda number: draw(number, MEASURES["loss"])),
+    ]
+    return Panel(f"{section.id}-by-depth", f"{section.task['task']} by depth", [lines, measure], plots)
+
+
+def _by_length_and_depth(
+    section: Section, trained: int | None, names: Sequence[str], rates: Sequence[Measure]
+) -> Panel:
+    lengths, depths = (sorted({cell[key] for _, cell in section.cells}) for key in ("length", "depth"))
+    grid = figures.Grid(lengths, depths, trained)
+    offered = [*rates, MEASURES["loss"]]
+    others = [name for name in names if name != "none"] if "none" in names else []
+    method = Choice("method", [("Method", names), ("Difference to none of", others)])
+    measure = Choice("shown", [("Judged by the", [m.name for m in offered])])
+    own = {name: [c for m, c in section.cells if m == name] for name in names}
+
+    def draw(number: int, of: int) -> Any:
+        shown = offered[of]
+        if number < len(names):
+            return figures.heat(own[names[number]], grid, shown, _ends(section, shown))
+        other = others[number - len(names)]
+        return figures.heat_difference(own[other], own["none"], grid, shown, _furthest(own, shown))
+
+    return Panel(
+        f"{section.id}-heat",
+        f"{section.task['task']} by length and depth",
+        [method, measure],
+        [plot(f"{section.id}-grid", [method, measure], draw)],
+        key=False,
+    )
+
+
+def _ends(section: Section, measure: Measure) -> tuple[float, float]:
+    """The ends of a scale that serves every method."""
+    if measure.scale == 100:
+        return 0.0, 100.0
+    means = [cell[measure.key]["mean"] for _, cell in section.cells]
+    return min(means), max(means)
+
+
+def _furthest(own: Mapping[str, Sequence[Mapping[str, Any]]], measure: Measure) -> float:
+    """The greatest difference to the model as it is that any method has; a scale for all of them."""
+    if measure.scale == 100:
+        return 100.0
+    base = {(c["length"], c["depth"]): c[measure.key]["mean"] for c in own["none"]}
+    found = [
+        abs(c[measure.key]["mean"] - base[c["length"], c["depth"]])
+        for cells in own.values()
+        for c in cells
+        if (c["length"], c["depth"]) in base
+    ]
+    return max(found, default=0.0) or 1.0
+
+
+def _by_position(
+    section: Section, own: Mapping[str, Any], trained: int | None, styles: Mapping[str, Mapping[str, str]]
+) -> Panel:
+    lengths = sorted({curve["length"] for method in own.values() for curve in method["by_position"]})
+    at = Choice("length", [("Texts of", [_tokens(n) for n in lengths])], len(lengths) - 1)
+
+    def draw(number: int) -> Any:
+        length = lengths[number]
+        curves = {
+            name: curve["points"]
+            for name, method in own.items()
+            for curve in method["by_position"]
+            if curve["length"] == length
+        }
+        return figures.loss_by_position(curves, styles, trained, length)
+
+    name = f"{section.id}-position"
+    return Panel(f"{name}s", f"{section.task['task']} by position", [at], [plot(name, [at], draw)])
+
+
+def _tokens(length: int) -> str:
+    return f"{length} tokens"
+
+
+def value(measure: str, estimate: Value) -> str:
+    """A number as a reader wants it: "62 %", "2.31"."""
+    return MEASURES[measure].text(estimate["mean"])
+
+
+def within(measure: str, estimate: Value) -> str:
+    """Its interval: "45 to 77 %"."""
+    low, high = (MEASURES[measure].text(estimate[end]) for end in ("low", "high"))
+    return f"{low.removesuffix(' %')} to {high}"
+
+
+def difference(measure: str, estimate: Value) -> str:
+    """A difference to the model as it is: "+12 points", "−0.31"."""
+    return _points(measure, estimate["mean"]) + (" points" if MEASURES[measure].scale == 100 else "")
+
+
+def difference_within(measure: str, estimate: Value) -> str:
+    """Its interval: "+3 to +21"."""
+    return " to ".join(_points(measure, estimate[end]) for end in ("low", "high"))
+
+
+def _points(measure: str, found: float) -> str:
+    return (f"{100 * found:+.0f}" if MEASURES[measure].scale == 100 else f"{found:+.2f}").replace("-", "−")
+
+
+def _percent(estimate: Value) -> str:
+    return f"{100 * estimate['mean']:.0f} %"
+
+
+def _kibibytes(count: float) -> str:
+    return f"{count / 1024:.4g} KiB"
 
 
 class Terminal(ShowsProgress):
@@ -19,7 +262,7 @@ class Terminal(ShowsProgress):
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
-        self.task = self.bar.add_task("", total=None)
+        self.bar_of_work = self.bar.add_task("", total=None)
         self.cells = self.done = 0
 
     @property
@@ -30,22 +273,69 @@ class Terminal(ShowsProgress):
         self.cells, self.done = cells, kept
         if kept:
             print(f"{kept} of {cells} cells are here already", file=sys.stderr)
-        self.bar.update(self.task, description=f"{kept}/{cells} cells", total=work)
+        self.bar.update(self.bar_of_work, total=work)
 
     def _advanced(self, cell: Cell, work: int) -> None:
-        self.bar.advance(self.task, work)
+        self.bar.update(self.bar_of_work, advance=work, description=escape(str(cell)))
 
     def _finished(self, cell: Cell) -> None:
         self.done += 1
-        self.bar.update(self.task, description=f"{self.done}/{self.cells} cells")
         self.line(self.done, self.cells, str(cell))
 
-    def show(self, results: Mapping[str, Any]) -> None:
-        """What was found, on stdout."""
+    def show(self, results: Results) -> None:
+        """The answer, a table per task, and the files, on stdout."""
+        out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        for sentence in results["answer"]:
+            out.print(f"- {sentence}", markup=False)
         for task in results["tasks"]:
-            print(task["task"])
-            for method in task["methods"]:
-                for cell in method["cells"]:
-                    print(
-                        f"  {method['method']} {cell['length']} {cell['depth']} {cell['exact']['mean']:.2f} {cell['loss']['mean']:.3f}"
-                    )
+            measure = _measures(results, task)[0]
+            out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
+            out.print(
+                _by_depth_table(results, task, measure) if task["takes_depth"] else _table(results, task, measure)
+            )
+        out.print()
+        out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
+        for what, name in (("Report", "report.html"), ("Numbers", "results.json")):
+            out.print(f"{what + ':':8} {(self.directory / name).resolve()}", markup=False, soft_wrap=True)
+
+
+def _table(results: Results, task: Task, measure: Measure) -> Table:
+    """Methods by lengths."""
+    own = {method["method"]: method["by_length"] for method in task["methods"]}
+    lengths = sorted({at["length"] for rows in own.values() for at in rows})
+    grid = _grid(["method"], [_tokens(n) for n in lengths])
+    for name in (name for name in methods(results) if name in own):
+        at = {row["length"]: row[measure.key] for row in own[name]}
+        grid.add_row(escape(name), *(_briefly(measure, at.get(n)) for n in lengths))
+    return grid
+
+
+def _by_depth_table(results: Results, task: Task, measure: Measure) -> Table:
+    """Methods by depths, at the longest length that is no longer than the trained one and at the longest."""
+    own = {method["method"]: method["cells"] for method in task["methods"]}
+    cells = [cell for found in own.values() for cell in found]
+    lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
+    within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
+    depths = depths if len(depths) <= MOST else [depths[i * (len(depths) - 1) // (MOST - 1)] for i in range(MOST)]
+    grid = _grid(["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths])
+    for length in sorted({*within[-1:], *lengths[-1:]}):
+        for name in (name for name in methods(results) if name in own):
+            at = {c["depth"]: c[measure.key] for c in own[name] if c["length"] == length}
+            if at:
+                grid.add_row(str(length), escape(name), *(_briefly(measure, at.get(depth)) for depth in depths))
+    return grid
+
+
+def _grid(names: Sequence[str], columns: Sequence[str]) -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        grid.add_column(name)
+    for title in columns:
+        grid.add_column(title, justify="right", no_wrap=True)
+    return grid
+
+
+def _briefly(measure: Measure, estimate: Value | None) -> str:
+    if estimate is None:
+        return "–"
+    return f"{value(measure.key, estimate)} ({within(measure.key, estimate).removesuffix(' %')})"

@@ -40,7 +40,8 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
-    """One of the templates with its values. shown: name -> figure, for the element "plot-<name>"."""
+    """One of the templates with its values. shown: name -> figure, for the element "plot-<name>"; or several figures by what
+    is chosen for it, see `posenc.report.panel`."""
     from plotly.offline import get_plotlyjs  # after figures has said what to install if plotly is missing
 
     def asset(file: str) -> str:
@@ -54,9 +55,18 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
         **values,
         style=asset("style.css"),
         plots=asset("plots.js"),
-        figures={name: json.loads(figure.to_json()) for name, figure in shown.items()},
+        figures={name: _plain(figure) for name, figure in shown.items()},
         plotly=get_plotlyjs(),
     )
+
+
+def _plain(figure: Any) -> dict[str, Any]:
+    """A figure, or several by what is chosen, as plotly.js reads it, without plotly's own colours: those are the page's."""
+    if isinstance(figure, Mapping):
+        return {chosen: _plain(one) for chosen, one in figure.items()}
+    found: dict[str, Any] = json.loads(figure.to_json())
+    found["layout"].pop("template", None)
+    return found
 
 
 def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,334 @@
+"""The page of posenc eval: from results of the contract's shape, in words, in figures, in a real browser."""
+
+import json
+import re
+from html import escape, unescape
+
+import pytest
+
+from posenc.report import eval_figures as figures
+from posenc.report.eval_figures import newcombe
+from posenc.report.evaluation import Terminal, difference, methods, page, value, within
+from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
+
+HOSTILE = "<img src=x onerror=alert(1)>%{y}"
+
+
+def drawn(text):
+    return json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))
+
+
+def texts(html):
+    """What a reader sees, in one line."""
+    body = html[html.index("<main>") : html.index("</main>")]
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def lines(figure):
+    return {trace["name"]: trace for trace in figure["data"] if trace.get("name")}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return results()
+
+
+@pytest.fixture(scope="module")
+def html(found):
+    return page(found)
+
+
+def test_it_is_one_file_with_every_sentence(html, found):
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", html)
+    seen = texts(html)
+    for sentence in (*found["answer"], *found["limits"], *(task["summary"] for task in found["tasks"])):
+        assert sentence in seen
+    assert found["command"] in seen
+    assert "Stopped early" not in seen
+
+
+def test_the_ranking_has_every_number_with_its_interval(html, found):
+    table = html[html.index('<table id="ranking"') :]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table[: table.index("</table>")], flags=re.DOTALL)[1:]
+    for row, ranked in zip(rows, found["ranking"], strict=True):
+        told = texts(f"<main>{row}</main>")
+        assert ranked["method"] in told.replace(": ", ":")
+        assert ("the arm to beat" in told) == (ranked["method"] in ("none", "cut_off"))
+        for task in ranked["tasks"]:
+            assert f"{value(task['measure'], task['value'])} {within(task['measure'], task['value'])}" in told
+            if task["against_none"]:
+                assert difference(task["measure"], task["against_none"]) in told
+        assert told.count("better") == sum(task["verdict"] == "better" for task in ranked["tasks"])
+
+
+def test_every_cell_is_in_the_tables(html, found):
+    rows = re.findall(r"<tr>(.*?)</tr>", html[html.index('id="task-0"') : html.index('id="task-1"')], flags=re.DOTALL)
+    told = [texts(f"<main>{row}</main>") for row in rows]
+    for method in found["tasks"][0]["methods"]:
+        for cell in method["cells"]:
+            start = f"{method['method']} {cell['length']} {100 * cell['depth']:g} %"
+            row = next(row for row in told if row.startswith(start))
+            for key in ("score", "exact", "loss"):
+                assert f"{value(key, cell[key])} {within(key, cell[key])}" in row
+
+
+def test_depth_figures_hold_the_numbers(html, found):
+    own = drawn(html)
+    task = found["tasks"][0]
+    for at, length in enumerate(LENGTHS):
+        for number, key in enumerate(("score", "exact")):
+            shown = lines(own["task-0-depth"][f"{at} {number}"])
+            assert list(shown) == list(METHODS)
+            for method in task["methods"]:
+                cells = [c for c in method["cells"] if c["length"] == length]
+                trace = shown[method["method"]]
+                assert trace["y"] == pytest.approx([100 * c[key]["mean"] for c in cells])
+                assert trace["x"] == pytest.approx([100 * d for d in DEPTHS], abs=2.5)  # told apart, yet at their place
+                highs = [y + up for y, up in zip(trace["y"], trace["error_y"]["array"], strict=True)]
+                assert highs == pytest.approx([100 * c[key]["high"] for c in cells])
+        shown = lines(own["task-0-depth-loss"][str(at)])
+        assert shown["none"]["y"] == pytest.approx(
+            [c["loss"]["mean"] for c in task["methods"][0]["cells"] if c["length"] == length]
+        )
+    assert own["task-0-depth-loss"]["0"]["layout"]["yaxis"]["autorange"] == "reversed"
+    along = lines(own["task-0-depth"]["5 0"])  # the third method, by length
+    assert list(along) == [f"{n} tokens" for n in LENGTHS]
+    assert along["2048 tokens"]["y"] == pytest.approx(
+        [100 * c["score"]["mean"] for c in task["methods"][2]["cells"] if c["length"] == 2048]
+    )
+
+
+def test_heat_maps_share_a_scale_and_difference_is_centred(html, found):
+    grids = drawn(html)["task-0-grid"]
+    cells = {m["method"]: {(c["length"], c["depth"]): c for c in m["cells"]} for m in found["tasks"][0]["methods"]}
+    for number, method in enumerate(METHODS):
+        grid = grids[f"{number} 0"]
+        axis = grid["layout"]["coloraxis"]
+        assert (axis["cmin"], axis["cmax"], axis.get("cmid")) == (0, 100, None)
+        for i, depth in enumerate(DEPTHS):
+            for j, length in enumerate(LENGTHS):
+                mean = cells[method][length, depth]["score"]["mean"]
+                assert grid["data"][0]["z"][i][j] == pytest.approx(100 * mean)
+                assert grid["data"][0]["text"][i][j] == f"{100 * mean:.0f} %"
+    for number, method in enumerate(METHODS[1:], len(METHODS)):
+        grid = grids[f"{number} 2"]  # the loss
+        axis = grid["layout"]["coloraxis"]
+        assert axis["cmin"] == -axis["cmax"]
+        assert axis["cmid"] == 0
+        assert axis["reversescale"]  # less is better
+        at = LENGTHS[-1], 0.5
+        change = cells[method][at]["loss"]["mean"] - cells["none"][at]["loss"]["mean"]
+        assert grid["data"][0]["z"][2][-1] == pytest.approx(change)
+
+
+def test_the_trained_length_is_marked(html):
+    own = drawn(html)
+    assert own["task-0-length"]["0"]["layout"]["shapes"][0]["x0"] == 2048
+    assert own["task-2-position"]["2"]["layout"]["shapes"][0]["x0"] == 2048
+    assert "shapes" not in own["task-2-position"]["0"]["layout"]  # 512 tokens are all within it
+    assert own["task-0-grid"]["0 0"]["layout"]["shapes"][0]["x0"] == 1.5
+
+
+def test_a_method_looks_the_same_everywhere(html):
+    colours = {}
+    for name, entry in drawn(html).items():
+        for figure in entry.values():
+            for trace in figure["data"]:
+                if trace.get("meta") and trace.get("name"):
+                    line = trace["line"]
+                    assert colours.setdefault(trace["name"], (line["color"], line["dash"])) == (
+                        line["color"],
+                        line["dash"],
+                    ), name
+    assert list(colours) == list(METHODS)
+    assert len(set(colours.values())) == len(METHODS)
+
+
+def test_many_methods_differ():
+    many = ["none", "cut_off", *(f"ntk:factor={n}" for n in range(2, 30))]
+    style = figures.styles(many)
+    assert len({tuple(s.values()) for s in style.values()}) == len(many)
+    assert all(s["color"] != style["none"]["color"] for name, s in style.items() if name not in ("none", "cut_off"))
+
+
+def test_running_text_has_its_loss_alone(html, found):
+    own = drawn(html)
+    assert not {"task-2-depth", "task-2-grid", "task-2-length"} & set(own)
+    assert "task-2-length-loss" in own
+    points = found["tasks"][2]["methods"][0]["by_position"][-1]["points"]
+    assert lines(own["task-2-position"]["2"])["none"]["y"] == pytest.approx([p["loss"] for p in points])
+
+
+def test_newcombe_is_that_of_his_paper():
+    """56/70 against 48/80, and 10/10 against 0/20: Newcombe 1998, table II, method 10."""
+    from posenc.statistics import wilson
+
+    def share(hits, count):
+        low, high = wilson(hits, count)
+        return {"mean": hits / count, "low": low, "high": high}
+
+    assert newcombe(share(56, 70), share(48, 80)) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    assert newcombe(share(10, 10), share(0, 20)) == pytest.approx((1.0, 0.6791, 1.0), abs=5e-5)
+
+
+def test_what_is_missing_is_not_zero(found):
+    part = without(results(), lambda method, cell: method != "rerope:window=256" or cell["length"] < 4096)
+    part["ranking"] = part["ranking"][1:]
+    text = page(part)
+    assert "Stopped early" in text
+    grid = drawn(text)["task-0-grid"]["3 0"]
+    assert [row[2] for row in grid["data"][0]["z"]] == [None] * len(DEPTHS)
+    assert [a["text"] for a in grid["layout"]["annotations"]] == ["–"] * len(DEPTHS)
+    assert lines(drawn(text)["task-0-depth"]["2 0"])["rerope:window=256"]["y"] == []
+
+
+def test_nothing_measured_makes_a_page():
+    text = page(without(results(), lambda method, cell: False) | {"ranking": [], "answer": [], "cost": []})
+    assert texts(text).count("Nothing of this task was measured yet") == 3
+    assert drawn(text) == {}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"methods": ["none"]},
+        {"depths": (0.5,)},
+        {"lengths": (512,)},
+        {"methods": ["none"], "depths": (0.5,), "lengths": (512,)},
+        {"tasks": ("perplexity",)},
+        {"tasks": ("variable_tracking",), "methods": ["none"]},
+    ],
+)
+def test_small_evaluations_make_a_page(shape):
+    found = results(**shape)
+    own = drawn(page(found))
+    for entry in own.values():
+        for figure in entry.values():
+            assert figure["data"]
+    assert methods(found) == list(shape.get("methods", METHODS))
+
+
+def test_numbers_that_are_unknown_are_dashes():
+    found = results()
+    found["model"] |= {"trained_length": None, "rope_theta": None}
+    found["cost"] = [row | dict.fromkeys(row.keys() - {"method", "seconds"}) for row in found["cost"]]
+    for task in found["tasks"]:
+        for method in task["methods"]:
+            for at in (*method["cells"], *method["by_length"]):
+                at["score"] = None
+    for ranked in found["ranking"]:
+        for task in ranked["tasks"]:
+            task["measure"] = "loss"
+            task["value"] = {"mean": 2.0, "error": 0.1, "low": 1.8, "high": 2.2}
+    text = page(found)
+    assert "None" not in texts(text)
+    assert "generated answer" not in texts(text)
+
+
+def test_names_cannot_inject_markup():
+    found = results(methods=["none", HOSTILE])
+    found["model"]["name"] = found["answer"][0] = found["command"] = found["machine"]["cpu"] = HOSTILE
+    for task in found["tasks"]:
+        task["task"] = task["summary"] = task["source"] = HOSTILE
+    for row in found["ranking"]:
+        for task in row["tasks"]:
+            task["task"] = HOSTILE
+    text = page(found)
+    assert HOSTILE not in text
+    assert escape(HOSTILE) in text
+    hover = [t["hovertemplate"] for f in drawn(text)["task-0-depth"].values() for t in f["data"]]
+    assert not any("<img" in template or "1)&gt;%{y}" in template for template in hover)
+
+
+def test_the_terminal_shows_every_task(found, tmp_path, capsys):
+    Terminal(str(tmp_path)).show(found)
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines()[:-2])) <= 140
+    for sentence in found["answer"]:
+        assert f"- {sentence}" in told
+    cell = found["tasks"][0]["methods"][2]["cells"][-1]
+    row = next(line for line in told.splitlines() if line.startswith("4096    ntk:factor=4"))
+    assert row.endswith(f"{value('score', cell['score'])} ({within('score', cell['score']).removesuffix(' %')})")
+    assert "perplexity: loss" in told
+    assert str(tmp_path / "report.html") in told
+
+
+def test_the_terminal_fits_many_depths_and_what_was_interrupted(tmp_path, capsys):
+    many = results(depths=[i / 8 for i in range(9)], methods=(*METHODS, "self_extend:window=512:group=8"))
+    Terminal(str(tmp_path)).show(without(many, lambda method, cell: (method, cell["depth"]) != ("cut_off", 0.0)))
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines()[:-2])) <= 140
+    assert "depth 50 %" in told
+    assert re.search(r"4096 +cut_off +–", told)
+
+
+def test_the_terminal_counts_cells(tmp_path, capsys):
+    terminal = Terminal(str(tmp_path))
+    with terminal:
+        terminal.progress.planned(3, 1, 100)
+        terminal.progress.advanced("passkey, none", 50)
+        terminal.progress.finished("passkey, none")
+    told = capsys.readouterr().err
+    assert "1 of 3 cells are here already" in told
+    assert re.search(r"\[2/3\] .*passkey, none", told)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 390)])
+def test_a_browser_shows_it_without_complaint(html, browser, tmp_path, scheme, width):
+    path = tmp_path / "report.html"
+    path.write_text(html)
+    tab = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    complaints = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+    tab.goto(path.as_uri())
+    plots = len(drawn(html))
+    tab.wait_for_function(f"document.querySelectorAll('.plot .xtitle').length === {plots}")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate("document.getElementById('plot-task-0-grid')._fullLayout.coloraxis.colorscale[1][1]") == (
+        "#4f94dc" if scheme == "light" else "#2f69ae"
+    )
+    cut = tab.evaluate("""Array.from(document.querySelectorAll('.plot')).filter(plot =>
+        Array.from(plot.querySelectorAll('.xtitle, .ytitle')).some(title => {
+            const [inner, outer] = [title.getBoundingClientRect(), plot.getBoundingClientRect()];
+            return inner.left < outer.left - 1 || inner.right > outer.right + 1
+                || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1; })).map(plot => plot.id)""")
+    assert cut == []
+    assert complaints == []
+    tab.close()
+
+
+@pytest.mark.browser
+def test_switches_work_from_the_keyboard(html, browser, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(html)
+    tab = browser.new_page()
+    tab.goto(path.as_uri())
+    tab.wait_for_function(f"document.querySelectorAll('.plot .xtitle').length === {len(drawn(html))}")
+    own = drawn(html)
+
+    def heights(name):
+        return tab.evaluate(f"Array.from(document.getElementById('plot-{name}').data[0].y)")
+
+    assert heights("task-0-depth") == pytest.approx(own["task-0-depth"]["2 0"]["data"][0]["y"])
+    key = tab.locator("#task-0-by-depth .key")
+    assert key.is_visible()
+    tab.locator("#task-0-by-depth input[data-choice=lines]:checked").focus()
+    tab.keyboard.press("ArrowRight")  # from the methods at the longest length to the lengths with the first method
+    assert heights("task-0-depth") == pytest.approx(own["task-0-depth"]["3 0"]["data"][0]["y"])
+    assert heights("task-0-depth-loss") == pytest.approx(own["task-0-depth-loss"]["3"]["data"][0]["y"])
+    assert not key.is_visible()  # lines are lengths
+    box = tab.locator("#task-0-by-length input[data-method=none]")
+    box.focus()
+    tab.keyboard.press("Space")  # hides it in every figure
+    shown = "document.getElementById('plot-task-2-position').data.filter(t => t.meta === 'none').map(t => t.visible)"
+    assert tab.evaluate(shown) == [False, False]
+    assert not tab.locator("#task-2-by-length input[data-method=none]").is_checked()
+    box.press("Space")
+    assert tab.evaluate(shown) == [True, True]
+    tab.locator("#task-0 summary").focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator("#task-0 details table").first.is_visible()
+    tab.close()
