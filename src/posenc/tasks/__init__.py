@@ -9,12 +9,18 @@ a model makes of them.
 """
 
 from posenc.errors import unknown
+from posenc.tasks.facts import Facts
+from posenc.tasks.key_value import KeyValue
+from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
 from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
 
 TASKS: dict[str, type[Task]] = {
+    "facts": Facts,
+    "key_value": KeyValue,
+    "needle": Needle,
     "passkey": Passkey,
     **{needle.name: needle for needle in NEEDLES},
     "variable_tracking": VariableTracking,
@@ -35,6 +41,9 @@ def create(text: str) -> Task:
         raise unknown("task", name, TASKS)
     cls = TASKS[name]
     options = read_options(name, written, cls.__dataclass_fields__)
+    for key, _, value in (item.partition("=") for item in written):
+        if cls.__dataclass_fields__[key].type is str:  # a file may be called 1984
+            options[key] = value
     check_options(name, options, cls.__dataclass_fields__, cls.__init__)
     return cls(**options)
 
