@@ -9,10 +9,13 @@ a model makes of them.
 """
 
 from posenc.errors import unknown
+from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
 from posenc.tasks.key_value import KeyValue
 from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
+from posenc.tasks.perplexity import Perplexity
+from posenc.tasks.repeated import Repeated
 from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
@@ -26,6 +29,9 @@ TASKS: dict[str, type[Task]] = {
     "variable_tracking": VariableTracking,
     "common_words": CommonWords,
     "frequent_words": FrequentWords,
+    "perplexity": Perplexity,
+    "repeated": Repeated,
+    "copying": Copying,
 }
 """Every task by name."""
 

@@ -66,7 +66,7 @@ class Task(ABC):
         """How good a generated answer is, from 0 to 1."""
         raise NotImplementedError(f"{self.name} generates nothing")
 
-    def loss(self, losses: Tensor) -> float:
+    def loss(self, losses: Tensor, sample: Sample) -> float:
         """One number for the losses (scored tokens,) of a text, in nats: their mean."""
         return float(losses.mean())
 

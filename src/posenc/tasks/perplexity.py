@@ -1,0 +1,77 @@
+"""Loss and perplexity on running text, by position."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.checks import check_word
+from posenc.errors import InputError
+from posenc.tasks.running import ending, opening, passage, scored
+from posenc.tasks.task import Sample, Task
+
+WINDOWS = 4
+"""Windows' worth of text that sliding windows read by default."""
+
+
+@dataclass(frozen=True)
+class Perplexity(Task):
+    """How well each token of running text is predicted: all of a text, windows that slide over it, or its last tokens.
+
+    source: "pydoc" (the language reference in Python's standard library) or the path of a text file. protocol:
+
+    - "full": one text of `length` tokens, all of them scored.
+    - "sliding": windows of `length` tokens begin every `stride` tokens of a longer text, and each scores the tokens that
+      the one before did not reach (jquesnelle/yarn, eval/perplexity.py). tokens: of the text, rounded down so that the
+      last window is whole; None: four windows' worth. The windows are those of the script for a tokenizer that puts no
+      token before a text; where one does, it stands before the text only, while the script puts it before each
+      window, in place of the window's first token.
+    - "last": the last `last` tokens of `length` are scored. They are the same tokens at every length, only what stands
+      before them grows (Su, kexue.fm/archives/9948): early tokens, which see little, cannot hide what length does.
+
+    weighting: of `loss` over the scored tokens: "tokens" alike, or "windows" alike, the mean over windows of their means,
+    which is the script's perplexity; a first window's many tokens then weigh as little as a later one's few.
+    """
+
+    name: ClassVar[str] = "perplexity"
+    takes_depth: ClassVar[bool] = False
+
+    source: str = "pydoc"
+    protocol: str = "full"
+    stride: int = 256
+    tokens: int | None = None
+    last: int = 256
+    weighting: str = "tokens"
+
+    def __post_init__(self) -> None:
+        check_word("protocol", self.protocol, ("full", "sliding", "last"))
+        check_word("weighting", self.weighting, ("tokens", "windows"))
+        for option in ("stride", "last"):
+            if getattr(self, option) < 1:
+                raise InputError(f"{option}={getattr(self, option)}: must be at least 1")
+
+    def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        start = opening(tokenizer)
+        least = {"full": 2, "sliding": self.stride + 1, "last": self.last + 1}[self.protocol]
+        if length < least:
+            raise InputError(f"length={length}: {self.text} needs at least {least} tokens")
+        if self.protocol == "full":
+            ids = passage(tokenizer, self.source, length - len(start), seed, index)
+            return scored(start, ids, len(ids))
+        if self.protocol == "last":
+            ids = ending(tokenizer, self.source, length - len(start), self.last, seed, index)
+            return scored(start, ids, self.last)
+        tokens = WINDOWS * length if self.tokens is None else self.tokens
+        if tokens < length:
+            raise InputError(f"tokens={tokens}: cannot be fewer than the length of a window, {length}")
+        ids = passage(tokenizer, self.source, tokens - len(start), seed, index)
+        ids = ids[: len(ids) - (tokens - length) % self.stride]
+        return scored(start, ids, len(ids), length, self.stride)
+
+    def loss(self, losses: Tensor, sample: Sample) -> float:
+        if self.weighting == "tokens" or sample.window is None or sample.stride is None:
+            return super().loss(losses, sample)
+        first = sample.window - sample.prompt_tokens
+        windows = (losses[:first], *losses[first:].split(sample.stride))
+        return float(torch.stack([window.mean() for window in windows if len(window)]).mean())

@@ -1,0 +1,76 @@
+"""Repeated and natural text: what is repeated, and that both score the same tokens."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc.errors import InputError
+from posenc.tasks import create
+from references.copier import accuracy
+from references.running import word_file, word_tokenizer
+
+WORDS = 3000
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return str(word_file(tmp_path_factory.mktemp("text") / "words.txt", WORDS, 900))
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {bos: word_tokenizer(WORDS, bos) for bos in (False, True)}
+
+
+@given(
+    period=st.integers(1, 100), extra=st.integers(0, 200), seed=st.integers(0, 3), index=st.integers(0, 30),
+    bos=st.booleans(),
+)  # fmt: skip
+def test_with_and_without_repetition_the_last_tokens_are_the_same(tokenizers, source, period, extra, seed, index, bos):
+    length, found = 2 * period + extra + bos, {}
+    for repeats in ("true", "false"):
+        task = create(f"repeated:source={source}:period={period}:repeats={repeats}:scored=last")
+        found[repeats] = task.sample(tokenizers[bos], length, seed=seed, index=index)
+        assert len(found[repeats].ids) == length
+        assert len(found[repeats].ids) - found[repeats].prompt_tokens == period
+    assert torch.equal(found["true"].ids[-period:], found["false"].ids[-period:])
+    text = found["true"].ids[bos:]
+    assert torch.equal(text[period:], text[:-period])
+    longer = create(f"repeated:source={source}:period={period}:scored=last")
+    longer = longer.sample(tokenizers[bos], length + 7, seed=seed, index=index)
+    assert torch.equal(longer.ids[-len(text) :], text), "a longer text has more before it"
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_after_the_first_unit_everything_is_scored_and_has_stood_before(tokenizers, source, bos):
+    sample = create(f"repeated:source={source}").sample(tokenizers[bos], 200)
+    assert sample.prompt_tokens == 50 + bos
+    assert torch.equal(sample.ids[sample.prompt_tokens :], sample.ids[sample.prompt_tokens - 50 : -50])
+    natural = create(f"repeated:repeats=false:source={source}").sample(tokenizers[bos], 200)
+    assert natural.prompt_tokens == sample.prompt_tokens
+    assert torch.equal(natural.ids[-50:], sample.ids[-50:])
+
+
+def test_who_looks_back_far_enough_copies(tokenizers, source):
+    task = create(f"repeated:source={source}:period=40")
+    sample = task.sample(tokenizers[False], 160)
+    natural = create(f"repeated:source={source}:period=40:repeats=false").sample(tokenizers[False], 160)
+    assert accuracy(sample, reach=40) > 0.95
+    assert accuracy(sample, reach=39) < 0.05
+    assert accuracy(natural, reach=160) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "message"),
+    [
+        ("repeated:period=0", 16, r"period=0: must be at least 1"),
+        ("repeated:scored=all", 16, r"scored"),
+        ("repeated:period=9", 17, r"length=17: repeated:.*period=9 needs at least 18 tokens"),
+        ("repeated", 1, r"length=1: repeated.* needs at least 2 tokens"),
+        ("repeated", 800, r"has 900 tokens .* need 1200"),
+    ],
+)
+def test_mistakes_are_named(tokenizers, source, task, length, message):
+    with pytest.raises(InputError, match=message):
+        create(f"{task}:source={source}").sample(tokenizers[False], length)
