@@ -25,13 +25,13 @@ TASKS: dict[str, type[Task]] = {
     "key_value": KeyValue,
     "needle": Needle,
     "passkey": Passkey,
-    "perplexity": Perplexity,
-    "repeated": Repeated,
-    "copying": Copying,
     **{needle.name: needle for needle in NEEDLES},
     "variable_tracking": VariableTracking,
     "common_words": CommonWords,
     "frequent_words": FrequentWords,
+    "perplexity": Perplexity,
+    "repeated": Repeated,
+    "copying": Copying,
 }
 """Every task by name."""
 
