@@ -206,7 +206,7 @@ def share(values: Units) -> dict[str, float]:
     hits, count = sum(map(sum, values)), sum(map(len, values))
     p, many = hits / count, len(values)
     between = many / max(many - 1, 1) * sum((sum(each) - p * len(each)) ** 2 for each in values) / count**2
-    effect = max(1.0, between / (p * (1 - p) / count)) if 0 < p < 1 else 1.0
+    effect = max(1.0, between / (p * (1 - p) / (count - 1))) if 0 < p < 1 else 1.0
     low, high = wilson(hits / effect, count / effect)
     return {"mean": p, "low": low, "high": high, "n": count, "hits": int(hits)}
 
