@@ -10,6 +10,9 @@ a model makes of them.
 
 from posenc.errors import unknown
 from posenc.tasks.copying import Copying
+from posenc.tasks.facts import Facts
+from posenc.tasks.key_value import KeyValue
+from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
 from posenc.tasks.perplexity import Perplexity
 from posenc.tasks.repeated import Repeated
@@ -17,6 +20,9 @@ from posenc.tasks.task import Sample, Task
 from posenc.texts import check_options, named, read_options
 
 TASKS: dict[str, type[Task]] = {
+    "facts": Facts,
+    "key_value": KeyValue,
+    "needle": Needle,
     "passkey": Passkey,
     "perplexity": Perplexity,
     "repeated": Repeated,
@@ -36,6 +42,9 @@ def create(text: str) -> Task:
         raise unknown("task", name, TASKS)
     cls = TASKS[name]
     options = read_options(name, written, cls.__dataclass_fields__)
+    for key, _, value in (item.partition("=") for item in written):
+        if cls.__dataclass_fields__[key].type is str:  # a file may be called 1984
+            options[key] = value
     check_options(name, options, cls.__dataclass_fields__, cls.__init__)
     return cls(**options)
 

@@ -27,11 +27,11 @@ def read(source: str) -> str:
     try:
         text = Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"text={source}: not text in UTF-8; give a plain text file, or pydoc") from None
+        raise InputError(f"source={source}: not text in UTF-8; give a plain text file, or pydoc") from None
     except OSError as error:
-        raise InputError(f"text={source}: {error.strerror}; give a readable text file, or pydoc") from None
+        raise InputError(f"source={source}: {error.strerror}; give a readable text file, or pydoc") from None
     if not text.strip():
-        raise InputError(f"text={source}: the file is empty; give one with text in it, or pydoc")
+        raise InputError(f"source={source}: the file is empty; give one with text in it, or pydoc")
     return text
 
 
@@ -55,5 +55,7 @@ def sentences(text: str) -> tuple[str, ...]:
     prose = (BREAK.sub(r"\1\2\n", part) for part in paragraphs if ENDS.search(part))
     found = tuple(sentence for part in prose for sentence in part.split("\n") if sentence)
     if not found:
-        raise InputError(f"text {text[:40]!r} ...: no paragraph in it ends with a full stop; give a text in sentences")
+        raise InputError(
+            f"source {text[:40]!r} ...: no paragraph in it ends with a full stop; give a text in sentences"
+        )
     return found

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.tasks.task import Sample, Task, asked, check_depth, fit
+from posenc.tasks.task import Sample, Task, asked, check_depth, fit_at
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -19,8 +19,8 @@ class Passkey(Task):
     """A number of up to five digits among sentences that say nothing, and the question for it.
 
     The prompt is that of Mohtashami and Jaggi 2023 (arXiv 2305.16300), as evaluated by YaRN's authors (jquesnelle/yarn,
-    eval/passkey.py): lines of task, noise, key, noise and question. They cut the noise at a random character; here it
-    is whole sentences, and the depth is chosen. Scored: whether the first number of the answer is the key.
+    eval/passkey.py): lines of task, noise, key, noise and question. They cut the noise at a random character; here the
+    depth is chosen, and the five sentences stay whole. Scored: whether the first number of the answer is the key.
     """
 
     name: ClassVar[str] = "passkey"
@@ -30,17 +30,15 @@ class Passkey(Task):
         check_depth(depth)
         key = str(self.draws(seed, index).randint(1, 50_000))
         needle = f"The pass key is {key}. Remember it. {key} is the pass key."
-        sentences = [sentence + "." for sentence in NOISE.rstrip(".").split(". ")]
 
-        def build(count: int) -> Sample:
-            noise = [sentences[i % len(sentences)] for i in range(count)]
+        def build(count: int, depth: float) -> Sample:
             before = round(depth * count)
-            head = "\n".join((TASK, " ".join(noise[:before]), ""))
-            prompt = "\n".join((head + needle, " ".join(noise[before:]), QUESTION))
+            head = "\n".join((TASK, " ".join([NOISE] * before), ""))
+            prompt = "\n".join((head + needle, " ".join([NOISE] * (count - before)), QUESTION))
             return asked(tokenizer, prompt, f" {key}", (key,), (len(head), len(head) + len(needle)))
 
-        return fit(self, length, build)
+        return fit_at(self, length, depth, build)
 
     def score(self, generated: str, sample: Sample) -> float:
         found = re.search(r"\d+", generated)
-        return float(found is not None and found.group() == sample.references[0])
+        return float(found is not None and int(found.group()) == int(sample.references[0]))

@@ -83,8 +83,11 @@ class Task(ABC):
 
 
 def check_depth(depth: float) -> None:
-    """Raises:
-    InputError: not between 0 and 1."""
+    """Refuse a depth that is not one.
+
+    Raises:
+        InputError: not between 0 and 1.
+    """
     if not 0 <= depth <= 1:
         raise InputError(f"depth={depth}: must lie between 0 (the start of the context) and 1 (its end)")
 
@@ -99,39 +102,83 @@ def asked(
     tokenizer: Any, prompt: str, answer: str, references: Sequence[str], needle: tuple[int, int] | None = None
 ) -> Sample:
     """A prompt and its answer as tokens. answer: as the prompt goes on, with its leading space if it has one. needle: the
-    characters [first, end) of the prompt that hold what is asked for."""
-    ids = encode(tokenizer, prompt)
-    tail = tokenizer(answer, add_special_tokens=False, verbose=False).input_ids
+    characters [first, end) of the prompt that hold what is asked for.
+
+    The two are encoded as one text, and the answer begins where the prompt's own tokens end: a tokenizer that puts a
+    space before every text, or an end after it, would otherwise put it between them.
+    """
+    ids = encode(tokenizer, prompt + answer)
     where = None
     if needle is not None:
-        first, end = (len(encode(tokenizer, prompt[:at])) for at in needle)
-        where = (min(first, len(ids) - 1), min(max(end, first + 1), len(ids)))
-    return Sample(torch.tensor(ids + tail), len(ids), prompt, answer, tuple(references), where)
+        first, _ = _shared(encode(tokenizer, prompt[: needle[0]]), ids)
+        end, whole = _shared(encode(tokenizer, prompt[: needle[1]]), ids)
+        where = (first, end if whole else end + 1)
+    prompt_tokens, _ = _shared(encode(tokenizer, prompt), ids)
+    return Sample(torch.tensor(ids), prompt_tokens, prompt, answer, tuple(references), where)
 
 
-def fit(task: Task, length: int, build: Callable[[int], Sample], least: int = 0) -> Sample:
-    """The longest of the texts build(least), build(least + 1), ... that, with room for what is generated, fits.
+def _shared(ids: Sequence[int], longer: Sequence[int]) -> tuple[int, bool]:
+    """How many tokens two texts begin with alike, and whether these are all of the first's."""
+    same = next((i for i, (one, other) in enumerate(zip(ids, longer, strict=False)) if one != other), len(ids))
+    return min(same, len(longer)), same == len(ids)
+
+
+def fit(task: Task, length: int, build: Callable[[int], Sample], least: int = 0, most: int | None = None) -> Sample:
+    """The longest of the texts build(least) ... build(most) that, with room for what is generated, fits. Each is to be
+    longer than the one before.
 
     Raises:
         InputError: not even the shortest does.
     """
+    return build(_longest(task, length, build, least, most))
 
-    def taken(sample: Sample) -> int:
-        return sample.prompt_tokens + max(len(sample.ids) - sample.prompt_tokens, task.new_tokens)
 
-    found = build(least)
-    if taken(found) > length:
-        raise InputError(f"length={length}: {task.text} needs at least {taken(found)} tokens with this tokenizer")
-    low, step = least, 1
-    while taken(longer := build(low + step)) <= length:
-        found, low, step = longer, low + step, 2 * step
-        if step > 2 * length + 2:  # more does not make it longer
-            return found
-    high = low + step
+def fit_at(
+    task: Task,
+    length: int,
+    depth: float,
+    build: Callable[[int, float], Sample],
+    least: int = 0,
+    most: int | None = None,
+) -> Sample:
+    """As `fit`, for texts build(count, depth) whose parts only change places with depth: the count is one that fits in
+    the middle and at both ends, and so the same for every depth."""
+    count = _longest(task, length, lambda count: build(count, 0.5), least, most)
+    while (tokens := max(_taken(task, build(count, at)) for at in (0.0, 1.0, depth))) > length:
+        if count == least:
+            raise _too_short(task, length, tokens)
+        count -= 1
+    return build(count, depth)
+
+
+def place(depth: float, count: int) -> int:
+    """The index, among `count` things in a row, of the one at a depth; rounded down, as in Lost in the Middle, where those
+    at equal distances are 0, 4, 9, 14, 19 among 20, and 0, 34, 69, 104, 139 among 140."""
+    return int(depth * (count - 1) + 1e-9)
+
+
+def _longest(task: Task, length: int, build: Callable[[int], Sample], least: int, most: int | None) -> int:
+    """The largest count whose text fits. Texts grow steadily, so each guess goes by the tokens that a step took before."""
+    low, tokens = least, _taken(task, build(least))
+    if tokens > length:
+        raise _too_short(task, length, tokens)
+    high = least + length + 1 if most is None else most + 1  # a step takes a token at least
+    step = 8
     while high - low > 1:
-        middle = (low + high) // 2
-        if taken(candidate := build(middle)) <= length:
-            found, low = candidate, middle
+        count = min(low + step, high - 1)
+        found = _taken(task, build(count))
+        rate = max((found - tokens) / (count - low), 1.0)
+        if found <= length:
+            low, tokens = count, found
         else:
-            high = middle
-    return found
+            high = count
+        step = max(1, int((length - tokens) / rate))
+    return low
+
+
+def _taken(task: Task, sample: Sample) -> int:
+    return sample.prompt_tokens + max(len(sample.ids) - sample.prompt_tokens, task.new_tokens)
+
+
+def _too_short(task: Task, length: int, tokens: int) -> InputError:
+    return InputError(f"length={length}: {task.text} needs at least {tokens} tokens with this tokenizer")

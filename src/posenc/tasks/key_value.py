@@ -1,0 +1,95 @@
+"""Key-value retrieval, as in Lost in the Middle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+from uuid import UUID
+
+from posenc.errors import InputError, unknown
+from posenc.tasks import words
+from posenc.tasks.task import Sample, Task, asked, check_depth, fit_at, place
+
+PROMPT = """\
+Extract the value corresponding to the specified key in the JSON object below.
+
+JSON data:
+{records}
+
+Key: "{key}"
+Corresponding value:"""
+QUERY_AWARE = PROMPT.replace("JSON data:", 'Key: "{key}"\n\nJSON data:')
+
+DIGITS = range(1000, 10_000)
+
+
+def uuids(draws: Random, count: int) -> list[str]:
+    """Random UUIDs of version 4."""
+    return [str(UUID(int=draws.getrandbits(128), version=4)) for _ in range(count)]
+
+
+def digits(draws: Random, count: int) -> list[str]:
+    """Different numbers of four digits."""
+    return [str(number) for number in draws.sample(DIGITS, len(DIGITS))[:count]]
+
+
+KINDS: dict[str, tuple[Callable[[Random, int], list[str]], int | None]] = {
+    "uuid": (uuids, None),
+    "digits": (digits, len(DIGITS)),
+    "words": (words.names, words.COUNT),
+}
+"""What keys and values can be, how they are drawn, and how many there are."""
+
+
+@dataclass(frozen=True)
+class KeyValue(Task):
+    """The value of one key in a JSON object of random keys and values.
+
+    The prompts, the UUIDs and the score (the value stands in the answer, in whatever case) are those of Liu et al. 2023
+    (arXiv 2307.03172; nelson-liu/lost-in-the-middle, prompting.py, make_kv_retrieval_data.py and
+    evaluate_kv_responses.py), and so is the move: the record asked for changes its place, the others keep their order.
+
+    keys, values: "uuid" as there, "digits" (four) or "words". pairs: how many records, there 75, 140 or 300; none: as
+    many as fit. query_aware: the key stands before the object too.
+    """
+
+    name: ClassVar[str] = "key_value"
+    new_tokens: ClassVar[int] = 100
+
+    keys: str = "uuid"
+    values: str = "uuid"
+    pairs: int | None = None
+    query_aware: bool = False
+
+    def __post_init__(self) -> None:
+        for option in ("keys", "values"):
+            if getattr(self, option) not in KINDS:
+                raise unknown(f"kind of {option}", getattr(self, option), KINDS)
+        if self.pairs is not None and not 2 <= self.pairs <= (self._most or self.pairs):
+            most = f" to {self._most}" if self._most else " or more"
+            raise InputError(f"pairs={self.pairs}: give 2{most}, or none for as many as fit")
+
+    def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        check_depth(depth)
+
+        def build(count: int, depth: float) -> Sample:
+            draws = self.draws(seed, index)
+            keys, values = (Random(draws.getrandbits(64)) for _ in range(2))
+            records = list(zip(KINDS[self.keys][0](keys, count), KINDS[self.values][0](values, count), strict=True))
+            (key, value), others = records[0], records[1:]
+            others.insert(place(depth, count), records[0])
+            written = "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in others) + "}"
+            prompt = (QUERY_AWARE if self.query_aware else PROMPT).format(records=written, key=key)
+            first = prompt.index(f'"{key}": "') + len(key) + 5
+            return asked(tokenizer, prompt, f' "{value}"', (value,), (first, first + len(value)))
+
+        return fit_at(self, length, depth, build, self.pairs or 2, self.pairs or self._most)
+
+    def score(self, generated: str, sample: Sample) -> float:
+        return float(sample.references[0].lower() in generated.lower())
+
+    @property
+    def _most(self) -> int | None:
+        """How many records there can be."""
+        counts = [most for kind in (self.keys, self.values) if (most := KINDS[kind][1]) is not None]
+        return min(counts, default=None)
