@@ -1,0 +1,51 @@
+"""Does another way of positions lift the middle? The U-shaped curve under RoPE, position maps and softmax_1.
+
+    python examples/lost_in_the_middle.py [FOLDER [MODEL]]
+
+A list of facts, one of them is asked for, and where it stands is the variable (Liu et al. 2023, arXiv 2307.03172, in
+sentences that a small model reads). Nothing is longer than in training: maps are set so short that they matter. FOLDER
+keeps what has been measured, its results.json and report.html: the same command goes on.
+"""
+
+import sys
+
+import torch
+
+import posenc
+from posenc.report.evaluation import page
+
+METHODS = ("softmax_n", "rerope:window=128", "self_extend:window=128:group=4", "dual_chunk:chunk=192:local=64",
+           "string:shift=128:window=32")  # fmt: skip
+
+
+def table(results: dict) -> str:
+    """Markdown, for each task: a row for each method, a column for each depth; facts found, with Wilson's 95 % interval."""
+    depths = results["settings"]["depths"]
+    lines = []
+    for task in results["tasks"]:
+        lines += [f"| {task['task']} | {' | '.join(f'{depth:g}' for depth in depths)} | answer's nats, all depths |"]
+        lines += [f"| --- |{' ---: |' * (len(depths) + 1)}"]
+        for arm in task["methods"]:
+            cells = [f"{c['mean']:.0%} ({c['low']:.0%}..{c['high']:.0%})" for c in (c["exact"] for c in arm["cells"])]
+            loss, gap = arm["by_length"][0]["loss"], arm["by_length"][0]["against_none"]
+            told = f"{loss['mean']:.2f}"
+            if gap:
+                told += f" ({gap['loss']['mean']:+.2f} ± {gap['loss']['high'] - gap['loss']['mean']:.2f})"
+            lines.append(f"| {arm['method']} | {' | '.join(cells)} | {told} |")
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 25, samples: int = 40) -> None:
+    """Measure what the folder does not hold yet."""
+    lm, tokenizer = posenc.load(model, dtype=torch.bfloat16)
+    tasks = [f"facts:items={items}", f"facts:items={items}:query_aware=true"]
+    chosen = {"methods": METHODS, "lengths": [512], "depths": [0, 0.17, 0.33, 0.5, 0.67, 0.83, 1], "samples": samples}
+    results = posenc.evaluate(
+        lm, tokenizer, tasks=tasks, **chosen, generate=False, name=model, directory=folder, render=page
+    )
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
