@@ -228,4 +228,5 @@ def test_the_score(generated, references, score):
 
 def test_subspans_of_whole_texts():
     assert best_subspan_em("one\ntwo", ["one two"]) == 1  # the line is the task's business
+    assert normalise("Bre\u0301a an\u0303") == "bre\u0301a an\u0303"  # accents on their own
     assert normalise(" The  Quick, (brown) an fox's a ") == "quick brown foxs"
