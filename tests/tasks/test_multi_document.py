@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.errors import InputError
@@ -172,6 +172,7 @@ def test_options_that_cannot_be_are_refused(tmp_path):
         create(f"multi_document:file={long}").sample(ByteTokenizer(), 3000)
 
 
+@settings(max_examples=50)
 @given(st.floats(0, 1), st.integers(2, 30), st.integers(0, 200))
 def test_invented_documents_answer_in_one_place(depth, count, index):
     sample = create(f"multi_document:documents={count}").sample(ByteTokenizer(), 10**5, depth=depth, index=index)
