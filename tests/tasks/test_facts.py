@@ -17,14 +17,14 @@ from references.tokenizers import ByteTokenizer
 def test_the_text(depth, length, index, query_aware):
     task = create(f"facts:query_aware={query_aware}")
     sample = task.sample(ByteTokenizer(), length, depth=depth, index=index)
-    facts = re.findall(r"^The code of (.+) is (\d{4})\.$", sample.prompt, re.MULTILINE)
+    facts = re.findall(r"The code of ([a-z ]+) is (\d{4})\.(?= The|\n)", sample.prompt)
     assert len(facts) >= 2
     assert len({name for name, _ in facts}) == len({code for _, code in facts}) == len(facts)
     name, code = facts[place(depth, len(facts))]
     assert sample.references == (code,)
     question = f"Question: What is the code of {name}?"
-    assert sample.prompt.endswith(f".\n\n{question} Answer: The code of {name} is")
-    assert sample.prompt.startswith(f"{question}\n\nThe code of " if query_aware else "The code of ")
+    assert sample.prompt.endswith(f".\n{question} Answer: The code of {name} is")
+    assert sample.prompt.startswith(f"{question}\nThe code of " if query_aware else "The code of ")
     assert sample.prompt.count(question) == 1 + query_aware
 
 
@@ -32,8 +32,8 @@ def test_the_format_in_full():
     sample = create("facts:items=3").sample(ByteTokenizer(), 400, depth=1)
     names, codes = zip(*re.findall(r"The code of (\w+) is (\d+)\.", sample.prompt), strict=True)
     assert sample.prompt == (
-        f"The code of {names[0]} is {codes[0]}.\nThe code of {names[1]} is {codes[1]}.\nThe code of {names[2]} is {codes[2]}."
-        f"\n\nQuestion: What is the code of {names[2]}? Answer: The code of {names[2]} is"
+        f"The code of {names[0]} is {codes[0]}. The code of {names[1]} is {codes[1]}. The code of {names[2]} is {codes[2]}.\n"
+        f"Question: What is the code of {names[2]}? Answer: The code of {names[2]} is"
     )
     assert sample.answer == f" {codes[2]}"
 
@@ -41,7 +41,7 @@ def test_the_format_in_full():
 def test_items_can_be_more_than_nouns():
     count = len(words.NOUNS) + 1
     prompt = create(f"facts:items={count}").sample(ByteTokenizer(), 10**6).prompt
-    names = re.findall(r"^The code of (\w+ \w+) is", prompt, re.MULTILINE)
+    names = re.findall(r"The code of (\w+ \w+) is \d", prompt)
     assert len(set(names)) == count
 
 

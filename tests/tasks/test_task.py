@@ -30,16 +30,12 @@ KIN = {name: cls() for name, cls in TOKENIZERS.items()}
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(RETRIEVAL), st.sampled_from(sorted(KIN)), st.floats(0, 1), st.integers(900, 5000),
+    st.sampled_from(RETRIEVAL), st.sampled_from(sorted(KIN)), st.floats(0, 1), st.integers(2000, 5000),
     st.integers(0, 5), st.integers(0, 50),
 )  # fmt: skip
 def test_a_sample_fits_and_shows_what_it_asks_for(text, tokenizer, depth, length, seed, index):
     task, tokenizer = create(text), KIN[tokenizer]
-    try:
-        sample = task.sample(tokenizer, length, depth=depth, seed=seed, index=index)
-    except InputError as error:
-        assert f"length={length}: {text} needs at least" in str(error)
-        return
+    sample = task.sample(tokenizer, length, depth=depth, seed=seed, index=index)
     answer = len(sample.ids) - sample.prompt_tokens
     assert sample.prompt_tokens + max(answer, task.new_tokens) <= length
     first, end = sample.needle
@@ -48,7 +44,7 @@ def test_a_sample_fits_and_shows_what_it_asks_for(text, tokenizer, depth, length
     assert all(reference in shown for reference in sample.references)
     assert tokenizer.decode(sample.ids).strip() == (sample.prompt + sample.answer).strip()
     assert tokenizer.decode(sample.ids[sample.prompt_tokens :]).strip() in (sample.prompt + sample.answer)
-    assert all(task.score(part, sample) == 1 for part in [sample.answer])
+    assert task.score(sample.answer, sample) == 1
 
 
 @pytest.mark.parametrize("text", RETRIEVAL)

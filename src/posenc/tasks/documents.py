@@ -16,6 +16,8 @@ from posenc.tasks import words
 
 @dataclass(frozen=True)
 class Document:
+    """One search result."""
+
     title: str
     text: str
 

@@ -13,7 +13,7 @@ CODES = range(1000, 10_000)
 
 @dataclass(frozen=True)
 class Facts(Task):
-    """Sentences of one form, "The code of apple is 4821.", a line each, and a question for one of them.
+    """Sentences of one form, "The code of apple is 4821.", one after the other, and a question for one of them.
 
     The search in key-value pairs of Lost in the Middle (see `key_value`) in words that a small model reads: one of 135M
     parameters answers some of these questions, and hardly any about UUIDs. Names and codes all differ. Scored: whether
@@ -38,14 +38,13 @@ class Facts(Task):
 
         def build(count: int, depth: float) -> Sample:
             names = words.names(self.draws(seed, index), count)
-            lines = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=False)]
+            told = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=False)]
             at = place(depth, count)
-            before, after = lines[1 : at + 1], lines[at + 1 :]
             question = f"Question: What is the code of {names[0]}?"
-            head = "\n".join(
-                ([question, ""] if self.query_aware else []) + before + [lines[0].removesuffix(f"{codes[0]}.")]
-            )
-            prompt = "\n".join((f"{head}{codes[0]}.", *after, "", f"{question} Answer: The code of {names[0]} is"))
+            before = " ".join([*told[1 : at + 1], f"The code of {names[0]} is "])
+            head = f"{question}\n{before}" if self.query_aware else before
+            context = " ".join([f"{head}{codes[0]}.", *told[at + 1 :]])
+            prompt = f"{context}\n{question} Answer: The code of {names[0]} is"
             return asked(tokenizer, prompt, f" {codes[0]}", (str(codes[0]),), (len(head), len(head) + 4))
 
         return fit_at(self, length, depth, build, self.items or 2, self.items or len(CODES))

@@ -23,6 +23,8 @@ Answer:"""
 QUERY_AWARE = PROMPT.replace("{documents}", "Question: {question}\n\n{documents}")
 RANDOM_ORDER = PROMPT.replace("irrelevant).", "irrelevant). The search results are ordered randomly.")
 CLOSED_BOOK = "Question: {question}\nAnswer:"
+ARTICLE = re.compile(r"(?<![\w\u0300-\u036f])(a|an|the)(?![\w\u0300-\u036f])")
+"""Whole words; an accent on its own belongs to one, as in the package `regex`, which the authors use."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class MultiDocument(Task):
 def normalise(text: str) -> str:
     """Lower case, without punctuation, articles and spaces that are not needed (SQuAD's evaluation script)."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    return " ".join(ARTICLE.sub(" ", text).split())
 
 
 def best_subspan_em(answer: str, references: Iterable[str]) -> float:
