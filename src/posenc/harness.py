@@ -1,4 +1,4 @@
-"""Our tasks inside EleutherAI's lm-evaluation-harness (lm-eval 0.4.9 and later).
+"""Our tasks inside EleutherAI's lm-evaluation-harness (lm-eval 0.4.13 and later).
 
 lm-eval reads tasks from YAML files. `write` makes a folder of them, one task for each length and depth, so that what is
 found at each depth is a line of its table, and one group over all of them; lm-eval takes the folder as `--include_path`:
