@@ -46,8 +46,8 @@ class Niah(RulerTask):
     in whole sentences, split by our own rules and not nltk's.
 
     RULER puts every needle at a random place: before any line of noise, or at one of forty depths of an essay. So stand
-    here those that are not asked for, while `depth` is the place of the one that is; settings that ask for several put
-    all of them at random and take no depth.
+    here all but one: `depth` is the place of the first that is asked for. niah_multivalue and niah_multiquery, which ask
+    for four, put all of them at random and take no depth.
     """
 
     new_tokens: ClassVar[int] = 128
