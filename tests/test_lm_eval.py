@@ -96,7 +96,7 @@ def test_likelihoods_in_lm_eval_are_ours(model, tokenizer, tmp_path, text):
     folder = harness.write(
         tmp_path / "tasks", [text], [LENGTH - 20, LENGTH], depths=[0.25, 1.0], samples=2, seeds=[3, 4]
     )
-    group = harness._name(task)
+    group = harness.group_name(task)
     results = run(wrapped(model, tokenizer), [group], folder, tokenizer)
     cells = [
         (length, depth) for length in (LENGTH - 20, LENGTH) for depth in ((0.25, 1.0) if task.takes_depth else (None,))
