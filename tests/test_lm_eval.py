@@ -96,7 +96,7 @@ def test_likelihoods_in_lm_eval_are_ours(model, tokenizer, tmp_path, text):
     folder = harness.write(
         tmp_path / "tasks", [text], [LENGTH - 20, LENGTH], depths=[0.25, 1.0], samples=2, seeds=[3, 4]
     )
-    group = harness._name(task)
+    group = harness.group_name(task)
     results = run(wrapped(model, tokenizer), [group], folder, tokenizer)
     cells = [
         (length, depth) for length in (LENGTH - 20, LENGTH) for depth in ((0.25, 1.0) if task.takes_depth else (None,))
@@ -234,7 +234,9 @@ def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
         metadata = {"max_seq_lengths": [600], "tokenizer": str(tmp_path)}
         folder = Path(lm_eval.__file__).parent / "tasks" / "ruler"
         tasks = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-        results = simple_evaluate(lm, tasks=["niah_single_1"], task_manager=tasks, limit=2, bootstrap_iters=0)
+        results = simple_evaluate(
+            lm, tasks=["niah_single_1"], task_manager=tasks, limit=2, bootstrap_iters=0, gen_kwargs="max_gen_toks=16"
+        )
     row = results["results"]["niah_single_1"]
     assert row["sample_len"] == 2
     assert row["600,none"] == 1

@@ -1,4 +1,4 @@
-"""Our tasks inside EleutherAI's lm-evaluation-harness (lm-eval 0.4.9 and later).
+"""Our tasks inside EleutherAI's lm-evaluation-harness (lm-eval 0.4.13 and later).
 
 lm-eval reads tasks from YAML files. `write` makes a folder of them, one task for each length and depth, so that what is
 found at each depth is a line of its table, and one group over all of them; lm-eval takes the folder as `--include_path`:
@@ -94,9 +94,9 @@ def write(
             for length in lengths
             for depth in (depths if task.takes_depth else (None,))
         ]
-        _write_group(out, _name(task), cells, ("acc", "nll"))
+        _write_group(out, group_name(task), cells, ("acc", "nll"))
         if task.new_tokens:
-            _write_group(out, f"{_name(task)}_generate", cells, ("score",), task.new_tokens)
+            _write_group(out, f"{group_name(task)}_generate", cells, ("score",), task.new_tokens)
     return out.directory
 
 
@@ -124,7 +124,8 @@ def _write_group(
     out.write(f"{group}.yaml", GROUP.format(name=group, tasks=json.dumps(names), metrics=json.dumps(weighted)))
 
 
-def _name(task: Task) -> str:
+def group_name(task: Task) -> str:
+    """What lm-eval calls a task, as posenc_key_value_keys_digits."""
     return "posenc_" + re.sub(r"[^\w.]+", "_", task.text)
 
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import TASKS, create
-from posenc.tasks.ruler import NEEDLES, needles, string_match_all, string_match_part, variables, words
-from posenc.tasks.ruler.base import NOISE
+from posenc.tasks.passkey import NOISE
+from posenc.tasks.ruler import NEEDLES, base, needles, string_match_all, string_match_part, variables, words
 from references.small_tokenizer import small_tokenizer
 
 RULER = [*(needle.name for needle in NEEDLES), "variable_tracking", "common_words", "frequent_words"]
@@ -92,6 +93,10 @@ def test_needle_prompts_are_theirs_byte_for_byte(theirs, tokenizer, name):
     assert ours == prompt
     assert ours[before + first :].startswith(found[0])
     assert sorted(references) == sorted(value for _, key, value in pairs if key in queries)
+
+
+def test_depths_of_an_essay_are_theirs(theirs):
+    assert theirs.needles.DEPTHS == needles.DEPTHS
 
 
 @pytest.mark.parametrize("name", [needle.name for needle in NEEDLES])
@@ -226,8 +231,8 @@ def test_a_text_fills_its_length_and_repeats(tokenizer, name):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("niah_single_1:haystack=hay", r"unknown haystack .*'hay'"),
-        ("niah_single_1:value_type=digits", r"unknown kind .*'digits'"),
+        ("niah_single_1:haystack=hay", r"unknown haystack 'hay'"),
+        ("niah_single_1:value_type=digits", r"unknown value_type 'digits'"),
         ("niah_multikey_1:keys=0", r"keys=0 of niah_multikey_1"),
         ("niah_multikey_1:keys=41", r"40 places"),
         ("variable_tracking:hops=0", r"hops=0"),
@@ -254,3 +259,15 @@ def test_a_length_that_the_words_do_not_fill_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(words, "words", lambda *_: tuple(f"w{i}" for i in range(50)))
     with pytest.raises(InputError, match=r"has 50 words, which do not fill it"):
         create("common_words").sample(tokenizer, 1500)
+
+
+def test_without_wonderwords_the_extra_is_named(tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wonderwords", None)
+    base.words.cache_clear()
+    with pytest.raises(InputError, match=r"pip install 'posenc\[lab\]'"):
+        create("niah_single_1").sample(tokenizer, 1000)
+
+
+def test_the_words_are_theirs(theirs):
+    assert set(base.words("noun", "adjective", "verb")) == set(theirs.common.WORDS)
+    assert {f"{a}-{n}" for a in base.words("adjective")[:9] for n in base.words("noun")} <= set(theirs.needles.WORDS)

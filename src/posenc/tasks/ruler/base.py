@@ -1,14 +1,11 @@
-"""What RULER's tasks share: the metrics, the noise and the words."""
+"""What RULER's tasks share: the metrics and the words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from posenc.errors import InputError
-from posenc.tasks.passkey import NOISE
 from posenc.tasks.task import Sample, Task
-
-__all__ = ["NOISE", "RulerTask", "string_match_all", "string_match_part", "words"]
 
 
 def string_match_all(generated: str, references: Sequence[str]) -> float:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.errors import InputError, unknown
+from posenc.encodings.checks import check_word
+from posenc.errors import InputError
 from posenc.tasks import haystack
-from posenc.tasks.ruler.base import NOISE, RulerTask, words
+from posenc.tasks.passkey import NOISE
+from posenc.tasks.ruler.base import RulerTask, words
 from posenc.tasks.task import Sample, asked, check_depth, fit_at
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -44,8 +46,8 @@ class Niah(RulerTask):
     in whole sentences, split by our own rules and not nltk's.
 
     RULER puts every needle at a random place: before any line of noise, or at one of forty depths of an essay. So stand
-    here those that are not asked for, while `depth` is the place of the one that is; settings that ask for several put
-    all of them at random and take no depth.
+    here all but one: `depth` is the place of the first that is asked for. niah_multivalue and niah_multiquery, which ask
+    for four, put all of them at random and take no depth.
     """
 
     new_tokens: ClassVar[int] = 128
@@ -59,11 +61,9 @@ class Niah(RulerTask):
     source: str = "pydoc"
 
     def __post_init__(self) -> None:
-        if self.haystack not in HAYSTACKS:
-            raise unknown(f"haystack of {self.name}", self.haystack, HAYSTACKS)
-        for kind in (self.key_type, self.value_type):
-            if kind not in MATERIAL:
-                raise unknown(f"kind of key or value of {self.name}", kind, MATERIAL)
+        check_word("haystack", self.haystack, HAYSTACKS)
+        check_word("key_type", self.key_type, MATERIAL)
+        check_word("value_type", self.value_type, MATERIAL)
         for name in ("keys", "values", "queries"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} of {self.name}: give at least 1")

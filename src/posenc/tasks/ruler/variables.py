@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posenc.errors import InputError
-from posenc.tasks.ruler.base import NOISE, RulerTask
+from posenc.tasks.passkey import NOISE
+from posenc.tasks.ruler.base import RulerTask
 from posenc.tasks.task import Sample, asked, encode, fit
 
 TEMPLATE = (
