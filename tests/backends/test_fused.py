@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, Encoding, InputError, Positions, create, explain
-from posenc.attention import posed, attention
+from posenc.attention import attention, posed
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
