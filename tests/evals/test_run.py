@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 import posenc
 from evals.conftest import VOCABULARY
@@ -45,6 +46,14 @@ def numbers(results):
             for cost in ("seconds", "tokens_per_second", "peak_bytes"):
                 del method[cost]
     return kept
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
 
 
 def test_results_hold_every_number(finished):
@@ -143,7 +152,7 @@ def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     emptied.write_text("{}")
     whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
     assert whole["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 8}
-    assert numbers(whole) == numbers(results)
+    assert numbers(whole) == rounded(numbers(results))  # other depths beside a cell: another order of reading
 
 
 def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypatch):
