@@ -6,9 +6,12 @@ from html import escape, unescape
 
 import pytest
 
+from posenc.evals.run import evaluate
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import newcombe
 from posenc.report.evaluation import Terminal, difference, methods, page, value, within
+from references.small_models import small_model
+from references.small_tokenizer import small_tokenizer
 from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
 
 HOSTILE = "<img src=x onerror=alert(1)>%{y}"
@@ -271,6 +274,46 @@ def test_the_terminal_counts_cells(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "1 of 3 cells are here already" in told
     assert re.search(r"\[2/3\] .*passkey, none", told)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A real evaluation of a random model, with what it looks at."""
+    settings = {"tasks": ("facts", "perplexity"), "methods": ("ntk:factor=4",), "lengths": (128, 256), "samples": 2}
+    model = small_model("llama", vocab_size=512, max_position_embeddings=128)
+    directory = tmp_path_factory.mktemp("measured")
+    return directory, evaluate(
+        model, small_tokenizer(), directory=directory, render=page, name="small", depths=(0.0, 1.0), **settings
+    )
+
+
+def test_what_the_engine_measures_makes_a_page(measured, capsys):
+    directory, found = measured
+    html = (directory / "report.html").read_text()
+    own = drawn(html)
+    cell = next(c for c in found["tasks"][0]["methods"][0]["cells"] if (c["length"], c["depth"]) == (256, 1.0))
+    assert lines(own["task-0-depth-loss"]["1"])["none"]["y"][-1] == pytest.approx(cell["loss"]["mean"])
+    assert methods(found) == ["none", "cut_off", "ntk:factor=4"]
+    seen = texts(html)
+    for ranked in found["ranking"]:
+        assert ranked["method"] in seen.replace(": ", ":")
+    for task in found["tasks"]:
+        assert task["source"].replace("`", "") in seen.replace(" , ", ", ").replace(" )", ")").replace("( ", "(")
+    Terminal(str(directory)).show(found)
+    assert max(map(len, capsys.readouterr().out.splitlines()[:-2])) <= 140
+
+
+def test_attention_is_part_of_the_page(measured):
+    directory, found = measured
+    html = (directory / "report.html").read_text()
+    own, profile = drawn(html), found["attention"]["ntk:factor=4"]
+    by_head = own["attention-sinks"]["1"]
+    assert by_head["data"][0]["z"] == [list(heads) for heads in zip(*profile["sink"], strict=True)]
+    assert by_head["layout"]["coloraxis"]["cmax"] == own["attention-sinks"]["0"]["layout"]["coloraxis"]["cmax"]
+    assert lines(own["attention-needle"]["1"])["ntk:factor=4"]["y"] == [p["asked"] for p in profile["needle"]["depths"]]
+    colour = lines(own["attention-distance"]["0"])["ntk:factor=4"]["line"]["color"]
+    assert colour == lines(own["task-0-depth"]["0 0"])["ntk:factor=4"]["line"]["color"]
+    assert 'id="attention"' not in page(found | {"attention": None})
 
 
 @pytest.mark.browser

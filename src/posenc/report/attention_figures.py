@@ -1,30 +1,59 @@
 """Attention profiles as figures, and what they say in a sentence each: what report/attention.html shows.
 
-attention: method -> `AttentionProfile.to_dict()`, as results.json has it; the first is the one that tables are of.
+attention: method -> `AttentionProfile.to_dict()`, as results.json has it; the first is the one that tables are of. styles: a
+line style per method, as in the page's other figures.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posenc.report.figures import DASHES, PALETTE, escape  # before plotly: it says what to install if that is missing
+from posenc.report.figures import PALETTE, escape  # before plotly: it says what to install if that is missing
+from posenc.report.panel import Choice, Panel, plot
 
 # isort: split
 import plotly.graph_objects as go
 
 Attention = Mapping[str, Mapping[str, Any]]
-SHADES = [[share, f"rgba(59,125,216,{0.06 + 0.94 * share:.2f})"] for share in (0.0, 1.0)]
-"""From the ground's own colour to full blue, whether the ground is light or dark."""
+Styles = Mapping[str, Mapping[str, str]]
 
 
-def shown(attention: Attention) -> dict[str, go.Figure]:
-    """The figures by the name of their place on the page, "plot-<name>"."""
-    found = {"attention-sinks": by_head(attention, lambda profile: profile["sink"])}
+def panels(attention: Attention, styles: Styles) -> dict[str, Panel]:
+    """The figures with their choices, by what they show."""
+    found = {"sinks": _of_heads("sinks", "Attention to the first tokens", attention, _sink)}
     asked = {method: profile for method, profile in attention.items() if profile["needle"]}
     if asked:
-        found["attention-needle"] = needle_by_depth(asked)
-        found["attention-retrieval"] = by_head(asked, lambda profile: profile["needle"]["mass"])
-    return found | {"attention-distance": distance_by_layer(attention), "attention-pairs": pairs(attention)}
+        many = len(next(iter(asked.values()))["needle"]["heads"])
+        heads = Choice("heads", [("Mean over", [f"the {many} heads that look there most", "all heads"])])
+        needle = plot(
+            "attention-needle", [heads], lambda number: needle_by_depth(asked, styles, retrieving=number == 0)
+        )
+        found["needle"] = Panel("attention-by-depth", "Attention to what is asked for, by depth", [heads], [needle])
+        found["retrieval"] = _of_heads("retrieval", "Attention to what is asked for, by head", asked, _mass)
+    sinks = Choice("sinks", [("Distances", ["without the first tokens", "with them"])])
+    distance = plot(
+        "attention-distance", [sinks], lambda number: distance_by_layer(attention, styles, sinks=number == 1)
+    )
+    found["distance"] = Panel("attention-by-layer", "Attention distance by layer", [sinks], [distance])
+    turns = plot("attention-pairs", [], lambda: pairs(attention, styles))
+    found["pairs"] = Panel("attention-by-pair", "What each pair can move a score", [], [turns])
+    return found
+
+
+def _of_heads(name: str, label: str, attention: Attention, matrix: Any) -> Panel:
+    tables = {method: matrix(profile) for method, profile in attention.items()}
+    top = max(value for table in tables.values() for row in table for value in row)
+    method = Choice("method", [("Method", list(tables))])
+    figures = plot(f"attention-{name}", [method], lambda number: by_head(list(tables.values())[number], top))
+    return Panel(f"attention-{name}-by-head", label, [method], [figures], key=False)
+
+
+def _sink(profile: Mapping[str, Any]) -> Any:
+    return profile["sink"]
+
+
+def _mass(profile: Mapping[str, Any]) -> Any:
+    return profile["needle"]["mass"]
 
 
 def sentences(attention: Attention) -> dict[str, str]:
@@ -38,75 +67,59 @@ def sentences(attention: Attention) -> dict[str, str]:
     return said | ({"needle": _of_needle(profile)} if profile["needle"] else {})
 
 
-def by_head(attention: Attention, matrix: Any) -> go.Figure:
-    """Mass by layer and head, with a button for each method."""
+def by_head(table: Sequence[Sequence[float]], top: float) -> go.Figure:
+    """Mass by layer and head. table: (layers, heads). top: of the scale, the same for all methods."""
     figure = go.Figure()
-    tables = [[list(heads) for heads in zip(*matrix(profile), strict=True)] for profile in attention.values()]
-    top = max(value for table in tables for row in table for value in row)
     figure.add_heatmap(
-        z=tables[0],
-        zmin=0,
-        zmax=top,
-        colorscale=SHADES,
+        z=[list(heads) for heads in zip(*table, strict=True)],
+        coloraxis="coloraxis",
         xgap=1,
         ygap=1,
-        colorbar={"tickformat": ".0%", "thickness": 12, "outlinewidth": 0},
         hovertemplate="%{z:.1%} in layer %{x}, head %{y}<extra></extra>",
     )
-    if len(tables) > 1:
-        figure.update_layout(
-            updatemenus=[_buttons([(method, {"z": [z]}) for method, z in zip(attention, tables, strict=True)])]
-        )
-    figure.update_xaxes(title="layer", showgrid=False, zeroline=False)
-    figure.update_yaxes(title="head", showgrid=False, zeroline=False, autorange="reversed", dtick=_step(len(tables[0])))
+    bar = {"tickformat": ".1~%", "thickness": 12, "outlinewidth": 0}
+    figure.update_layout(coloraxis={"cmin": 0, "cmax": top, "colorbar": bar})
+    figure.update_xaxes(title="layer", showgrid=False, zeroline=False, dtick=_step(len(table)))
+    figure.update_yaxes(title="head", showgrid=False, zeroline=False, autorange="reversed", dtick=_step(len(table[0])))
     return figure
 
 
-def needle_by_depth(attention: Attention) -> go.Figure:
+def needle_by_depth(attention: Attention, styles: Styles, *, retrieving: bool) -> go.Figure:
     """Mass on what is asked for by its depth, a line per method, of the heads that retrieve or of all."""
     figure = go.Figure()
-    of_ten, of_all = [], []
-    for index, (method, profile) in enumerate(attention.items()):
+    for method, profile in attention.items():
         needle = profile["needle"]
         heads = [head["by_depth"] for head in needle["heads"]]
-        of_ten.append([sum(column) / len(heads) for column in zip(*heads, strict=True)])
-        of_all.append([point["asked"] for point in needle["depths"]])
+        of_all = [point["asked"] for point in needle["depths"]]
         figure.add_scatter(
-            x=[point["depth"] for point in needle["depths"]],
-            y=of_ten[-1],
-            hovertemplate="%{y:.1%} at depth %{x:.2f}<extra>" + escape(method) + "</extra>",
-            **_line(index, method),
+            x=[100 * point["depth"] for point in needle["depths"]],
+            y=[_mean(column) for column in zip(*heads, strict=True)] if retrieving else of_all,
+            hovertemplate="%{y:.1%} at depth %{x:.3g} %<extra>" + escape(method) + "</extra>",
+            **_line(method, styles[method], meta=method),
         )
-    many = len(next(iter(attention.values()))["needle"]["heads"])
-    menu = _buttons([(f"the {many} heads that look there most", {"y": of_ten}), ("all heads", {"y": of_all})])
-    figure.update_layout(updatemenus=[menu])
-    figure.update_xaxes(title="depth of what is asked for: 0 is the start of the context, 1 its end")
+    figure.update_xaxes(title="where the answer stands in the text", ticksuffix=" %", zeroline=False)
     figure.update_yaxes(title="share of a head's attention", tickformat=".0%", rangemode="tozero")
-    return figure
+    return figure.update_layout(showlegend=False)
 
 
-def distance_by_layer(attention: Attention) -> go.Figure:
-    """How far back attention goes, mean over heads, a line per method, without the first tokens or with them."""
+def distance_by_layer(attention: Attention, styles: Styles, *, sinks: bool) -> go.Figure:
+    """How far back attention goes, mean over heads, a line per method. sinks: with what the first tokens get."""
     figure = go.Figure()
-    without, whole = (
-        [[_mean(heads) for heads in profile[name]] for profile in attention.values()]
-        for name in ("distance_after", "distance")
-    )
-    for index, method in enumerate(attention):
+    for method, profile in attention.items():
+        distances = [_mean(heads) for heads in profile["distance" if sinks else "distance_after"]]
         figure.add_scatter(
-            x=list(range(len(without[index]))),
-            y=without[index],
+            x=list(range(len(distances))),
+            y=distances,
             hovertemplate="%{y:.1f} tokens in layer %{x}<extra>" + escape(method) + "</extra>",
-            **_line(index, method),
+            **_line(method, styles[method], meta=method),
         )
-    menu = _buttons([("without the first tokens", {"y": without}), ("with them", {"y": whole})])
-    figure.update_layout(updatemenus=[menu])
-    figure.update_xaxes(title="layer")
+    layers = len(next(iter(attention.values()))["layers"])
+    figure.update_xaxes(title="layer", zeroline=False, dtick=_step(layers))
     figure.update_yaxes(title="mean distance, tokens", rangemode="tozero")
-    return figure
+    return figure.update_layout(showlegend=False)
 
 
-def pairs(attention: Attention) -> go.Figure:
+def pairs(attention: Attention, styles: Styles) -> go.Figure:
     """How much each pair can move a score, by its wavelength: a line per method, of one method a line per third of the
     layers."""
     figure = go.Figure()
@@ -121,7 +134,9 @@ def pairs(attention: Attention) -> go.Figure:
         for part in (layers[at : at + size] for at in range(0, len(layers), size)):
             name = f"layers {part[0]} to {part[-1]}" if len(part) > 1 else f"layer {part[0]}"
             lines.append((name, _waves(profiles[0], kind), _bands(profiles[0], kind, part)))
+    several = len(profiles) > 1
     for index, (name, waves, bands) in enumerate(lines):
+        style = styles[name] if several else {"color": PALETTE[index], "dash": "solid"}
         figure.add_scatter(
             x=waves,
             y=bands,
@@ -129,7 +144,7 @@ def pairs(attention: Attention) -> go.Figure:
             hovertemplate="pair %{customdata}: %{y:.2f} nats, a turn in %{x:.5g} tokens<extra>"
             + escape(name)
             + "</extra>",
-            **_line(index, name),
+            **_line(name, style, meta=name if several else None),
         )
     reach = profiles[0]["turning"][kind]["reach"]
     figure.add_vline(x=reach, line={"dash": "dot", "width": 1.5, "color": "#888"})
@@ -138,7 +153,7 @@ def pairs(attention: Attention) -> go.Figure:
     )
     figure.update_xaxes(title="tokens per turn", type="log", dtick=1)
     figure.update_yaxes(title="mean |q| |k| of the pair, nats of score", rangemode="tozero")
-    return figure
+    return figure.update_layout(showlegend=not several)
 
 
 def _of_sinks(profile: Mapping[str, Any], method: str) -> str:
@@ -216,22 +231,8 @@ def _waves(profile: Mapping[str, Any], kind: str) -> list[float | None]:
     return found
 
 
-def _line(index: int, name: str) -> dict[str, Any]:
-    style = {"color": PALETTE[index % len(PALETTE)], "width": 2.2, "dash": DASHES[index // len(PALETTE) % len(DASHES)]}
-    return {"name": escape(name), "mode": "lines+markers", "line": style, "showlegend": True}
-
-
-def _buttons(choices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    return {
-        "type": "buttons",
-        "direction": "right",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1.02,
-        "yanchor": "bottom",
-        "showactive": False,
-        "buttons": [{"label": escape(name), "method": "restyle", "args": [change]} for name, change in choices],
-    }
+def _line(name: str, style: Mapping[str, str], meta: str | None) -> dict[str, Any]:
+    return {"name": escape(name), "meta": meta, "mode": "lines+markers", "line": {**style, "width": 2.2}}
 
 
 def _step(count: int) -> int:

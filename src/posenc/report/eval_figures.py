@@ -142,7 +142,7 @@ def by_length(
         ends = [math.log10(lengths[0] / 1.15), math.log10(max(lengths[-1], trained or 0) * 1.15)]
         figure.update_xaxes(range=ends)
     figure.update_yaxes(**_axis(measure, beside))
-    _mark_trained(figure, trained, log=True)
+    _mark_trained(figure, trained, lengths, log=True)
     return figure.update_layout(showlegend=False)
 
 
@@ -176,7 +176,7 @@ def loss_by_position(
         )
     figure.update_xaxes(title="position in the text, tokens", range=[0, length])
     figure.update_yaxes(**_axis(MEASURES["loss"], beside=False))
-    _mark_trained(figure, trained if trained and trained < length else None, log=False)
+    _mark_trained(figure, trained if trained and trained < length else None, (1, length), log=False)
     return figure.update_layout(showlegend=False)
 
 
@@ -309,17 +309,20 @@ def _axis(measure: Measure, beside: bool) -> dict[str, Any]:
     if measure.scale == 100:
         return {"title": measure.axis, "range": [-4, 104], "tickvals": [0, 25, 50, 75, 100], "zeroline": False}
     if beside:
-        return {"title": f"{measure.axis} (up is better)", "autorange": "reversed", "zeroline": False}
+        upside_down = {"autorange": "reversed", "autorangeoptions": {"clipmin": 0}}
+        return {"title": f"{measure.axis} (up is better)", "zeroline": False, **upside_down}
     return {"title": f"{measure.axis}: lower is better", "zeroline": False}
 
 
-def _mark_trained(figure: go.Figure, trained: int | None, log: bool) -> None:
-    if trained:
-        figure.add_vline(x=trained, line={"dash": "dot", "width": 1.5, "color": "#888"})
-        place = {"x": math.log10(trained) if log else trained, "y": 1, "yref": "paper"}
-        figure.add_annotation(
-            **place, text="trained length", showarrow=False, xanchor="right", xshift=-6, yanchor="top"
-        )
+def _mark_trained(figure: go.Figure, trained: int | None, seen: Sequence[int], log: bool) -> None:
+    """A line at the trained length, and its name on the side where there is more room. seen: what the axis shows."""
+    if not trained or not seen:
+        return
+    figure.add_vline(x=trained, line={"dash": "dot", "width": 1.5, "color": "#888"})
+    middle = math.sqrt(seen[0] * seen[-1]) if log else (seen[0] + seen[-1]) / 2
+    side = {"xanchor": "left", "xshift": 6} if trained < middle else {"xanchor": "right", "xshift": -6}
+    place = {"x": math.log10(trained) if log else trained, "y": 1, "yref": "paper", "yanchor": "top"}
+    figure.add_annotation(**place, **side, text="trained length", showarrow=False)
 
 
 def _place(cell: Mapping[str, Any]) -> str:

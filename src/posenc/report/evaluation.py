@@ -1,12 +1,16 @@
 """An evaluation as a page, and on the terminal while it runs."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import Markup
+
 from posenc.evals.config import Cell
 from posenc.evals.run import Progress
+from posenc.report import attention_figures
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import BASES, MEASURES, Measure
 from posenc.report.page import rendered
@@ -32,18 +36,21 @@ def page(results: Results) -> str:
     """report.html for what results.json holds."""
     styles = figures.styles(methods(results))
     sections = [_section(f"task-{number}", task, results, styles) for number, task in enumerate(results["tasks"])]
-    shown = {name: figure for section in sections for panel in section.panels for name, figure in panel.shown.items()}
+    attention = attention_figures.panels(results["attention"], styles) if results["attention"] else {}
+    panels = [*(panel for section in sections for panel in section.panels), *attention.values()]
     ranked_by = {row["task"]: HEADINGS[row["measure"]] for at in results["ranking"] for row in at["tasks"]}
     return rendered(
         "eval.html",
-        shown,
+        {name: figure for panel in panels for name, figure in panel.shown.items()},
         r=results,
         sections=sections,
         judged=[m for m in MEASURES.values() if any(m in section.measures for section in sections)],
         ranked_by=ranked_by,
+        attention=attention,
+        attention_said=attention_figures.sentences(results["attention"]) if attention else {},
         styles=styles,
         bases=BASES,
-        costs={row["method"]: row for row in results["cost"]},
+        costs={row["method"]: row for name in styles for row in results["cost"] if row["method"] == name},
         asked=[task["task"] for task in results["tasks"]],
         value=value,
         within=within,
@@ -51,6 +58,7 @@ def page(results: Results) -> str:
         difference_within=difference_within,
         percent=_percent,
         kibibytes=_kibibytes,
+        prose=_prose,
     )
 
 
@@ -251,6 +259,11 @@ def _points(measure: str, found: float) -> str:
 
 def _percent(estimate: Value) -> str:
     return f"{100 * estimate['mean']:.0f} %"
+
+
+def _prose(text: str) -> Markup:
+    """A sentence of a docstring, its names as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))
 
 
 def _kibibytes(count: float) -> str:
