@@ -7,13 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from posenc.errors import InputError
-from posenc.pretrained.load import demo_file
 from posenc.tasks import create
 from posenc.tasks.copying import ordinary
-from references import smollm2
 from references.copier import accuracy
 from references.running import word_tokenizer
 
@@ -74,10 +72,8 @@ def test_guessing_does_not_help(tokenizers):
     assert 1 / 19 < hits / count < 2.5 / 19
 
 
-def test_tokens_of_a_real_tokenizer_are_ordinary_ones():
-    if smollm2.file() is None:
-        pytest.skip("no SmolLM2 here")
-    tokenizer = AutoTokenizer.from_pretrained(str(demo_file().parent), gguf_file=demo_file().name)
+@pytest.mark.parametrize("tokenizer", ["SmolLM2"], indirect=True)
+def test_tokens_of_a_real_tokenizer_are_ordinary_ones(tokenizer):
     for kind, least in (("tokens", 48000), ("words", 20000)):
         pool = ordinary(tokenizer, kind)
         assert least < len(pool) < 49152

@@ -46,7 +46,7 @@ def numbers(
                 "generates": task.new_tokens > 0,
                 "methods": [
                     {"method": method}
-                    | _method(found[text, method], None if method == NONE else found[text, NONE])
+                    | _method(task, found[text, method], None if method == NONE else found[text, NONE])
                     | spent([m for c, m in done.items() if (c.task, c.method) == (text, method)])
                     for method in methods
                 ],
@@ -94,7 +94,7 @@ def spent(cells: Sequence[Measured]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------- one task under one method
 
 
-def _method(found: Outcomes, none: Outcomes | None) -> dict[str, Any]:
+def _method(task: Task, found: Outcomes, none: Outcomes | None) -> dict[str, Any]:
     cells, by_length, by_position = [], [], []
     for length in dict.fromkeys(key[0] for key in found):
         here = {key: outcome for key, outcome in found.items() if key[0] == length}
@@ -104,7 +104,7 @@ def _method(found: Outcomes, none: Outcomes | None) -> dict[str, Any]:
             position = sum(needles) / len(needles) if needles else None
             cells.append({"length": length, "depth": depth, "position": position, **pooled(at)})
         against = None if none is None else differences(here, none)
-        by_length.append({"length": length, **pooled(here), "against_none": against})
+        by_length.append({"length": length, **pooled(here), "against_none": against, "middle": middle(task, here)})
         points = _by_position(here, length)
         by_position += [{"length": length, "points": points}] if points else []
     return {"cells": cells, "by_length": by_length, "by_position": by_position}
@@ -138,6 +138,22 @@ def differences(found: Outcomes, none: Outcomes) -> dict[str, Any] | None:
         "score": asdict(change(paired(_score))) if scored else None,
         "loss": asdict(mean(paired(_loss))),
     }
+
+
+def middle(task: Task, found: Outcomes) -> dict[str, Any] | None:
+    """How much better or worse the depths in between come off than the outermost two, in what the task is measured by,
+    on the same material; None: there are none in between, or nothing of that kind is asked for."""
+    depths = sorted({depth for _, depth, _, _ in found if depth is not None})
+    by = measure(task, found)
+    if len(depths) < 3 or by == "loss":
+        return None
+    get = _score if by == "score" else _exact
+    inner, ends = (
+        units({key: outcome for key, outcome in found.items() if (key[1] in (depths[0], depths[-1])) == outermost}, get)
+        for outermost in (False, True)
+    )
+    gaps = [sum(a) / len(a) - sum(b) / len(b) for a, b in zip(inner, ends, strict=True)]
+    return {"measure": by, **asdict(change([[gap] for gap in gaps]))}
 
 
 def units(found: Outcomes, get: Callable[[Outcome], float]) -> list[list[float]]:
@@ -190,7 +206,7 @@ def share(values: Units) -> dict[str, float]:
     hits, count = sum(map(sum, values)), sum(map(len, values))
     p, many = hits / count, len(values)
     between = many / max(many - 1, 1) * sum((sum(each) - p * len(each)) ** 2 for each in values) / count**2
-    effect = max(1.0, between / (p * (1 - p) / count)) if 0 < p < 1 else 1.0
+    effect = max(1.0, between / (p * (1 - p) / (count - 1))) if 0 < p < 1 else 1.0
     low, high = wilson(hits / effect, count / effect)
     return {"mean": p, "low": low, "high": high, "n": count, "hits": int(hits)}
 

@@ -174,6 +174,19 @@ class _Job:
                 f"--methods {' '.join(s.methods[1:])}: the model comes extended by {self.loaded.report.method}; take "
                 "the one that it was made from, and name that method beside the others"
             )
+        self.check_texts()
+        for method in (*s.methods, CUT_OFF):
+            try:
+                with self.under(method), evaluating(self.model), torch.no_grad():
+                    self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
+            except InputError as error:
+                raise InputError(f"--methods {method}: {error}") from None
+        self.check_memory()
+
+    def check_texts(self) -> None:
+        """Raises:
+        InputError: a task has no text of one of the lengths, or one that another model's tokenizer made."""
+        s = self.settings
         for text, task in self.tasks.items():
             depths = s.depths if task.takes_depth else (None,)
             for length in s.lengths:  # the shortest length is where another seed's longer words may not fit
@@ -184,13 +197,6 @@ class _Job:
                     except InputError as error:
                         raise InputError(f"--tasks {text} --lengths {length}: {error}") from None
                     check_tokens(self.model, found[0].ids)
-        for method in (*s.methods, CUT_OFF):
-            try:
-                with self.under(method), evaluating(self.model), torch.no_grad():
-                    self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
-            except InputError as error:
-                raise InputError(f"--methods {method}: {error}") from None
-        self.check_memory()
 
     def check_memory(self) -> None:
         """Raises:
@@ -246,7 +252,7 @@ class _Job:
         with self.under(first.method):
             taken = None
             if measurable(self.device):
-                taken = peak(read, self.device)
+                taken = peak(read, self.device, collect=False)
             else:
                 read()
         share = 1 / len(group)

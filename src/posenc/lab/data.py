@@ -66,6 +66,18 @@ def corpus(text: bytes, name: str) -> Corpus:
     return Corpus(name, hashlib.sha256(text).hexdigest(), tokens[:cut], tokens[cut:])
 
 
+def with_copies(tokens: Tensor, longest: int, seed: int = 0) -> Tensor:
+    """A text to learn copying from: by turns a piece of 4 to `longest` of its bytes, another piece twice, and as many
+    random bytes twice (of 64 values), which nothing but copying predicts."""
+    draws = torch.Generator().manual_seed(seed)
+    found: list[Tensor] = []
+    while len(tokens):
+        piece, tokens = tokens.tensor_split([int(torch.randint(4, longest + 1, (), generator=draws))])
+        noise = torch.randint(64, piece.shape, generator=draws, dtype=torch.uint8)
+        found.append((piece, piece.repeat(2), noise.repeat(2))[len(found) % 3])
+    return torch.cat(found)
+
+
 def check_long_enough(corpus: Corpus, settings: Settings) -> None:
     """Refuse a text in which the windows would not fit.
 

@@ -74,6 +74,22 @@ def evaluate(
     return Scores(paired, by_position)
 
 
+@torch.no_grad()
+def accuracy(model: Transformer, tokens: Tensor, settings: Settings, seen: int, period: int | None = None) -> Tensor:
+    """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
+
+    seen: how many tokens before its successor the model reads, up to the longest test length. period: what stands before
+    the targets is not the passage, but its last `period` tokens again and again.
+    """
+    ends = torch.linspace(settings.longest, len(tokens) - 1, settings.windows, dtype=torch.float64).long()
+    texts = tokens[ends[:, None] + torch.arange(-seen, 1)].long()
+    if period is not None:
+        texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
+    batches = texts.split(max(1, BATCH_TOKENS // seen))
+    likeliest = torch.cat([model(batch[:, :-1])[:, -settings.targets :].argmax(-1) for batch in batches])
+    return (likeliest == texts[:, -settings.targets :]).double().mean(1)
+
+
 def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
     window = tokens[ends[:, None] - length + torch.arange(length + 1)].long()

@@ -12,6 +12,7 @@ from posenc.errors import unknown
 from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
 from posenc.tasks.key_value import KeyValue
+from posenc.tasks.multi_document import MultiDocument
 from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
 from posenc.tasks.perplexity import Perplexity
@@ -23,15 +24,16 @@ from posenc.texts import check_options, named, read_options
 TASKS: dict[str, type[Task]] = {
     "facts": Facts,
     "key_value": KeyValue,
+    "multi_document": MultiDocument,
     "needle": Needle,
     "passkey": Passkey,
-    "perplexity": Perplexity,
-    "repeated": Repeated,
-    "copying": Copying,
     **{needle.name: needle for needle in NEEDLES},
     "variable_tracking": VariableTracking,
     "common_words": CommonWords,
     "frequent_words": FrequentWords,
+    "perplexity": Perplexity,
+    "repeated": Repeated,
+    "copying": Copying,
 }
 """Every task by name."""
 
@@ -48,7 +50,7 @@ def create(text: str) -> Task:
     cls = TASKS[name]
     options = read_options(name, written, cls.__dataclass_fields__)
     for key, _, value in (item.partition("=") for item in written):
-        if cls.__dataclass_fields__[key].type is str:  # a file may be called 1984
+        if cls.__dataclass_fields__[key].type in (str, str | None) and options[key] is not None:  # a file called 1984
             options[key] = value
     check_options(name, options, cls.__dataclass_fields__, cls.__init__)
     return cls(**options)

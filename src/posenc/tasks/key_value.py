@@ -81,7 +81,7 @@ class KeyValue(Task):
             written = "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in others) + "}"
             prompt = (QUERY_AWARE if self.query_aware else PROMPT).format(records=written, key=key)
             first = prompt.index(f'"{key}": "') + len(key) + 5
-            return asked(tokenizer, prompt, f' "{value}"', (value,), (first, first + len(value)))
+            return asked(tokenizer, prompt, f" {value}", (value,), (first, first + len(value)))
 
         return fit_at(self, length, depth, build, self.pairs or 2, self.pairs or self._most)
 

@@ -46,8 +46,9 @@ class Needle(Task):
     `source`, and the score is the share of the keywords that stand in the answer, in whatever case.
 
     needle, question, keywords (parted by commas): other than the published ones. drawn: a city and what is best to do
-    there are drawn at random instead, so that nothing but the text can tell. source: "pydoc" (the language reference in
-    Python's standard library), or a text file.
+    there are drawn at random instead, so that nothing but the text can tell. begun: the prompt goes on with the needle as
+    far as its first keyword, so that the likelihood is that of what is asked for; false: the prompt as published.
+    source: "pydoc" (the language reference in Python's standard library), or a text file.
     """
 
     name: ClassVar[str] = "needle"
@@ -57,6 +58,7 @@ class Needle(Task):
     question: str = QUESTION
     keywords: str = KEYWORDS
     drawn: bool = False
+    begun: bool = True
     source: str = "pydoc"
 
     def __post_init__(self) -> None:
@@ -82,6 +84,9 @@ class Needle(Task):
             question = f"What is the best thing to do in {city}?"
             needle, keywords = f"The best thing to do in {city} is {doing} {at}.", (doing, at)
 
+        begin = min(needle.lower().index(word.lower()) for word in keywords) if self.begun else 0
+        begun, answer = f" {needle[:begin]}".rstrip(), f" {needle[begin:]}"
+
         def build(count: int, depth: float) -> Sample:
             chosen = [sentences[(start + i) % len(sentences)] for i in range(count)]
             text = " ".join(chosen)
@@ -90,7 +95,7 @@ class Needle(Task):
             cut = ends[whole - 1] if whole else 0
             prompt = PROMPT.format(context=f"{text[:cut]}\n{needle}\n{text[cut:]}", question=question)
             first = PROMPT.index("{context}") + cut + 1
-            return asked(tokenizer, prompt, f" {needle}", keywords, (first, first + len(needle)))
+            return asked(tokenizer, prompt + begun, answer, keywords, (first, first + len(needle)))
 
         return fit_at(self, length, depth, build)
 

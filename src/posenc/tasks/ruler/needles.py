@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from posenc.errors import InputError, unknown
 from posenc.tasks import haystack
 from posenc.tasks.ruler.base import NOISE, RulerTask, words
-from posenc.tasks.task import Sample, asked, check_depth, fit
+from posenc.tasks.task import Sample, asked, check_depth, fit_at
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 TEMPLATE = (
@@ -88,7 +88,7 @@ class Niah(RulerTask):
         answers = [value for _, values in pairs[: self.queries] for value in values]
         filling, places = draws.getrandbits(64), draws.getrandbits(64)
 
-        def build(count: int) -> Sample:
+        def build(count: int, depth: float) -> Sample:
             lines = self._lines(count, random.Random(filling))
             at = self._places(len(lines), random.Random(places))
             if self.takes_depth:
@@ -98,7 +98,7 @@ class Niah(RulerTask):
             where = (before + first, before + first + len(needles[0])) if self.takes_depth else None
             return asked(tokenizer, prompt, " " + ", ".join(answers), answers, where)
 
-        return fit(self, length, build, least=self._needles)
+        return fit_at(self, length, depth, build, least=self._needles)
 
     def needle(self, key: str, value: str) -> str:
         """The sentence that gives a key its value."""

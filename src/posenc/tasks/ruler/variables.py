@@ -26,8 +26,7 @@ class VariableTracking(RulerTask):
 
     hops: how often it is handed on. chains: how many values are; the first one is asked for. example: tokens that the
     worked example before the text takes at most, its question included; 0 leaves it out. RULER's variables have five
-    letters, those of the example three. Scored: the part of the variables that are named. The published prompt ends with
-    a space, so what is generated, and the scored answer, begin without one.
+    letters, those of the example three. Scored: the part of the variables that are named.
     """
 
     name: ClassVar[str] = "variable_tracking"

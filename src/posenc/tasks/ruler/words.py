@@ -53,11 +53,11 @@ class CommonWords(RulerTask):
         order = draws.getrandbits(64)
 
         def build(count: int) -> Sample:
-            counts = Counts(min(count, len(sampled)), *often)
+            counts = Counts(count, *often)
             prompt = start + COMMON.format(context=listed(sampled, counts, random.Random(order)))
             return asked(tokenizer, prompt, f" {numbered(sampled[:ASKED])}", sampled[:ASKED])
 
-        found = fit(self, length, build, least=ASKED)
+        found = fit(self, length, build, least=ASKED, most=len(sampled))
         if f" {Counts(len(sampled), *often).total}. " in found.prompt:
             raise InputError(f"length={length}: {self.name} has {len(sampled)} words, which do not fill it")
         return found

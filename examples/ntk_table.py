@@ -1,0 +1,65 @@
+"""Which extension lets a model that was trained at 64 bytes read 512: Su's table of NTK-RoPE, on a model of one's own.
+
+    python examples/ntk_table.py [results.json [seeds]]
+
+A small byte-level decoder is trained with RoPE, and another with log n in its attention too, on the language reference of
+Python's standard library. Each then predicts the last 16 bytes of held-out texts, the same bytes for every method and in
+every column: after the text before them, and after nothing but their own repetition, with a period within the trained
+length and one beyond it. "+ log n†" scales queries at inference only, "+ log n" is the model that was trained with it, and
+"cut off" is the model as it is, given only the last 64 bytes. What has been measured of a model is written into
+results.json, and read from there when the same command is given again.
+"""
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from posenc.encodings import LogN, Mapped, Rotary
+from posenc.lab import config, data, evaluate, train
+from posenc.statistics import estimate
+
+S = config.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
+ROPE = Rotary(32)
+SCHEDULES = {"PI": "linear", "NTK-old": "ntk_old", "NTK-fixed": "ntk_fixed", "NTK-mixed": "ntk_mixed"}
+ARMS = {"cut off": ROPE, "direct": ROPE, **{name: ROPE.with_schedule(s, factor=8) for name, s in SCHEDULES.items()}}
+ARMS["ReRoPE"] = Mapped(ROPE, {"name": "rerope", "window": 32})
+TEXTS = {"repeated, period 16": 16, "repeated, period 128": 128, "not repeated": None}
+
+
+def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
+    """Row of the table -> column -> the share of the last bytes that the model predicts, in each text."""
+    found = {}
+    for (name, arm), suffix in product(ARMS.items(), (" + log n",) if log_n else ("", " + log n†")):
+        model.encoding = arm + LogN(64, clip=not log_n) if suffix else arm
+        seen = S.length if name == "cut off" else S.longest
+        found[name + suffix] = {t: evaluate.accuracy(model, tokens, S, seen, p).tolist() for t, p in TEXTS.items()}
+    return found
+
+
+def table(results: dict) -> str:
+    """Markdown: accuracies in percent with 95 % intervals, over seeds and texts."""
+    rows = [["method", *TEXTS], ["---", *["---:"] * len(TEXTS)]]
+    for row in map("".join, product(ARMS, ("", " + log n†", " + log n"))):
+        runs = [run[row] for run in results.values() if row in run]
+        found = [estimate(100 * torch.tensor([run[text] for run in runs])) for text in TEXTS if runs]
+        rows.append([row, *(f"{e.mean:.1f} ± {e.high - e.mean:.1f}" for e in found)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
+    """Train and measure the models that the file `kept` does not hold yet."""
+    path, corpus = Path(kept), data.load("pydoc")
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for seed, host in product(range(int(seeds)), ("rope", "rope+log_n:train_length=64:clip=false")):
+        if (name := f"{host}, seed {seed}") not in results:
+            model, _ = train.train(config.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
+            results[name] = measure(model, corpus.test, "log_n" in host)
+            path.write_text(json.dumps(results, indent=1))
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

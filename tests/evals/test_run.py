@@ -1,0 +1,290 @@
+"""Evaluations end to end on a tiny model: contract, resumption, interruption, refusal before anything is measured."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+import posenc
+from evals.conftest import VOCABULARY
+from posenc import InputError
+from posenc.evals import run
+from posenc.evals.config import CUT_OFF, NONE, PRESETS, Cell, Settings, planned, settings_of
+from posenc.evals.run import Interrupted, Progress, evaluate, fingerprint
+from posenc.pretrained import loss_by_position
+from posenc.tasks import TASKS
+from references import stories15m
+from references.small_models import small_model
+
+SMALL = {
+    "tasks": ("passkey", "copying:segment=8", "perplexity"), "methods": ("rerope:window=64",), "lengths": (320, 450),
+    "depths": (0.0, 0.5, 1.0), "samples": 2,
+}  # fmt: skip
+TRAINED = 384
+
+
+def model():
+    return small_model("llama", vocab_size=VOCABULARY, max_position_embeddings=TRAINED)
+
+
+@pytest.fixture(scope="module")
+def finished(tokenizer, tmp_path_factory):
+    directory, told = tmp_path_factory.mktemp("eval"), []
+    hooks = Progress(
+        lambda *plan: told.append(plan), lambda cell, work: told.append(work), lambda cell: told.append(cell)
+    )
+    results = evaluate(model(), tokenizer, directory=directory, name="small", progress=hooks, command="it", **SMALL)
+    return directory, results, told
+
+
+def numbers(results):
+    """What must be the same whenever it is measured."""
+    kept = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
+    for task in kept["tasks"]:
+        for method in task["methods"]:
+            for cost in ("seconds", "tokens_per_second", "peak_bytes"):
+                del method[cost]
+    return kept
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
+
+
+def test_results_hold_every_number(finished):
+    directory, results, told = finished
+    assert json.loads((directory / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert (results["schema"], results["kind"], results["complete"], results["command"]) == (1, "eval", True, "it")
+    per_task = {"passkey": 3, "copying:segment=8": 3, "perplexity": 1}
+    methods = {320: 2, 450: 3}  # past 384 tokens the end alone is read too
+    count = sum(per_task.values()) * sum(methods.values())
+    assert results["cells"] == {"planned": count, "finished": count, "kept_from_before": 0}
+    assert len(list((directory / "cells").iterdir())) == count
+    facts = results["model"]
+    assert (facts["name"], facts["model_type"], facts["trained_length"], facts["dtype"]) == (
+        "small", "llama", TRAINED, "float32",
+    )  # fmt: skip
+    assert (facts["layers"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (2, 4, 2, 16)
+    assert facts["parameters"] == sum(p.numel() for p in model().parameters())
+    assert {row["method"]: row["cache_bytes_per_token"] for row in results["cost"]} == dict.fromkeys(
+        (NONE, "rerope:window=64", CUT_OFF), 2 * 2 * 2 * 16 * 4
+    )
+    for task in results["tasks"]:
+        assert [m["method"] for m in task["methods"]] == [NONE, "rerope:window=64", CUT_OFF]
+        for method in task["methods"]:
+            assert [row["length"] for row in method["by_length"]] == [320, 450]
+            assert len(method["cells"]) == 2 * per_task[task["task"]]
+            assert bool(method["by_position"]) == (task["task"] == "perplexity")
+            assert (method["by_length"][0]["score"] is None) == (task["task"] != "passkey")
+    assert set(results["attention"]) == {NONE, "rerope:window=64"}
+    plan, ticks, cells = told[0], [t for t in told if isinstance(t, int)], [t for t in told if isinstance(t, Cell)]
+    assert plan[:2] == (count, 0)
+    assert 0.9 * plan[2] < sum(ticks) <= plan[2]
+    assert len(cells) == len(set(cells)) == count
+    assert [cell.length for cell in cells] == sorted(cell.length for cell in cells)
+
+
+def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
+    _, results, _ = finished
+    cells = next(task for task in results["tasks"] if task["task"] == "perplexity")["methods"]
+    texts = [posenc.tasks.create("perplexity").sample(tokenizer, 450, index=index) for index in range(2)]
+    for method, window in ((cells[0], None), (cells[2], TRAINED)):
+        losses = [float(loss_by_position(model(), text.ids, window=window)[1:].mean()) for text in texts]
+        assert method["cells"][-1]["loss"]["mean"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+    extended = model()
+    posenc.extend(extended, "rerope:window=64", target_length=450)
+    losses = [float(loss_by_position(extended, text.ids)[1:].mean()) for text in texts]
+    assert cells[1]["cells"][-1]["loss"]["mean"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_the_same_again_measures_nothing_and_says_the_same(finished, tokenizer, monkeypatch):
+    directory, results, _ = finished
+    monkeypatch.setattr(run.Reader, "read", None)
+    monkeypatch.setattr(run, "attention_profile", None)
+    again = evaluate(model(), tokenizer, directory=directory, name="small", command="it", **SMALL)
+    assert numbers(again) == numbers(results)
+    assert again["cells"]["kept_from_before"] == again["cells"]["planned"]
+    assert again["attention"] == json.loads(json.dumps(results["attention"]))
+
+
+def test_two_evaluations_agree(finished, tokenizer):
+    _, results, _ = finished
+    assert numbers(evaluate(model(), tokenizer, name="small", command="it", **SMALL)) == numbers(results)
+
+
+def test_side_by_side_and_alone_agree(finished, tokenizer):
+    _, results, _ = finished
+    batched = evaluate(model(), tokenizer, batch_size=3, attention=False, **SMALL)
+    for one, other in zip(results["tasks"], batched["tasks"], strict=True):
+        for mine, theirs in zip(one["methods"], other["methods"], strict=True):
+            for a, b in zip(mine["cells"], theirs["cells"], strict=True):
+                assert a["loss"]["mean"] == pytest.approx(b["loss"]["mean"], rel=1e-4)
+                assert (a["exact"], a["score"]) == (b["exact"], b["score"])
+    assert batched["attention"] is None
+
+
+def stopping(after):
+    """Hooks that interrupt when so many cells are done."""
+    done = []
+
+    def finished(cell):
+        done.append(cell)
+        if len(done) == after:
+            raise KeyboardInterrupt
+
+    return Progress(finished=finished)
+
+
+def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
+    _, results, _ = finished
+    half = evaluate(model(), tokenizer, directory=tmp_path, name="small", progress=stopping(10), **SMALL)
+    assert not half["complete"]
+    assert half["cells"] == {"planned": 35, "finished": 10, "kept_from_before": 0}
+    assert len(list((tmp_path / "cells").iterdir())) == 10
+    assert any("Only 10 of 35 cells" in note for note in half["limits"])
+    damaged, emptied, *_ = sorted((tmp_path / "cells").iterdir())
+    damaged.write_text(damaged.read_text()[:-20])
+    emptied.write_text("{}")
+    whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
+    assert whole["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 8}
+    assert numbers(whole) == rounded(numbers(results))  # other depths beside a cell: another order of reading
+
+
+def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypatch):
+    def read(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.Reader, "read", read)
+    with pytest.raises(Interrupted):
+        evaluate(model(), tokenizer, directory=tmp_path, **SMALL)
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_the_model_is_left_as_it_was(tokenizer):
+    ours = model().train()
+    before, ids = fingerprint(ours), torch.arange(3, 60)[None]
+    logits = ours(ids).logits
+    evaluate(ours, tokenizer, **SMALL | {"tasks": ("copying:segment=8",), "lengths": (320,)})
+    assert fingerprint(ours) == before
+    assert ours.training
+    torch.testing.assert_close(ours(ids).logits, logits, rtol=0, atol=0)
+
+
+def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
+    small = {"tasks": ("perplexity",), "lengths": (64,), "samples": 2}
+    evaluate(model(), tokenizer, directory=tmp_path, **small)
+    text = tmp_path / "text"
+    text.write_text("All work and no play. " * 200)
+    longer = small | {"lengths": (64, 500)}  # a longer goal: other frequencies
+    for ours, given in (
+        (small_model("llama", seed=1, vocab_size=VOCABULARY, max_position_embeddings=TRAINED), small),
+        (model(), small | {"samples": 3}),
+        (model().bfloat16(), small),
+        (model(), small | {"text": str(text)}),
+        (model(), longer),
+    ):
+        assert evaluate(ours, tokenizer, directory=tmp_path, **given)["cells"]["kept_from_before"] == 0
+    text.write_text("And more of it. " * 300)
+    again = evaluate(model(), tokenizer, directory=tmp_path, **small | {"text": str(text)})
+    assert again["cells"]["kept_from_before"] == 0
+    assert again["tasks"][0]["task"] == f"perplexity:source={text}"
+    more = evaluate(model(), tokenizer, directory=tmp_path, **small | {"tasks": ("perplexity", "copying")})
+    assert more["cells"]["kept_from_before"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
+        ({"tasks": ()}, r"--tasks: name at least one"),
+        ({"tasks": ("passkey", "facts:colour=1")}, r"unknown option of facts 'colour=1'"),
+        ({"methods": ("yarm",)}, r"--methods yarm: unknown method 'yarm': did you mean 'yarn'"),
+        ({"methods": ("linear:factor=x",)}, r"--methods linear:factor=x"),
+        ({"lengths": (1,)}, r"--lengths 1: a text has at least 2"),
+        ({"lengths": (20, 400)}, r"--tasks passkey --lengths 20: length=20: passkey needs at least"),
+        ({"depths": (0.5, 5)}, r"--depths 5: 0 is the start"),
+        ({"samples": 1}, r"--samples 1: must be at least 2; one text has no interval"),
+        ({"seeds": 0}, r"--seeds 0"),
+        ({"batch_size": 0}, r"--batch-size 0"),
+        ({"lengths": (10**9,), "tasks": ("copying",)}, r"--lengths 1000000000: .* GiB are free; give shorter ones"),
+        ({"colour": 1}, r"unknown setting 'colour'"),
+        ({"preset": "quik"}, r"unknown --preset 'quik': did you mean 'quick'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_measured(given, message, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(run.Reader, "read", None)
+    if given.get("lengths") == (10**9,):
+        monkeypatch.setattr(run._Job, "check_texts", lambda job: None)
+    with pytest.raises(InputError, match=message):
+        evaluate(model(), tokenizer, directory=tmp_path, **SMALL | given)
+    assert not (tmp_path / "cells").exists()
+
+
+def test_without_a_tokenizer_nothing_can_be_asked():
+    with pytest.raises(InputError, match=r"it has no tokenizer"):
+        evaluate(model(), None, name="small", **SMALL)
+
+
+def test_an_extended_model_is_measured_as_it_came(tokenizer):
+    ours = model()
+    posenc.extend(ours, "yarn", factor=2)
+    with pytest.raises(InputError, match=r"--methods rerope:window=64: the model comes extended by yarn"):
+        evaluate(ours, tokenizer, **SMALL)
+    found = evaluate(ours, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
+    assert found["model"]["trained_length"] == 2 * TRAINED
+    assert posenc.restore(ours)
+
+
+def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
+    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1, n_positions=128)
+    found = evaluate(plain, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
+    assert found["complete"]
+    assert found["attention"] is None
+
+
+def test_the_order_has_something_of_everything_early():
+    settings = Settings(("passkey", "perplexity"), ("yarn", "cut_off"), (512, 256), (1, 0), seeds=2)
+    cells = [cell for group in planned(settings, settings.made(), 256) for cell in group]
+    assert [(cell.seed, cell.length) for cell in cells] == sorted((cell.seed, cell.length) for cell in cells)
+    assert [cell.method for cell in cells[:6]] == ["none"] * 3 + ["yarn"] * 3
+    assert [cell.depth for cell in cells[:3]] == [0.0, 1.0, None]
+    assert {cell.length for cell in cells if cell.method == CUT_OFF} == {512}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_what_there_is(name):
+    settings = settings_of(name)
+    assert {task.name for task in settings.made().values()} <= set(TASKS)
+    for method in settings.methods:
+        llama = small_model("llama", max_position_embeddings=2048)
+        posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
+
+
+@pytest.mark.slow
+def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
+    """Trained at 256 tokens: at 768 the model as it is does worse than with the last 256 tokens, ReRoPE does not."""
+    whole = Tokenizer.from_str(stories15m.tokenizer().to_str())  # the other tests share theirs
+    whole.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", stories15m.BOS)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>")
+    path = tmp_path / "stories.txt"
+    path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts())))
+    story = evaluate(
+        stories15m.load(), tokenizer, tasks=(f"perplexity:source={path}:protocol=last:last=64",), methods=("rerope",),
+        lengths=(256, 768), samples=12, attention=False,
+    )  # fmt: skip
+    none, rerope, cut = story["tasks"][0]["methods"]
+    assert none["by_length"][1]["loss"]["low"] > none["by_length"][0]["loss"]["high"] + 0.5
+    assert cut["by_length"][1]["loss"] == pytest.approx(
+        none["by_length"][0]["loss"]
+    )  # the same tokens, the same before them
+    for arm in (rerope, cut):
+        assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
+    assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
+    assert any("breaks" in line for line in story["answer"])

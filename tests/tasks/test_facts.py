@@ -1,0 +1,65 @@
+"""Facts in plain sentences."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc.errors import InputError
+from posenc.tasks import Sample, create, words
+from posenc.tasks.task import place
+from references.tokenizers import ByteTokenizer
+
+
+@given(st.floats(0, 1), st.integers(200, 4000), st.integers(0, 99), st.booleans())
+def test_the_text(depth, length, index, query_aware):
+    task = create(f"facts:query_aware={query_aware}")
+    sample = task.sample(ByteTokenizer(), length, depth=depth, index=index)
+    facts = re.findall(r"^The code of (.+) is (\d{4})\.$", sample.prompt, re.MULTILINE)
+    assert len(facts) >= 2
+    assert len({name for name, _ in facts}) == len({code for _, code in facts}) == len(facts)
+    name, code = facts[place(depth, len(facts))]
+    assert sample.references == (code,)
+    question = f"Question: What is the code of {name}?"
+    assert sample.prompt.endswith(f".\n\n{question} Answer: The code of {name} is")
+    assert sample.prompt.startswith(f"{question}\n\nThe code of " if query_aware else "The code of ")
+    assert sample.prompt.count(question) == 1 + query_aware
+
+
+def test_the_format_in_full():
+    sample = create("facts:items=3").sample(ByteTokenizer(), 400, depth=1)
+    names, codes = zip(*re.findall(r"The code of (\w+) is (\d+)\.", sample.prompt), strict=True)
+    assert sample.prompt == (
+        f"The code of {names[0]} is {codes[0]}.\nThe code of {names[1]} is {codes[1]}.\nThe code of {names[2]} is {codes[2]}."
+        f"\n\nQuestion: What is the code of {names[2]}? Answer: The code of {names[2]} is"
+    )
+    assert sample.answer == f" {codes[2]}"
+
+
+def test_items_can_be_more_than_nouns():
+    count = len(words.NOUNS) + 1
+    prompt = create(f"facts:items={count}").sample(ByteTokenizer(), 10**6).prompt
+    names = re.findall(r"^The code of (\w+ \w+) is", prompt, re.MULTILINE)
+    assert len(set(names)) == count
+
+
+def test_words_all_differ():
+    assert len(set(words.NOUNS)) == len(words.NOUNS)
+    assert not set(words.NOUNS) & set(words.ADJECTIVES)
+    assert all(re.fullmatch("[a-z]+", word) for word in words.NOUNS + words.ADJECTIVES)
+
+
+@pytest.mark.parametrize("items", [-1, 0, 1, 9001])
+def test_too_few_or_too_many_items_are_refused(items):
+    with pytest.raises(InputError, match=rf"items={items}: give 2 to 9000, or none for as many as fit"):
+        create(f"facts:items={items}")
+
+
+@pytest.mark.parametrize(
+    ("generated", "score"),
+    [(" 4821.", 1), ("4821", 1), (" is 4821, not 1", 1), (" 48210", 0), (" 482", 0), ("", 0), (" 1 4821", 0)],
+)
+def test_the_first_number_counts(generated, score):
+    assert create("facts").score(generated, Sample(torch.tensor([0]), 1, references=("4821",))) == score

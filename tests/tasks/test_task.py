@@ -1,0 +1,188 @@
+"""What holds for every task that asks for something in a text, with any tokenizer."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc.errors import InputError
+from posenc.tasks import TASKS, Task, create
+from posenc.tasks.task import asked, fit, fit_at, place
+from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
+
+RETRIEVAL = [
+    "passkey",
+    "needle",
+    "needle:drawn=true:begun=false",
+    "key_value",
+    "key_value:keys=digits:values=words:query_aware=true",
+    "key_value:pairs=7:keys=words:values=digits",
+    "facts",
+    "facts:items=10:query_aware=true",
+    "multi_document",
+    "multi_document:documents=3:ordering=random",
+    "multi_document:query_aware=true",
+]
+KIN = {name: cls() for name, cls in TOKENIZERS.items()}
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(RETRIEVAL), st.sampled_from(sorted(KIN)), st.floats(0, 1), st.integers(900, 5000),
+    st.integers(0, 5), st.integers(0, 50),
+)  # fmt: skip
+def test_a_sample_fits_and_shows_what_it_asks_for(text, tokenizer, depth, length, seed, index):
+    task, tokenizer = create(text), KIN[tokenizer]
+    try:
+        sample = task.sample(tokenizer, length, depth=depth, seed=seed, index=index)
+    except InputError as error:
+        assert f"length={length}: {text} needs at least" in str(error)
+        return
+    answer = len(sample.ids) - sample.prompt_tokens
+    assert sample.prompt_tokens + max(answer, task.new_tokens) <= length
+    first, end = sample.needle
+    assert 0 <= first < end <= sample.prompt_tokens
+    shown = tokenizer.decode(sample.ids[first:end])
+    assert all(reference in shown for reference in sample.references)
+    assert tokenizer.decode(sample.ids).strip() == (sample.prompt + sample.answer).strip()
+    assert tokenizer.decode(sample.ids[sample.prompt_tokens :]).strip() in (sample.prompt + sample.answer)
+    assert all(task.score(part, sample) == 1 for part in [sample.answer])
+
+
+@pytest.mark.parametrize("text", RETRIEVAL)
+def test_depths_share_their_material_and_move_the_needle(text, tokenizer):
+    task = create(text)
+    samples = [task.sample(tokenizer, 3000, depth=depth, seed=1, index=2) for depth in (0, 0.25, 0.5, 0.81, 1)]
+    assert len({sample.answer for sample in samples}) == 1
+    if not text.startswith("multi_document"):  # there the documents are numbered anew
+        assert len({"".join(sorted("".join(sample.prompt.split()))) for sample in samples}) == 1
+    places = [sample.needle[0] for sample in samples]
+    assert places == sorted(places)
+    assert places[-1] - places[0] > 0.3 * samples[0].prompt_tokens
+
+
+@pytest.mark.parametrize("text", RETRIEVAL)
+def test_equal_arguments_give_equal_texts_and_others_others(text):
+    task, tokenizer = create(text), ByteTokenizer()
+    prompts = [task.sample(tokenizer, 3000, seed=seed, index=index).prompt for seed in (0, 1) for index in (0, 1)]
+    assert len(set(prompts)) == 4
+    assert create(text).sample(ByteTokenizer(), 3000, seed=1, index=0).prompt == prompts[2]
+
+
+@pytest.mark.parametrize("text", RETRIEVAL)
+def test_a_text_is_as_long_as_fits(text, tokenizer):
+    task = create(text)
+    if "=3" in text or "=7" in text or "=10" in text:
+        return  # of a fixed size
+    sample = task.sample(tokenizer, 4000)
+    taken = sample.prompt_tokens + max(len(sample.ids) - sample.prompt_tokens, task.new_tokens)
+    assert 4000 * 0.85 < taken <= 4000
+
+
+@pytest.mark.parametrize("text", RETRIEVAL)
+def test_what_does_not_fit_or_is_no_depth_is_refused(text):
+    with pytest.raises(InputError, match=r"length=40: .* needs at least \d+ tokens with this tokenizer"):
+        create(text).sample(ByteTokenizer(), 40)
+    with pytest.raises(InputError, match=r"depth=1\.5: must lie between 0 .* and 1"):
+        create(text).sample(ByteTokenizer(), 3000, depth=1.5)
+
+
+def test_the_least_length_that_is_named_is_enough(tokenizer):
+    for text in RETRIEVAL:
+        with pytest.raises(InputError) as caught:
+            create(text).sample(tokenizer, 20)
+        needed = int(str(caught.value).split("at least ")[1].split()[0])
+        assert create(text).sample(tokenizer, needed + 2).prompt
+
+
+def test_a_task_is_made_from_its_text():
+    assert {cls.name for cls in TASKS.values()} == set(TASKS)
+    for text in RETRIEVAL:
+        assert create(create(text).text) == create(text)
+    with pytest.raises(InputError, match=r"unknown task 'passkeys': did you mean 'passkey'"):
+        create("passkeys")
+    with pytest.raises(InputError, match=r"unknown option of facts 'item=3': did you mean 'items'"):
+        create("facts:item=3")
+    with pytest.raises(InputError, match=r"option items='three' of facts: pass an integer or none"):
+        create("facts:items=three")
+    assert create("needle:source=1984").source == "1984"  # a file's name stays a name
+    assert create("multi_document:file=1984").file == "1984"
+    assert create("multi_document:file=none").file is None
+
+
+@pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)
+def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
+    sample = asked(tokenizer, "What? It is", " 42", ("42",), (6, 8))
+    whole = tokenizer("What? It is 42").input_ids
+    assert sample.ids.tolist() == whole
+    assert " 42" in tokenizer.decode(sample.ids[sample.prompt_tokens :])
+    assert "It" in tokenizer.decode(sample.ids[slice(*sample.needle)])
+
+
+def test_tokens_are_found_where_a_boundary_cuts_one():
+    sample = asked(PairTokenizer(), "abcdefg", "hi", (), (3, 5))  # ab cd ef gh i
+    assert sample.needle == (1, 3)
+    assert sample.prompt_tokens == 3
+    sample = asked(SpacedTokenizer(), "abcdefg", "hi", (), (3, 5))
+    assert sample.needle == (5, 7)  # a start and a space before them
+    assert sample.prompt_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("count", "published"),
+    [(10, [0, 4, 9]), (20, [0, 4, 9, 14, 19]), (30, [0, 4, 9, 14, 19, 24, 29]), (140, [0, 34, 69, 104, 139])],
+)
+def test_places_are_those_of_lost_in_the_middle(count, published):
+    """The gold indices in nelson-liu/lost-in-the-middle, EXPERIMENTS.md and the names of its files."""
+    assert [place(i / (len(published) - 1), count) for i in range(len(published))] == published
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_a_place_that_is_meant_is_not_missed_by_rounding(index, rest):
+    count = index + rest + 1
+    assert place(index / (count - 1), count) == index
+
+
+@dataclass(frozen=True)
+class Counting(Task):
+    """A text of so many numbers, each as long as `width` says."""
+
+    name: ClassVar[str] = "counting"
+
+    def sample(self, tokenizer, length, *, depth=0.5, seed=0, index=0):
+        raise NotImplementedError
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=100), st.integers(20, 1000), st.integers(0, 5))
+def test_fit_finds_the_longest_text(widths, length, least):
+    def build(count):
+        return asked(ByteTokenizer(), "".join(widths[i % len(widths)] * "x" for i in range(count)), "", ())
+
+    def tokens(count):
+        return len(build(count).ids)
+
+    if tokens(least) > length:
+        with pytest.raises(InputError, match=rf"needs at least {tokens(least)} tokens"):
+            fit(Counting(), length, build, least)
+        return
+    found = len(fit(Counting(), length, build, least).ids)
+    count = next(n for n in range(least, 4000) if tokens(n + 1) > length)
+    assert found == tokens(count)
+    assert len(fit(Counting(), length, build, least, least + 1).ids) == min(found, tokens(least + 1))
+
+
+def test_depths_that_take_more_tokens_get_the_same_count():
+    def build(count, depth):
+        return asked(ByteTokenizer(), "x" * count + "y" * round(7 * depth), "", ())
+
+    for depth in (0.0, 0.3, 1.0):
+        assert fit_at(Counting(), 50, depth, build).prompt.count("x") == 50 - 1 - 7
+    with pytest.raises(InputError, match=r"length=20: counting needs at least 23 tokens"):
+        fit_at(Counting(), 20, 0.0, build, least=15)
+
+
+def test_tasks_without_generation_have_no_score():
+    with pytest.raises(NotImplementedError, match=r"counting generates nothing"):
+        Counting().score("", None)
