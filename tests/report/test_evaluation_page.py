@@ -103,6 +103,24 @@ def test_depth_figures_hold_the_numbers(html, found):
     )
 
 
+def test_nothing_has_no_sign_of_its_own():
+    nothing = {"mean": -0.001, "low": -0.002, "high": 0.002}
+    assert difference("score", nothing) == "+0 points"
+    assert difference("loss", nothing) == "+0.00"
+
+
+def test_the_middle_is_held_against_the_ends(html, found):
+    table = html[html.index('<table class="middle"') :]
+    rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], flags=re.DOTALL)[1:]
+    for row, method in zip(rows, found["tasks"][0]["methods"], strict=True):
+        columns = re.findall(r"<td>(.*?)</td>", row, flags=re.DOTALL)
+        for column, at in zip(columns, method["by_length"], strict=True):
+            told = texts(f"<main>{column}</main>")
+            assert told.startswith(difference("score", at["middle"]))
+            assert told.endswith("lost") == (at["middle"]["high"] < 0)
+    assert 'class="middle"' not in page(results(depths=(0.0, 1.0)))
+
+
 def test_heat_maps_share_a_scale_and_difference_is_centred(html, found):
     grids = drawn(html)["task-0-grid"]
     cells = {m["method"]: {(c["length"], c["depth"]): c for c in m["cells"]} for m in found["tasks"][0]["methods"]}

@@ -245,9 +245,9 @@ def heat_difference(cells: Rows, base: Rows, grid: Grid, measure: Measure, end: 
             continue
         mean, low, high = newcombe(one, other)
         if measure.scale == 100:
-            text, interval = f"{100 * mean:+.0f}", f"{100 * low:+.0f} to {100 * high:+.0f} points"
+            text, interval = f"{100 * mean:+z.0f}", f"{100 * low:+.0f} to {100 * high:+.0f} points"
         else:
-            text, interval = f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f} nats"
+            text, interval = f"{mean:+z.2f}", f"{low:+.2f} to {high:+.2f} nats"
         text, interval = text.replace("-", "−"), interval.replace("-", "−")
         sure = f"<b>{text}</b>" if low > 0 or high < 0 else text
         hover = f"{text} ({interval}): {measure.text(one['mean'])} against {measure.text(other['mean'])}"

@@ -71,7 +71,8 @@ def methods(results: Results) -> list[str]:
 @dataclass
 class Section:
     """What the page says about one task. measures: those it has numbers of, the one that ranks methods first. sides:
-    whether there are texts within the trained length, past it, or both."""
+    whether there are texts within the trained length, past it, or both. middles: by method and length, how the depths in between
+    come off against the outermost two."""
 
     id: str
     task: Task
@@ -82,6 +83,11 @@ class Section:
     length: Panel | None = None
     position: Panel | None = None
     cells: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    middles: dict[str, dict[int, Any]] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({cell["length"] for _, cell in self.cells})
 
     @property
     def panels(self) -> list[Panel]:
@@ -109,11 +115,13 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping
 
     plots = [plot(f"{id}-length", [measure], by_length)] if rates else []
     plots.append(plot(f"{id}-length-loss", [], loss_by_length))
-    if len({cell["length"] for _, cell in cells}) > 1:
+    if len(section.lengths) > 1:
         section.length = Panel(f"{id}-by-length", f"{task['task']} by length", [measure], plots)
     if task["takes_depth"]:
         section.depth = _by_depth(section, trained, names, styles, rates, measure)
         section.grid = _by_length_and_depth(section, trained, names, rates)
+        found = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
+        section.middles = {name: at for name, at in found.items() if at}
     if any(method["by_position"] for method in own.values()):
         section.position = _by_position(section, own, trained, styles)
     return section
@@ -138,7 +146,7 @@ def _by_depth(
     rates: Sequence[Measure],
     measure: Choice,
 ) -> Panel:
-    lengths = sorted({cell["length"] for _, cell in section.cells})
+    lengths = section.lengths
     of_length = {_tokens(n): style for n, style in figures.length_styles(lengths, trained).items()}
     at = [f"{n}" for n in lengths] if len(names) > 1 or len(lengths) == 1 else []
     along = list(names) if len(lengths) > 1 else []
@@ -162,8 +170,7 @@ def _by_depth(
 def _by_length_and_depth(
     section: Section, trained: int | None, names: Sequence[str], rates: Sequence[Measure]
 ) -> Panel:
-    lengths, depths = (sorted({cell[key] for _, cell in section.cells}) for key in ("length", "depth"))
-    grid = figures.Grid(lengths, depths, trained)
+    grid = figures.Grid(section.lengths, sorted({cell["depth"] for _, cell in section.cells}), trained)
     offered = [*rates, MEASURES["loss"]]
     method = Choice("method", [("Method", names)])
     measure = Choice("shown", [("Judged by the", [m.name for m in offered])])
@@ -259,7 +266,7 @@ def difference_within(measure: str, estimate: Value) -> str:
 
 
 def _points(measure: str, found: float) -> str:
-    return (f"{100 * found:+.0f}" if MEASURES[measure].scale == 100 else f"{found:+.2f}").replace("-", "−")
+    return (f"{100 * found:+z.0f}" if MEASURES[measure].scale == 100 else f"{found:+z.2f}").replace("-", "−")
 
 
 def _percent(estimate: Value) -> str:

@@ -20,6 +20,7 @@ function draw(name) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, 'Noto Sans', sans-serif", size: 13, color: css("--ink") },
     xaxis: { ...axis, ...own.xaxis }, yaxis: { ...axis, ...own.yaxis },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") },
     hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--ink") } },
     updatemenus: (own.updatemenus || []).map(menu => ({ ...menu, bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--accent") } })),
     legend: narrow.matches || element.dataset.by !== undefined ? { orientation: "h", y: -0.25 } : { x: 1.02, y: 1 },
