@@ -11,6 +11,7 @@ import pytest
 from posenc import cli
 from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
+from posenc.evals.config import settings_of
 from posenc.frequencies import diff
 from posenc.pretrained.methods import Lengths
 from posenc.pretrained.methods import plan as plan_extension
@@ -43,6 +44,9 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
     monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
     monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
+    monkeypatch.setattr(
+        cli.eval, "run_eval", lambda options, _: settings_of(options.preset, **cli.eval.given(options)).made() and 0
+    )
     lengths = Lengths(trained=8192, target=32768)
     monkeypatch.setattr(
         cli.extend, "run_extend", lambda options, _: plan_extension(options.method, {}, lengths, lengths) and 0

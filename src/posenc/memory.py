@@ -16,9 +16,10 @@ def measurable(device: torch.device) -> bool:
     return device.type == "cuda" or CLEAR.exists()
 
 
-def peak(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes that a call takes above what was taken before it, its result included."""
-    trim()
+def peak(work: Callable[[], object], device: torch.device, *, collect: bool = True) -> int:
+    """Bytes that a call takes above what was taken before it, its result included. collect: look for unused objects
+    first, which takes a while."""
+    trim(collect)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -33,9 +34,10 @@ def peak(work: Callable[[], object], device: torch.device) -> int:
     return max(0, _status("VmHWM") - before)
 
 
-def trim() -> None:
-    """Give freed memory back to the system, where the C library can."""
-    gc.collect()
+def trim(collect: bool = True) -> None:
+    """Give freed memory back to the system, where the C library can. collect: after looking for unused objects."""
+    if collect:
+        gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -4,6 +4,9 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 import posenc
 from evals.conftest import VOCABULARY
@@ -45,6 +48,14 @@ def numbers(results):
             for cost in ("seconds", "tokens_per_second", "peak_bytes"):
                 del method[cost]
     return kept
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
 
 
 def test_results_hold_every_number(finished):
@@ -143,7 +154,7 @@ def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     emptied.write_text("{}")
     whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
     assert whole["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 8}
-    assert numbers(whole) == numbers(results)
+    assert numbers(whole) == rounded(numbers(results))  # other depths beside a cell: another order of reading
 
 
 def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypatch):
@@ -259,16 +270,21 @@ def test_presets_name_what_there_is(name):
 @pytest.mark.slow
 def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
     """Trained at 256 tokens: at 768 the model as it is does worse than with the last 256 tokens, ReRoPE does not."""
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=stories15m.tokenizer(), bos_token="<s>", eos_token="</s>")
+    whole = Tokenizer.from_str(stories15m.tokenizer().to_str())  # the other tests share theirs
+    whole.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", stories15m.BOS)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>")
     path = tmp_path / "stories.txt"
-    path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts(), skip_special_tokens=True)))
+    path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts())))
     story = evaluate(
         stories15m.load(), tokenizer, tasks=(f"perplexity:source={path}:protocol=last:last=64",), methods=("rerope",),
         lengths=(256, 768), samples=12, attention=False,
     )  # fmt: skip
     none, rerope, cut = story["tasks"][0]["methods"]
     assert none["by_length"][1]["loss"]["low"] > none["by_length"][0]["loss"]["high"] + 0.5
+    assert cut["by_length"][1]["loss"] == pytest.approx(
+        none["by_length"][0]["loss"]
+    )  # the same tokens, the same before them
     for arm in (rerope, cut):
         assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
-        assert abs(arm["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.15
+    assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
     assert any("breaks" in line for line in story["answer"])

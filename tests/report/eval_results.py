@@ -67,6 +67,7 @@ def _task(name: str, methods: Sequence[str], lengths: Sequence[int], depths: Seq
     base = {found["length"]: found for found in drawn["none"]["by_length"]} if "none" in drawn else {}
     for method, found in drawn.items():
         for at in found["by_length"]:
+            at["middle"] = _middle([cell for cell in found["cells"] if cell["length"] == at["length"]])
             at["against_none"] = None if method == "none" or not base else _difference(at, base[at["length"]])
     return {
         "task": name,
@@ -136,6 +137,21 @@ def _share(hits: list[float]) -> dict[str, Any]:
 
 def _mean(values: list[float]) -> dict[str, float]:
     return asdict(estimate(torch.tensor([values], dtype=torch.float64)))
+
+
+def _middle(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
+    if len(cells) < 3:
+        return None
+    inner, ends = (
+        sum(c["score"]["mean"] for c in part) / len(part) for part in (cells[1:-1], cells[:: len(cells) - 1])
+    )
+    return {
+        "measure": "score",
+        "mean": inner - ends,
+        "error": 0.05,
+        "low": inner - ends - 0.1,
+        "high": inner - ends + 0.1,
+    }
 
 
 def _difference(one: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:

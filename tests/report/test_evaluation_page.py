@@ -61,7 +61,9 @@ def test_the_ranking_has_every_number_with_its_interval(html, found):
             assert f"{value(task['measure'], task['value'])} {within(task['measure'], task['value'])}" in told
             if task["against_none"]:
                 assert difference(task["measure"], task["against_none"]) in told
-        assert told.count("better") == sum(task["verdict"] == "better" for task in ranked["tasks"])
+        assert (f"{ranked['better']} better, {ranked['worse']} worse" in told) == (ranked["method"] != "none")
+        pills = re.findall(r'class="pill[^>]*>([^<]+)<', row)
+        assert pills == [t["verdict"] for t in ranked["tasks"] if t["verdict"] != "the arm to beat"]
 
 
 def test_every_cell_is_in_the_tables(html, found):
@@ -101,20 +103,38 @@ def test_depth_figures_hold_the_numbers(html, found):
     )
 
 
+def test_nothing_has_no_sign_of_its_own():
+    nothing = {"mean": -0.001, "low": -0.002, "high": 0.002}
+    assert difference("score", nothing) == "+0 points"
+    assert difference("loss", nothing) == "+0.00"
+
+
+def test_the_middle_is_held_against_the_ends(html, found):
+    table = html[html.index('<table class="middle"') :]
+    rows = re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")], flags=re.DOTALL)[1:]
+    for row, method in zip(rows, found["tasks"][0]["methods"], strict=True):
+        columns = re.findall(r"<td>(.*?)</td>", row, flags=re.DOTALL)
+        for column, at in zip(columns, method["by_length"], strict=True):
+            told = texts(f"<main>{column}</main>")
+            assert told.startswith(difference("score", at["middle"]))
+            assert told.endswith("lost") == (at["middle"]["high"] < 0)
+    assert 'class="middle"' not in page(results(depths=(0.0, 1.0)))
+
+
 def test_heat_maps_share_a_scale_and_difference_is_centred(html, found):
     grids = drawn(html)["task-0-grid"]
     cells = {m["method"]: {(c["length"], c["depth"]): c for c in m["cells"]} for m in found["tasks"][0]["methods"]}
     for number, method in enumerate(METHODS):
-        grid = grids[f"{number} 0"]
+        grid = grids[f"{number} 0 0"]
         axis = grid["layout"]["coloraxis"]
         assert (axis["cmin"], axis["cmax"], axis.get("cmid")) == (0, 100, None)
         for i, depth in enumerate(DEPTHS):
             for j, length in enumerate(LENGTHS):
                 mean = cells[method][length, depth]["score"]["mean"]
                 assert grid["data"][0]["z"][i][j] == pytest.approx(100 * mean)
-                assert grid["data"][0]["text"][i][j] == f"{100 * mean:.0f} %"
-    for number, method in enumerate(METHODS[1:], len(METHODS)):
-        grid = grids[f"{number} 2"]  # the loss
+                assert grid["data"][0]["text"][i][j] == f"{100 * mean:.0f}"
+    for number, method in enumerate(METHODS):
+        grid = grids[f"{number} 2 1"]  # the loss, as a difference
         axis = grid["layout"]["coloraxis"]
         assert axis["cmin"] == -axis["cmax"]
         assert axis["cmid"] == 0
@@ -127,9 +147,17 @@ def test_heat_maps_share_a_scale_and_difference_is_centred(html, found):
 def test_the_trained_length_is_marked(html):
     own = drawn(html)
     assert own["task-0-length"]["0"]["layout"]["shapes"][0]["x0"] == 2048
-    assert own["task-2-position"]["2"]["layout"]["shapes"][0]["x0"] == 2048
-    assert "shapes" not in own["task-2-position"]["0"]["layout"]  # 512 tokens are all within it
-    assert own["task-0-grid"]["0 0"]["layout"]["shapes"][0]["x0"] == 1.5
+    assert own["task-2-position"]["2 0"]["layout"]["shapes"][0]["x0"] == 2048
+    assert "shapes" not in own["task-2-position"]["0 0"]["layout"]  # 512 tokens are all within it
+    assert own["task-0-grid"]["0 0 0"]["layout"]["shapes"][0]["x0"] == 1.5
+
+
+def test_a_trained_length_far_away_is_not_marked():
+    found = results()
+    found["model"]["trained_length"] = 10 * LENGTHS[-1]
+    html = page(found)
+    assert "shapes" not in drawn(html)["task-0-length"]["0"]["layout"]
+    assert "All of these lengths occurred in training" in texts(html)
 
 
 def test_a_method_looks_the_same_everywhere(html):
@@ -159,7 +187,11 @@ def test_running_text_has_its_loss_alone(html, found):
     assert not {"task-2-depth", "task-2-grid", "task-2-length"} & set(own)
     assert "task-2-length-loss" in own
     points = found["tasks"][2]["methods"][0]["by_position"][-1]["points"]
-    assert lines(own["task-2-position"]["2"])["none"]["y"] == pytest.approx([p["loss"] for p in points])
+    assert lines(own["task-2-position"]["2 0"])["none"]["y"] == pytest.approx([p["loss"] for p in points])
+    others = found["tasks"][2]["methods"][2]["by_position"][-1]["points"]
+    above = [other["loss"] - p["loss"] for other, p in zip(others, points, strict=True)]
+    assert lines(own["task-2-position"]["2 1"])[METHODS[2]]["y"] == pytest.approx(above)
+    assert lines(own["task-2-position"]["2 1"])["none"]["y"] == [0] * len(points)
 
 
 def test_newcombe_is_that_of_his_paper():
@@ -179,7 +211,7 @@ def test_what_is_missing_is_not_zero(found):
     part["ranking"] = part["ranking"][1:]
     text = page(part)
     assert "Stopped early" in text
-    grid = drawn(text)["task-0-grid"]["3 0"]
+    grid = drawn(text)["task-0-grid"]["3 0 0"]
     assert [row[2] for row in grid["data"][0]["z"]] == [None] * len(DEPTHS)
     assert [a["text"] for a in grid["layout"]["annotations"]] == ["–"] * len(DEPTHS)
     assert lines(drawn(text)["task-0-depth"]["2 0"])["rerope:window=256"]["y"] == []
@@ -370,6 +402,10 @@ def test_switches_work_from_the_keyboard(html, browser, tmp_path):
     assert tab.evaluate(shown) == [False, False]
     assert not tab.locator("#task-2-by-length input[data-method=none]").is_checked()
     box.press("Space")
+    assert tab.evaluate(shown) == [True, True]
+    tab.locator("#task-0-by-length button[data-show=none]").press("Enter")
+    assert tab.evaluate(shown) == [False, False]
+    tab.locator("#task-0-by-length button[data-show=all]").press("Enter")
     assert tab.evaluate(shown) == [True, True]
     tab.locator("#task-0 summary").focus()
     tab.keyboard.press("Enter")

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from posenc.cli.common import DONE, FAILED, TableFormatter, add_model, read_model
@@ -54,13 +53,9 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
     from posenc.report.evaluation import Terminal, page
 
-    given: dict[str, Any] = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
-    for name in ("tasks", "methods"):
-        if name in given:
-            given[name] = names(given[name])
-    chosen = settings_of(options.preset, **given)
-    chosen.made()
-    Folder(options.out)  # a mistake shows before a model is loaded
+    chosen = given(options)
+    settings_of(options.preset, **chosen).made()  # a mistake shows before a model is loaded
+    Folder(options.out)
     model, tokenizer = read_model(options)
     with Terminal(options.out) as terminal:
         try:
@@ -74,7 +69,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 progress=terminal.progress,
                 command=command,
                 render=page,
-                **given,
+                **chosen,
             )
         except Interrupted:
             print("posenc eval: interrupted before a cell had finished; nothing was kept", file=sys.stderr)
@@ -94,6 +89,6 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     return DONE
 
 
-def names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names that are separated by spaces."""
-    return tuple(name for text in texts for name in text.split())
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said of the evaluation's settings."""
+    return {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}

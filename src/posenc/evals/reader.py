@@ -88,8 +88,8 @@ class Reader:
             task: that made the samples, and scores them.
             samples: the texts.
             length: tokens that were asked for, of which `Outcome.blocks` are parts.
-            window: let the model see no more than so many tokens: the last ones of a prompt, with room for the answer;
-                running text is read through windows.
+            window: let the model see no more than so many tokens: the last ones of a prompt, with room for the answer and
+                with the token that begins every text, if there is one; running text is read through windows.
             on_sample: told the index of each text when it is done.
 
         Raises:
@@ -97,7 +97,8 @@ class Reader:
         """
         new_tokens = task.new_tokens if self.generate else 0
         through = [_window(sample, window) for sample in samples]
-        texts = [_text(sample, window, new_tokens) for sample in samples]
+        begins = self.tokenizer.bos_token_id
+        texts = [_text(sample, window, new_tokens, begins) for sample in samples]
         for sample in samples:
             check_tokens(self.model, sample.ids)
         order = sorted(range(len(texts)), key=lambda i: texts[i].prompt)  # neighbours have the most in common
@@ -252,11 +253,14 @@ def _runs(sample: Sample, length: int) -> bool:
     return sample.window is None and BLOCKS * (len(sample.ids) - _first(sample)) >= 4 * length
 
 
-def _text(sample: Sample, window: int | None, new_tokens: int) -> _Text:
+def _text(sample: Sample, window: int | None, new_tokens: int, begins: int | None) -> _Text:
+    """begins: a token that stays where it is when the prompt is cut."""
     ids, first = sample.ids.tolist(), _first(sample)
     prompt, scored = ids[:first], ids[first:]
-    if window is not None:
-        prompt = prompt[-max(window - max(len(scored), new_tokens), 1) :]
+    if window is not None and (over := len(prompt) + max(len(scored), new_tokens) - window) > 0:
+        kept = prompt[:1] if prompt[0] == begins else []
+        over = min(over + len(kept), len(prompt) - 1)
+        prompt = kept + prompt[over:]
     return _Text(prompt, scored)
 
 

@@ -252,7 +252,7 @@ class _Job:
         with self.under(first.method):
             taken = None
             if measurable(self.device):
-                taken = peak(read, self.device)
+                taken = peak(read, self.device, collect=False)
             else:
                 read()
         share = 1 / len(group)

@@ -259,10 +259,15 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
 
 
 def written_factor(method: str) -> float | None:
-    """How many times longer a schedule in the text says that texts become, as in "yarn:factor=4"; None: it does not."""
+    """How many times longer a schedule in the text says that texts become, as in "yarn:factor=4"; None: it does not.
+
+    Raises:
+        InputError: an unknown method or option, or a value that is no number.
+    """
     for part in split(method):
         name, given = _read(part)
         if METHODS[name].kind == "schedule" and "length" not in METHODS[name].options():
+            check_options(name, given, METHODS[name].options(), METHODS[name].signed)
             return given.get("factor")
     return None
 

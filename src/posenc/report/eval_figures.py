@@ -7,6 +7,7 @@ colours: one hue for amounts, two around the middle (`cmid`) for differences.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from posenc.report.figures import DASHES, PALETTE, escape  # before plotly: it says what to install if that is missing
@@ -19,6 +20,8 @@ BASES = {"none": "solid", "cut_off": "dash"}
 """The arms that do nothing, and their lines: grey, so that a colour always means a method."""
 STEPS = ("#8cc0e3", "#4f9ad6", "#2b78bd", "#e0a100", "#e4572e", "#c9305f")
 """Lengths, short to long: blue within the trained length, from yellow to red past it."""
+NEAR = 1.5
+"""A trained length this many times the longest text is still marked."""
 
 Rows = Sequence[Mapping[str, Any]]
 Style = Mapping[str, Any]
@@ -103,16 +106,17 @@ def by_depth(lines: Mapping[str, Rows], style: Mapping[str, Style], measure: Mea
     """A measure against where the answer stands, a line per method or per length, with 95 % intervals. lines: cells by name.
     methods: whether the names are methods."""
     figure = go.Figure()
+    depths = sorted({c["depth"] for cells in lines.values() for c in cells})
+    apart = min((b - a for a, b in pairwise(depths)), default=0.2)
     for index, (name, cells) in enumerate(lines.items()):
-        shift = (index - (len(lines) - 1) / 2) * min(1.2, 10 / len(lines))
+        shift = (index - (len(lines) - 1) / 2) * min(1.2, 40 * apart / len(lines))
         points = sorted((c for c in cells if c[measure.key] is not None), key=lambda c: c["depth"])
         figure.add_scatter(
             x=[100 * c["depth"] + shift for c in points],
-            **_values(points, measure),
+            **_values(points, measure, style[name]),
             text=[f"depth {100 * c['depth']:g} %{_place(c)}, {c['n']} samples" for c in points],
             **_line(name, style[name], methods),
         )
-    depths = sorted({c["depth"] for cells in lines.values() for c in cells})
     marks = [100 * depth for depth in depths] if len(depths) <= 7 else [0, 25, 50, 75, 100]
     ends = {0: "<br>start", 100: "<br>end"}
     figure.update_xaxes(title="where the answer stands in the text", range=[-7, 107], zeroline=False)
@@ -132,17 +136,18 @@ def by_length(
         points = sorted((row for row in rows if row[measure.key] is not None), key=lambda row: row["length"])
         figure.add_scatter(
             x=[row["length"] * shift for row in points],
-            **_values(points, measure),
+            **_values(points, measure, style[name]),
             text=[f"{row['length']} tokens, {row['n']} samples" for row in points],
             **_line(name, style[name], methods=True),
         )
     lengths = sorted({row["length"] for rows in lines.values() for row in rows})
     figure.update_xaxes(title="length of the text, tokens", type="log", tickvals=lengths, ticktext=lengths)
+    marked = trained if trained and lengths and trained <= NEAR * lengths[-1] else None
     if lengths:
-        ends = [math.log10(lengths[0] / 1.15), math.log10(max(lengths[-1], trained or 0) * 1.15)]
+        ends = [math.log10(lengths[0] / 1.15), math.log10(max(lengths[-1], marked or 0) * 1.15)]
         figure.update_xaxes(range=ends)
     figure.update_yaxes(**_axis(measure, beside))
-    _mark_trained(figure, trained, lengths, log=True)
+    _mark_trained(figure, marked, lengths, log=True)
     return figure.update_layout(showlegend=False)
 
 
@@ -157,25 +162,47 @@ def loss_by_position(
             x=x + x[::-1],
             y=high + low[::-1],
             fill="toself",
-            fillcolor=_faint(style[name]["color"]),
+            fillcolor=_faint(style[name]["color"], 0.12),
             line={"width": 0},
             mode="lines",
             hoverinfo="skip",
             meta=name,
         )
-        figure.add_scatter(
-            x=x,
-            y=[p["loss"] for p in points],
-            customdata=[[p["low"], p["high"]] for p in points],
-            name=escape(name),
-            meta=name,
-            mode="lines",
-            line={**style[name], "width": 2},
-            hovertemplate="%{y:.2f} (%{customdata[0]:.2f} to %{customdata[1]:.2f}) around token %{x:.0f}"
-            "<extra>" + escape(name) + "</extra>",
-        )
-    figure.update_xaxes(title="position in the text, tokens", range=[0, length])
+    for name, points in curves.items():
+        told = [[p["low"], p["high"]] for p in points]
+        hover = "%{y:.2f} (%{customdata[0]:.2f} to %{customdata[1]:.2f}) around token %{x:.0f}"
+        figure.add_scatter(**_curve(name, points, style[name], hover), y=[p["loss"] for p in points], customdata=told)
     figure.update_yaxes(**_axis(MEASURES["loss"], beside=False))
+    return _by_position(figure, trained, length)
+
+
+def loss_above(
+    curves: Mapping[str, Rows], base: Rows, style: Mapping[str, Style], trained: int | None, length: int
+) -> go.Figure:
+    """By how much each method's loss exceeds that of the model as it is, on the same passages. base: the latter's points."""
+    figure = go.Figure()
+    theirs = {p["position"]: p["loss"] for p in base}
+    for name, points in curves.items():
+        common = [p for p in points if p["position"] in theirs]
+        above = [p["loss"] - theirs[p["position"]] for p in common]
+        figure.add_scatter(**_curve(name, common, style[name], "%{y:+.3f} around token %{x:.0f}"), y=above)
+    figure.update_yaxes(title="loss above none, nats a token", zeroline=True)
+    return _by_position(figure, trained, length)
+
+
+def _curve(name: str, points: Rows, style: Style, hover: str) -> dict[str, Any]:
+    return {
+        "x": [p["position"] for p in points],
+        "name": escape(name),
+        "meta": name,
+        "mode": "lines",
+        "line": {**style, "width": 2},
+        "hovertemplate": f"{hover}<extra>{escape(name)}</extra>",
+    }
+
+
+def _by_position(figure: go.Figure, trained: int | None, length: int) -> go.Figure:
+    figure.update_xaxes(title="position in the text, tokens", range=[0, length])
     _mark_trained(figure, trained if trained and trained < length else None, (1, length), log=False)
     return figure.update_layout(showlegend=False)
 
@@ -195,7 +222,8 @@ def heat(cells: Rows, grid: Grid, measure: Measure, ends: tuple[float, float]) -
 
     def told(value: Mapping[str, float]) -> tuple[float, str, str]:
         interval = f"{measure.text(value['low'])} to {measure.text(value['high'])}"
-        return value["mean"] * measure.scale, measure.text(value["mean"]), f"{measure.text(value['mean'])} ({interval})"
+        text = measure.text(value["mean"])
+        return value["mean"] * measure.scale, text.removesuffix(" %"), f"{text} ({interval})"
 
     figure = _cells({at: told(value) for at, value in found.items()}, grid)
     axis = {"cmin": ends[0], "cmax": ends[1], "reversescale": measure.good == "low"}
@@ -217,9 +245,9 @@ def heat_difference(cells: Rows, base: Rows, grid: Grid, measure: Measure, end: 
             continue
         mean, low, high = newcombe(one, other)
         if measure.scale == 100:
-            text, interval = f"{100 * mean:+.0f}", f"{100 * low:+.0f} to {100 * high:+.0f} points"
+            text, interval = f"{100 * mean:+z.0f}", f"{100 * low:+.0f} to {100 * high:+.0f} points"
         else:
-            text, interval = f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f} nats"
+            text, interval = f"{mean:+z.2f}", f"{low:+.2f} to {high:+.2f} nats"
         text, interval = text.replace("-", "−"), interval.replace("-", "−")
         sure = f"<b>{text}</b>" if low > 0 or high < 0 else text
         hover = f"{text} ({interval}): {measure.text(one['mean'])} against {measure.text(other['mean'])}"
@@ -276,7 +304,7 @@ def _bar(measure: Measure, before: str) -> dict[str, Any]:
     return {"colorbar": {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0}}
 
 
-def _values(points: Rows, measure: Measure) -> dict[str, Any]:
+def _values(points: Rows, measure: Measure, style: Style) -> dict[str, Any]:
     """A trace's heights and intervals."""
     values = [point[measure.key] for point in points]
     return {
@@ -286,8 +314,9 @@ def _values(points: Rows, measure: Measure) -> dict[str, Any]:
             "symmetric": False,
             "array": [measure.scale * (v["high"] - v["mean"]) for v in values],
             "arrayminus": [measure.scale * (v["mean"] - v["low"]) for v in values],
-            "thickness": 1.2,
+            "thickness": 1.5,
             "width": 0,
+            "color": _faint(style["color"], 0.5),
         },
         "customdata": [[measure.text(v[key]) for key in ("mean", "low", "high")] for v in values],
     }
@@ -308,10 +337,10 @@ def _line(name: str, style: Style, methods: bool) -> dict[str, Any]:
 def _axis(measure: Measure, beside: bool) -> dict[str, Any]:
     if measure.scale == 100:
         return {"title": measure.axis, "range": [-4, 104], "tickvals": [0, 25, 50, 75, 100], "zeroline": False}
+    floor = {"autorangeoptions": {"clipmin": 0}, "zeroline": False}  # no interval of a loss is shown below 0
     if beside:
-        upside_down = {"autorange": "reversed", "autorangeoptions": {"clipmin": 0}}
-        return {"title": f"{measure.axis} (up is better)", "zeroline": False, **upside_down}
-    return {"title": f"{measure.axis}: lower is better", "zeroline": False}
+        return floor | {"title": f"{measure.axis} (up is better)", "autorange": "reversed"}
+    return floor | {"title": f"{measure.axis}: lower is better"}
 
 
 def _mark_trained(figure: go.Figure, trained: int | None, seen: Sequence[int], log: bool) -> None:
@@ -329,6 +358,6 @@ def _place(cell: Mapping[str, Any]) -> str:
     return "" if cell["position"] is None else f" (token {cell['position']:.0f})"
 
 
-def _faint(color: str) -> str:
+def _faint(color: str, opacity: float) -> str:
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"
+    return f"rgba({red},{green},{blue},{opacity})"

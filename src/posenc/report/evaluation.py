@@ -70,18 +70,24 @@ def methods(results: Results) -> list[str]:
 
 @dataclass
 class Section:
-    """What the page says about one task. measures: those it has numbers of, the one that ranks methods first. past: whether
-    there are texts past the trained length."""
+    """What the page says about one task. measures: those it has numbers of, the one that ranks methods first. sides:
+    whether there are texts within the trained length, past it, or both. middles: by method and length, how the depths in between
+    come off against the outermost two."""
 
     id: str
     task: Task
     measures: list[Measure]
+    sides: set[bool]
     depth: Panel | None = None
     grid: Panel | None = None
     length: Panel | None = None
     position: Panel | None = None
-    past: bool = False
     cells: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    middles: dict[str, dict[int, Any]] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({cell["length"] for _, cell in self.cells})
 
     @property
     def panels(self) -> list[Panel]:
@@ -93,8 +99,8 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping
     names = [name for name in styles if any(m["method"] == name for m in task["methods"])]
     own = {name: next(m for m in task["methods"] if m["method"] == name) for name in names}
     cells = [(name, cell) for name in names for cell in own[name]["cells"]]
-    past = bool(trained) and 0 < sum(cell["length"] > trained for _, cell in cells) < len(cells)
-    section = Section(id, task, _measures(results, task), past=past, cells=cells)
+    sides = {cell["length"] <= trained for _, cell in cells} if trained else set()
+    section = Section(id, task, _measures(results, task), sides, cells=cells)
     if not cells:
         return section
     rates = [m for m in section.measures if m.scale == 100]
@@ -109,11 +115,13 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping
 
     plots = [plot(f"{id}-length", [measure], by_length)] if rates else []
     plots.append(plot(f"{id}-length-loss", [], loss_by_length))
-    if len({cell["length"] for _, cell in cells}) > 1:
+    if len(section.lengths) > 1:
         section.length = Panel(f"{id}-by-length", f"{task['task']} by length", [measure], plots)
     if task["takes_depth"]:
         section.depth = _by_depth(section, trained, names, styles, rates, measure)
         section.grid = _by_length_and_depth(section, trained, names, rates)
+        found = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
+        section.middles = {name: at for name, at in found.items() if at}
     if any(method["by_position"] for method in own.values()):
         section.position = _by_position(section, own, trained, styles)
     return section
@@ -138,7 +146,7 @@ def _by_depth(
     rates: Sequence[Measure],
     measure: Choice,
 ) -> Panel:
-    lengths = sorted({cell["length"] for _, cell in section.cells})
+    lengths = section.lengths
     of_length = {_tokens(n): style for n, style in figures.length_styles(lengths, trained).items()}
     at = [f"{n}" for n in lengths] if len(names) > 1 or len(lengths) == 1 else []
     along = list(names) if len(lengths) > 1 else []
@@ -162,26 +170,26 @@ def _by_depth(
 def _by_length_and_depth(
     section: Section, trained: int | None, names: Sequence[str], rates: Sequence[Measure]
 ) -> Panel:
-    lengths, depths = (sorted({cell[key] for _, cell in section.cells}) for key in ("length", "depth"))
-    grid = figures.Grid(lengths, depths, trained)
+    grid = figures.Grid(section.lengths, sorted({cell["depth"] for _, cell in section.cells}), trained)
     offered = [*rates, MEASURES["loss"]]
-    others = [name for name in names if name != "none"] if "none" in names else []
-    method = Choice("method", [("Method", names), ("Difference to none of", others)])
+    method = Choice("method", [("Method", names)])
     measure = Choice("shown", [("Judged by the", [m.name for m in offered])])
+    compared = "none" in names and len(names) > 1
+    against = Choice("against", [("Shown", ["as it is", "as difference to none"][: 1 + compared])])
     own = {name: [c for m, c in section.cells if m == name] for name in names}
 
-    def draw(number: int, of: int) -> Any:
-        shown = offered[of]
-        if number < len(names):
-            return figures.heat(own[names[number]], grid, shown, _ends(section, shown))
-        other = others[number - len(names)]
-        return figures.heat_difference(own[other], own["none"], grid, shown, _furthest(own, shown))
+    def draw(number: int, of: int, differs: int) -> Any:
+        cells, shown = own[names[number]], offered[of]
+        if differs:
+            return figures.heat_difference(cells, own["none"], grid, shown, _furthest(own, shown))
+        return figures.heat(cells, grid, shown, _ends(section, shown))
 
+    choices = [method, measure, against]
     return Panel(
         f"{section.id}-heat",
         f"{section.task['task']} by length and depth",
-        [method, measure],
-        [plot(f"{section.id}-grid", [method, measure], draw)],
+        choices,
+        [plot(f"{section.id}-grid", choices, draw)],
         key=False,
     )
 
@@ -213,8 +221,10 @@ def _by_position(
 ) -> Panel:
     lengths = sorted({curve["length"] for method in own.values() for curve in method["by_position"]})
     at = Choice("length", [("Texts of", [_tokens(n) for n in lengths])], len(lengths) - 1)
+    compared = "none" in own and len(own) > 1
+    against = Choice("against", [("Shown", ["as it is", "as difference to none"][: 1 + compared])])
 
-    def draw(number: int) -> Any:
+    def draw(number: int, differs: int) -> Any:
         length = lengths[number]
         curves = {
             name: curve["points"]
@@ -222,10 +232,12 @@ def _by_position(
             for curve in method["by_position"]
             if curve["length"] == length
         }
+        if differs:
+            return figures.loss_above(curves, curves.get("none", ()), styles, trained, length)
         return figures.loss_by_position(curves, styles, trained, length)
 
-    name = f"{section.id}-position"
-    return Panel(f"{name}s", f"{section.task['task']} by position", [at], [plot(name, [at], draw)])
+    name, choices = f"{section.id}-position", [at, against]
+    return Panel(f"{name}s", f"{section.task['task']} by position", choices, [plot(name, choices, draw)])
 
 
 def _tokens(length: int) -> str:
@@ -254,7 +266,7 @@ def difference_within(measure: str, estimate: Value) -> str:
 
 
 def _points(measure: str, found: float) -> str:
-    return (f"{100 * found:+.0f}" if MEASURES[measure].scale == 100 else f"{found:+.2f}").replace("-", "−")
+    return (f"{100 * found:+z.0f}" if MEASURES[measure].scale == 100 else f"{found:+z.2f}").replace("-", "−")
 
 
 def _percent(estimate: Value) -> str:

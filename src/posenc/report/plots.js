@@ -20,6 +20,7 @@ function draw(name) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, 'Noto Sans', sans-serif", size: 13, color: css("--ink") },
     xaxis: { ...axis, ...own.xaxis }, yaxis: { ...axis, ...own.yaxis },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") },
     hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--ink") } },
     updatemenus: (own.updatemenus || []).map(menu => ({ ...menu, bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--accent") } })),
     legend: narrow.matches || element.dataset.by !== undefined ? { orientation: "h", y: -0.25 } : { x: 1.02, y: 1 },
@@ -29,7 +30,7 @@ function draw(name) {
     const stops = own.coloraxis.cmid === undefined ? ["--least", "--most"] : ["--below", "--even", "--above"];
     layout.coloraxis = { ...own.coloraxis, colorscale: stops.map((stop, i) => [i / (stops.length - 1), css(stop)]) };
   }
-  const ink = { textfont: { color: css("--ink"), size: 14 } };
+  const ink = { textfont: { color: css("--ink"), size: narrow.matches ? 11 : 14 } };
   const seen = data.map(trace => ({ ...trace, ...(trace.type === "heatmap" && ink), visible: !hidden.has(trace.meta) }));
   Plotly.react(element, seen, layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
   const key = element.closest(".panel")?.querySelector(".key");
@@ -40,13 +41,22 @@ function drawAll() {
   Object.keys(figures).forEach(draw);
 }
 
+function show(method, seen) {
+  seen ? hidden.delete(method) : hidden.add(method);
+  document.querySelectorAll("input[data-method]").forEach(box => { box.checked = !hidden.has(box.dataset.method); });
+}
+
 document.addEventListener("change", ({ target }) => {
   if (target.dataset.choice) {
     target.closest(".panel").querySelectorAll(".plot").forEach(plot => draw(plot.id.slice("plot-".length)));
   } else if (target.dataset.method) {
-    const { method } = target.dataset;
-    target.checked ? hidden.delete(method) : hidden.add(method);
-    document.querySelectorAll("input[data-method]").forEach(box => { box.checked = !hidden.has(box.dataset.method); });
+    show(target.dataset.method, target.checked);
+    drawAll();
+  }
+});
+document.addEventListener("click", ({ target }) => {
+  if (target.dataset.show) {
+    target.closest(".key").querySelectorAll("input").forEach(box => show(box.dataset.method, target.dataset.show === "all"));
     drawAll();
   }
 });

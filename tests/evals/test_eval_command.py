@@ -1,0 +1,90 @@
+"""posenc eval on the command line."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from evals.conftest import VOCABULARY
+from posenc import cli
+from posenc.cli.common import DONE, FAILED, USAGE
+from references.small_models import small_model
+
+SMALL = ["--tasks", "copying:segment=8", "--methods", "rerope:window=16", "--lengths", "80", "96", "--samples", "2"]
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    small_model("llama", vocab_size=VOCABULARY).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_from_the_command_to_the_report(saved, tmp_path, capsys):
+    command = ["eval", str(saved), *SMALL, "--depths", "0", "1", "--out", str(tmp_path / "out")]
+    assert cli.main(command) == DONE
+    shown, results = capsys.readouterr(), json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["complete"]
+    assert results["model"]["trained_length"] == 64
+    assert results["settings"]["depths"] == [0, 1]
+    assert results["settings"]["preset"] == "standard"
+    assert results["command"].startswith("posenc eval ")
+    assert "cut_off" in shown.out
+    assert "[12/12]" in shown.err  # 3 arms, 2 lengths, 2 depths
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "copying" in page
+    assert cli.main([*command, "--json"]) == DONE
+    again = capsys.readouterr()
+    assert json.loads(again.out)["cells"] == {"planned": 12, "finished": 12, "kept_from_before": 12}
+    assert "12 of 12 cells are here already" in again.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "coping"], "did you mean 'copying'"),
+        (["--methods", "yarm"], "did you mean 'yarn'"),
+        (["--preset", "quik"], "did you mean 'quick'"),
+        (["--depths", "5"], "--depths 5: 0 is the start"),
+        (["--samples", "1"], "--samples 1: must be at least 2"),
+        (["--lengths", "10"], "--lengths 10: "),
+        (["--lengths", "many"], "invalid int value"),
+        (["--out", ""], "name a folder"),
+        (["--text", "nowhere.txt", "--tasks", "perplexity"], "nowhere.txt: No such file"),
+        (["--device", "tpu"], "--device tpu: not here"),
+    ],
+)
+def test_mistakes_are_one_line(flags, message, saved, tmp_path, capsys):
+    assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path), *flags]) == USAGE
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.startswith("posenc eval: error: ")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "cells").exists()
+
+
+def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
+    assert cli.main(["eval", "no-such-folder/x/y", "--tasks", "coping", "--out", str(tmp_path)]) == USAGE
+    assert "did you mean 'copying'" in capsys.readouterr().err
+
+
+def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
+    command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "200", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*"))) < 3:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == FAILED, told
+    assert "cells are kept and reported, the same command goes on from there" in told
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert not results["complete"]
+    assert results["cells"]["finished"] == len(list(tmp_path.glob("cells/*.json"))) >= 3
