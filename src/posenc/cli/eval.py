@@ -44,7 +44,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
     add("--json", action="store_true", help="print results.json instead of the tables")
-    parser.set_defaults(run=run_eval)
+    parser.set_defaults(run=run_eval, dtype="bfloat16")
 
 
 def run_eval(options: argparse.Namespace, command: str) -> int:

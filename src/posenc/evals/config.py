@@ -126,7 +126,12 @@ IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
 
 PRESETS = {
     "quick": Settings(("facts", "passkey", "perplexity"), IN_WINDOW, (256, 1024), samples=4, generate=False),
-    "standard": Settings(("facts", "key_value", "passkey", "perplexity"), IN_WINDOW, (512, 1024, 2048), samples=8),
+    "standard": Settings(
+        ("facts", "key_value:keys=digits:values=digits", "passkey", "perplexity"),
+        IN_WINDOW,
+        (512, 1024, 2048),
+        samples=8,
+    ),
     "thorough": Settings(
         ("facts", "key_value", "needle", "multi_document", "passkey", "perplexity", "repeated", "copying"),
         ("ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),

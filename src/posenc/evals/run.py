@@ -73,7 +73,7 @@ def evaluate(
         directory: finished cells are kept there, and those that are there already are not measured again;
             results.json comes beside them, and report.html where `render` makes it. None: nothing is written.
         name: what to call the model.
-        attention: also say where the model looks, see `posenc.evals.attention`, on a text a depth.
+        attention: also say where the model looks, see `posenc.evals.attention`.
         settings: see `posenc.evals.config.Settings`.
 
     Returns:
@@ -262,11 +262,12 @@ class _Job:
         }
 
     def look(self, store: Store | None, found: dict[str, Any]) -> None:
-        """Where the model looks under each method: method -> profile, on one text a depth of the first task in whose texts
-        something stands that is asked for. Nothing where the model or its texts do not allow it."""
+        """Where the model looks under each method: method -> profile, on a text at each of three depths, of the first task in
+        whose texts something stands that is asked for. Nothing where the model or its texts do not allow it."""
         length = max((n for n in self.settings.lengths if n <= LOOKED_AT), default=self.settings.lengths[0])
         for text, task in self.tasks.items():
-            depths = self.settings.depths if task.takes_depth else (None,)
+            every = self.settings.depths if task.takes_depth else (None,)
+            depths = tuple(dict.fromkeys((every[0], every[len(every) // 2], every[-1])))
             cells = [Cell(text, NONE, length, depth, 0) for depth in depths]
             samples = [self.sample(cell, 0) for cell in cells]
             if all(sample.needle is not None for sample in samples):
