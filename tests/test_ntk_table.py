@@ -82,6 +82,7 @@ def test_the_documents_show_what_was_measured():
     results = json.loads((ROOT / "benchmarks" / "ntk_table.json").read_text())
     text = (ROOT / "docs" / "ntk_table.md").read_text(encoding="utf-8")
     assert example("ntk_table").table(results) in text
+    assert ("One seed of each model" in text) == (len(results) == 2)
 
 
 WITHIN, LONG, NEAR, FAR = "64 bytes", "512 bytes", "512, period 16", "512, period 128"
