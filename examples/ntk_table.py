@@ -26,7 +26,8 @@ ROPE = Rotary(32)
 SCHEDULES = {"PI": "linear", "NTK-old": "ntk_old", "NTK-fixed": "ntk_fixed", "NTK-mixed": "ntk_mixed"}
 ARMS = {"cut off": ROPE, "direct": ROPE, **{name: ROPE.with_schedule(s, factor=8) for name, s in SCHEDULES.items()}}
 ARMS["ReRoPE"] = Mapped(ROPE, {"name": "rerope", "window": 32})
-TEXTS = {"repeated, period 16": 16, "repeated, period 128": 128, "not repeated": None}
+TEXTS = {"64 bytes": (64, None), "64, period 16": (64, 16)}
+TEXTS |= {"512 bytes": (512, None), "512, period 16": (512, 16), "512, period 128": (512, 128)}
 
 
 def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
@@ -34,8 +35,8 @@ def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
     found = {}
     for (name, arm), suffix in product(ARMS.items(), (" + log n",) if log_n else ("", " + log n†")):
         model.encoding = arm + LogN(64, clip=not log_n) if suffix else arm
-        seen = S.length if name == "cut off" else S.longest
-        found[name + suffix] = {t: evaluate.accuracy(model, tokens, S, seen, p).tolist() for t, p in TEXTS.items()}
+        texts = {text: (64 if name == "cut off" else seen, period) for text, (seen, period) in TEXTS.items()}
+        found[name + suffix] = {text: evaluate.accuracy(model, tokens, S, *of).tolist() for text, of in texts.items()}
     return found
 
 
@@ -57,7 +58,7 @@ def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
         if (name := f"{host}, seed {seed}") not in results:
             model, _ = train.train(config.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
             results[name] = measure(model, corpus.test, "log_n" in host)
-            path.write_text(json.dumps(results, indent=1))
+            path.write_text(json.dumps(results))
     print(table(results))
 
 

@@ -11,6 +11,7 @@ from posenc.lab import data
 from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import accuracy
 from posenc.lab.train import build
+from posenc.statistics import estimate
 from posenc.tasks.haystack import pydoc
 from test_examples import EXAMPLES, example
 
@@ -69,8 +70,8 @@ def test_the_example_trains_what_is_missing_and_shows_a_table(tmp_path, monkeypa
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in table[2:5]] == ["cut off", "cut off + log n†", "cut off + log n"]
     assert len(table) == 2 + 3 * len(module.ARMS)
-    mean = 100 * sum(plain["direct"]["not repeated"]) / 4
-    assert next(row for row in table if row[0] == "direct")[-1].startswith(f"{mean:.1f} ± ")
+    mean = 100 * sum(plain["direct"]["512 bytes"]) / 4
+    assert next(row for row in table if row[0] == "direct")[3].startswith(f"{mean:.1f} ± ")
     module.main(str(path), 2)
     second = json.loads(path.read_text())
     assert len(second) == 4
@@ -81,3 +82,40 @@ def test_the_documents_show_what_was_measured():
     results = json.loads((ROOT / "benchmarks" / "ntk_table.json").read_text())
     text = (ROOT / "docs" / "ntk_table.md").read_text(encoding="utf-8")
     assert example("ntk_table").table(results) in text
+    assert ("One seed of each model" in text) == (len(results) == 2)
+
+
+WITHIN, LONG, NEAR, FAR = "64 bytes", "512 bytes", "512, period 16", "512, period 128"
+NTK = "NTK-old", "NTK-fixed", "NTK-mixed"
+ORDER = [
+    *[("PI" + log_n, NEAR, "<", "direct" + log_n) for log_n in ("", " + log n")],
+    *[("direct" + log_n, NEAR, "<", ntk + log_n) for log_n in ("", " + log n") for ntk in NTK[:2]],
+    *[(ntk + log_n, NEAR, "<", "ReRoPE" + log_n) for log_n in ("", " + log n") for ntk in NTK],
+    ("ReRoPE", NEAR, "<", "cut off"),
+    ("ReRoPE + log n†", NEAR, "=", "cut off"),
+    ("ReRoPE + log n", NEAR, "=", "cut off + log n"),
+    *[(method, NEAR, "<", f"{method} + log n†") for method in (*NTK, "ReRoPE")],
+    ("ReRoPE + log n†", NEAR, "<", "ReRoPE + log n"),
+    *[("cut off" + log_n.strip("†"), FAR, "<", "ReRoPE" + log_n) for log_n in ("", " + log n")],
+    *[(ntk + log_n, FAR, "<", "cut off" + log_n) for log_n in ("", " + log n") for ntk in NTK],
+    ("NTK-old", NEAR, "=", "NTK-mixed"),
+    ("NTK-mixed + log n", NEAR, "<", "NTK-old + log n"),
+    *[("NTK-mixed", text, "<", "direct") for text in (WITHIN, "64, period 16")],
+    *[(ntk, text, "=", "direct") for ntk in NTK[:2] for text in (WITHIN, "64, period 16")],
+    *[("direct", LONG, "=", other) for other in ("PI", *NTK)],
+    ("ReRoPE", LONG, "<", "cut off"),
+    ("ReRoPE + log n†", LONG, "=", "cut off"),
+    ("ReRoPE + log n", LONG, "=", "cut off + log n"),
+    *[(method, LONG, "<", "cut off") for method in ("direct", "PI", *NTK)],
+    *[(f"{method} + log n†", LONG, "<", method) for method in ("direct", "PI", *NTK)],
+    ("direct + log n†", NEAR, "<", "direct"),
+]
+
+
+@pytest.mark.parametrize(("lower", "text", "relation", "higher"), ORDER)
+def test_the_order_that_the_document_states_was_measured(lower, text, relation, higher):
+    """By the 95 % interval of the difference on the same seeds and texts; "=": it holds zero."""
+    results = json.loads((ROOT / "benchmarks" / "ntk_table.json").read_text())
+    rows = [torch.tensor([run[row][text] for run in results.values() if row in run]) for row in (lower, higher)]
+    gap = estimate(rows[1] - rows[0])
+    assert relation == ("<" if gap.low > 0 else ">" if gap.high < 0 else "=")
