@@ -243,6 +243,11 @@ def test_what_was_interrupted_has_its_numbers(done):
     part = {cell: m for cell, m in done.items() if cell.seed == 0 and (cell.length, cell.method) != (128, "bad")}
     found = numbers(SETTINGS, TASKS, part, TRAINED)
     assert [row["length"] for row in method(found, "asks", "bad")["by_length"]] == [64]
+    part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # kept from before
+    here = method(numbers(SETTINGS, TASKS, part, TRAINED), "asks", "good")["by_length"][0]
+    assert here["n"] == 8 * 3 + 8
+    assert here["middle"] == method(numbers(SETTINGS, TASKS, {c: m for c, m in part.items() if c.seed == 0}, TRAINED),
+                                    "asks", "good")["by_length"][0]["middle"]  # fmt: skip
     only = {cell: m for cell, m in part.items() if cell.method == "good"}
     found = numbers(SETTINGS, TASKS, only, TRAINED)
     assert method(found, "asks", "good")["by_length"][0]["against_none"] is None
@@ -261,12 +266,13 @@ def results(found, **settings):
 def test_the_answer_follows_from_the_numbers(found):
     told = answer(results(found))
     assert told[0].startswith("asks at 64 tokens, the model as it is: ")
-    assert "lost in the middle" in told[0]
-    assert told[1].startswith("good against the model as it is: better on asks (+")
+    assert "Lost in the middle" in told[0]
+    assert told[1].startswith("reads, the model as it is: ")
+    assert told[2].startswith("good against the model as it is: better on asks (+")
     assert any(line.startswith("bad against the model as it is: better on reads") for line in told)
     assert (
-        "reads: past its 64 tokens the model as it is breaks, at 128 tokens it does worse than with the last 64 alone"
-        in (" ".join(told))
+        "reads at 128 tokens: the model as it is breaks past the 64 that it was made for; with the last 64 alone it does "
+        "better (-" in " ".join(told)
     )
     assert not any("no method does better" in line for line in told)  # good does
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError, unknown
-from posenc.tasks import TASKS, Task, create
+from posenc.tasks import Task, create
 from posenc.texts import named
 
 NONE, CUT_OFF = "none", "cut_off"
@@ -64,12 +64,12 @@ class Settings:
             InputError: an unknown task or option, or the same task twice.
         """
         found = {}
+        text = {} if self.text is None else {"source": self.text}
         for written in self.tasks:
-            name, options = named(written)
-            takes_text = name in TASKS and "source" in TASKS[name].__dataclass_fields__
-            if self.text is not None and takes_text and not any(o.startswith("source=") for o in options):
-                written = f"{written}:source={self.text}"
             task = create(written)
+            says_its_own = any(option.startswith("source=") for option in named(written)[1])
+            if "source" in {field.name for field in fields(task)} and not says_its_own:
+                task = replace(task, **text)
             if task.text in found:
                 raise InputError(f"--tasks: {task.text} is named twice")
             found[task.text] = task

@@ -149,19 +149,26 @@ def middle(task: Task, found: Outcomes) -> dict[str, Any] | None:
         return None
     get = _score if by == "score" else _exact
     inner, ends = (
-        units({key: outcome for key, outcome in found.items() if (key[1] in (depths[0], depths[-1])) == outermost}, get)
+        by_unit(
+            {key: outcome for key, outcome in found.items() if (key[1] in (depths[0], depths[-1])) == outermost}, get
+        )
         for outermost in (False, True)
     )
-    gaps = [sum(a) / len(a) - sum(b) / len(b) for a, b in zip(inner, ends, strict=True)]
-    return {"measure": by, **asdict(change([[gap] for gap in gaps]))}
+    gaps = [[_average(inner[unit]) - _average(ends[unit])] for unit in inner if unit in ends]
+    return {"measure": by, **asdict(change(gaps))} if gaps else None
 
 
-def units(found: Outcomes, get: Callable[[Outcome], float]) -> list[list[float]]:
-    """Seed and index by seed and index, the numbers at every length and depth."""
+def by_unit(found: Outcomes, get: Callable[[Outcome], float]) -> dict[tuple[int, int], list[float]]:
+    """For each seed and index the numbers at every length and depth."""
     lists: dict[tuple[int, int], list[float]] = {}
     for (_, _, seed, index), outcome in found.items():
         lists.setdefault((seed, index), []).append(get(outcome))
-    return list(lists.values())
+    return lists
+
+
+def units(found: Outcomes, get: Callable[[Outcome], float]) -> list[list[float]]:
+    """As `by_unit`, where it does not matter which unit is which."""
+    return list(by_unit(found, get).values())
 
 
 def _exact(outcome: Outcome) -> float:

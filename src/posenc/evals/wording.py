@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.evals.config import CUT_OFF, NONE
+from posenc.evals.results import BETTER, SAME, WORSE
 
 Results = Mapping[str, Any]
 
 
 def answer(results: Results) -> list[str]:
     """What a reader wants to know first."""
-    lines = [line for task in results["tasks"] for line in _middle(task)]
+    lines = [line for task in results["tasks"] for line in _as_it_is(task)]
     lines += [_judged(row) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
     return lines + [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
 
@@ -47,99 +48,134 @@ def limits(results: Results) -> list[str]:
     return notes
 
 
-def _middle(task: Results) -> list[str]:
-    """Whether the model as it is finds less in the middle than at the ends, at the longest texts where it says something."""
+def _as_it_is(task: Results) -> list[str]:
+    """What the model as it is makes of a task: by depth at one length where there are several, else by length."""
     none = _method(task, NONE)
     if none is None:
         return []
-    told = [row for row in none["by_length"] if row["middle"] is not None]
-    if not told:
-        return []
-    row = max(told, key=lambda row: (row["middle"]["low"] > 0 or row["middle"]["high"] < 0, row["length"]))
-    middle, by = row["middle"], row["middle"]["measure"]
-    cells = sorted((cell for cell in none["cells"] if cell["length"] == row["length"]), key=lambda cell: cell["depth"])
-    first, last = cells[0], cells[-1]
-    worst = min(cells[1:-1], key=lambda cell: float(cell[by]["mean"]))
-    shares = (
-        f"{_percent(first[by])} at the start, {_percent(last[by])} at the end, {_percent(worst[by])} at depth "
-        f"{worst['depth']:g}, the worst between them"
-    )
-    gap = f"{_points(middle)} between the ends against at them"
-    if middle["high"] < 0:
-        verdict = f"lost in the middle: {gap}"
-    elif middle["low"] > 0:
-        verdict = f"found better in the middle: {gap}"
+    rows = none["by_length"]
+    told = [row for row in rows if row["middle"] is not None]
+    # where the middle and the ends differ for sure, and there at the longest
+    row = max(told or rows, key=lambda row: (row["middle"] is not None and _sure(row["middle"]), row["length"]))
+    by = _measure(task, row)
+    cells = sorted((c for c in none["cells"] if c["length"] == row["length"]), key=lambda cell: cell["depth"] or 0.0)
+    if len(cells) == 1:
+        where = "" if cells[0]["depth"] is None else f", {_places(cells)}"
+        found = [f"{_level(at[by], by)} at {at['length']} tokens" for at in rows]
+        return [f"{task['task']}, the model as it is{where}: {_listed(found)}."]
+    start = f"{task['task']} at {row['length']} tokens, the model as it is: "
+    if len({cell[by]["mean"] for cell in cells}) == 1:
+        same = (
+            "no depth is better or worse than another" if cells[0][by]["mean"] or by == "loss" else "nothing is found"
+        )
+        return [f"{start}{_level(cells[0][by], by)} at every depth, {same} here."]
+    first, *inner, last = cells
+    said = [f"{_level(cell[by], by)} {_places([cell])}" for cell in (first, last)]
+    if inner:
+        worst = (max if by == "loss" else min)(cell[by]["mean"] for cell in inner)
+        at = [cell for cell in inner if cell[by]["mean"] == worst]
+        everywhere = len(at) == len(inner) > 1
+        said.append(
+            f"{_level(at[0][by], by)} {'everywhere' if everywhere else _places(at)} between them"
+            + (", the worst there" if len(at) < len(inner) else "")
+        )
+    return [f"{start}{_listed(said)}." + (f" {_gap(row['middle'])}" if row["middle"] else "")]
+
+
+def _gap(middle: Mapping[str, float]) -> str:
+    """The middle against the ends, in a sentence."""
+    less, high, low = (-100 * middle[key] for key in ("mean", "low", "high"))
+    if low > 0:
+        return f"Lost in the middle: between the two ends it finds {less:.0f} points less than at them ({low:.0f} to {high:.0f})."
+    if high < 0:
+        return f"Better in the middle: between the two ends it finds {-less:.0f} points more than at them ({-high:.0f} to {-low:.0f})."
+    if round(less) == 0:
+        seen = "as much as"
     else:
-        verdict = f"no measurable difference between middle and ends: {gap}"
-    return [f"{task['task']} at {row['length']} tokens, the model as it is: {shares} ({verdict})."]
+        seen = f"{abs(less):.0f} points {'less' if less > 0 else 'more'} than"
+    return (
+        f"Between the two ends it finds {seen} at them, and these texts leave open whether it loses the middle "
+        f"(from {high:.0f} points less to {-low:.0f} more)."
+    )
 
 
 def _judged(row: Results) -> str:
     """What a method changes, task by task."""
+    compared = [at for at in row["tasks"] if at["against_none"] is not None]
     parts = []
-    for outcome in ("better", "worse"):
-        found = [f"{at['task']} ({_changed(at)})" for at in row["tasks"] if at["verdict"] == outcome]
+    for verdict, said in ((BETTER, "better on"), (WORSE, "worse on"), (SAME, "no measurable difference on")):
+        found = [
+            f"{at['task']} ({change(at['against_none'], at['measure'])})" for at in compared if at["verdict"] == verdict
+        ]
         if found:
-            parts.append(f"{outcome} on {_listed(found)}")
-    same = [f"{at['task']} ({_changed(at)})" for at in row["tasks"] if at["verdict"] == "no different"]
-    if same:
-        parts.append(f"not measurably different on {_listed(same)}")
+            parts.append(f"{said} {_listed(found)}")
+    left = [at["task"] for at in row["tasks"] if at["against_none"] is None]
+    if left:
+        parts.append(f"not compared on {_listed(left)}")
     return f"{row['method']} against the model as it is: {'; '.join(parts) or 'nothing measured yet'}."
 
 
 def _past(task: Results, trained: int) -> list[str]:
     """What becomes of a task past the trained length, held against reading its end alone."""
     cut = _method(task, CUT_OFF)
-    if cut is None:
+    rows = [row for row in cut["by_length"] if row["length"] > trained and row["against_none"]] if cut else []
+    if not rows:
         return []
-    by = "loss" if not task["generates"] else "exact"
+    by = _measure(task, rows[0])
     sign = -1 if by == "loss" else 1
-    rows = [row for row in cut["by_length"] if row["length"] > trained and row["against_none"] is not None]
-    broken = [row for row in rows if sign * row["against_none"][by]["mean"] > 0 and _sure(row["against_none"][by])]
     lines = []
+    broken = [row for row in rows if sign * row["against_none"][by]["mean"] > 0 and _sure(row["against_none"][by])]
     if broken:
-        first = broken[0]
         lines.append(
-            f"{task['task']}: past its {trained} tokens the model as it is breaks, at {first['length']} tokens it does worse "
-            f"than with the last {trained} alone ({_change(first['against_none'][by], by)} for those)."
+            f"{task['task']} at {broken[0]['length']} tokens: the model as it is breaks past the {trained} that it was made "
+            f"for; with the last {trained} alone it does better ({change(broken[0]['against_none'][by], by)})."
         )
-    if rows:
-        length = rows[-1]["length"]
-        found = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
-        best = max(found, key=lambda method: sign * found[method])
-        if len(found) > 2 and best == CUT_OFF:
-            lines.append(
-                f"{task['task']} at {length} tokens: no method does better than the model as it is with the last {trained} "
-                "tokens alone."
-            )
+    length = rows[-1]["length"]
+    found = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
+    if len(found) > 2 and max(found, key=lambda method: sign * found[method]) == CUT_OFF:
+        lines.append(
+            f"{task['task']} at {length} tokens: no method does better than the model as it is with the last {trained} "
+            "tokens alone."
+        )
     return lines
+
+
+def change(estimate: Mapping[str, float], by: str) -> str:
+    """A difference and its interval: "+12 points, +3 to +21"."""
+    mean, low, high = (signed(estimate[key], by) for key in ("mean", "low", "high"))
+    return f"{mean} {'nats a token' if by == 'loss' else 'points'}, {low} to {high}"
+
+
+def signed(difference: float, by: str) -> str:
+    """A difference of losses in nats, or of shares in points, with its sign."""
+    return f"{difference:+z.3f}" if by == "loss" else f"{100 * difference:+z.0f}"
 
 
 def _method(task: Results, name: str) -> Results | None:
     return next((method for method in task["methods"] if method["method"] == name and method["cells"]), None)
 
 
+def _measure(task: Results, row: Results) -> str:
+    """What a task is measured by, as in `posenc.evals.results.measure`."""
+    if not task["generates"]:
+        return "loss"
+    return "exact" if row["score"] is None else "score"
+
+
+def _places(cells: Sequence[Results]) -> str:
+    """Where the answer stands in some cells: "at the start", "at depth 0.25 and 0.5"."""
+    depths = [cell["depth"] for cell in cells]
+    if depths in ([0], [1]):
+        return "at the end" if depths[0] else "at the start"
+    return f"at depth {_listed([f'{depth:g}' for depth in depths])}"
+
+
 def _sure(estimate: Mapping[str, float]) -> bool:
     return estimate["low"] > 0 or estimate["high"] < 0
 
 
-def _changed(at: Results) -> str:
-    return "not measured" if at["against_none"] is None else _change(at["against_none"], at["measure"])
-
-
-def _change(estimate: Mapping[str, float], by: str) -> str:
-    if by == "loss":
-        return f"{estimate['mean']:+.3f} nats, {estimate['low']:+.3f} to {estimate['high']:+.3f}"
-    return _points(estimate)
-
-
-def _points(estimate: Mapping[str, float]) -> str:
-    mean, low, high = (100 * estimate[key] for key in ("mean", "low", "high"))
-    return f"{mean:+.0f} points, {low:+.0f} to {high:+.0f}"
-
-
-def _percent(value: Mapping[str, float]) -> str:
-    return f"{100 * value['mean']:.0f} % right"
+def _level(value: Mapping[str, float], by: str) -> str:
+    return f"{value['mean']:.2f} nats a token" if by == "loss" else f"{100 * value['mean']:.0f} % right"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,6 +8,8 @@ a model makes of them.
 `task` is the interface, the other files are one task or one family each. `posenc.evals` runs them.
 """
 
+from dataclasses import fields
+
 from posenc.errors import unknown
 from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
@@ -48,11 +50,12 @@ def create(text: str) -> Task:
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     cls = TASKS[name]
-    options = read_options(name, written, cls.__dataclass_fields__)
+    types = {field.name: field.type for field in fields(cls)}
+    options = read_options(name, written, types)
     for key, _, value in (item.partition("=") for item in written):
-        if cls.__dataclass_fields__[key].type in (str, str | None) and options[key] is not None:  # a file called 1984
+        if types[key] in (str, str | None) and options[key] is not None:  # a file called 1984
             options[key] = value
-    check_options(name, options, cls.__dataclass_fields__, cls.__init__)
+    check_options(name, options, types, cls.__init__)
     return cls(**options)
 
 
