@@ -10,6 +10,7 @@ import pytest
 
 import posenc
 from posenc import cli
+from posenc.tasks import TASKS
 
 
 def run(capsys, *arguments):
@@ -28,6 +29,9 @@ def test_list_and_cite(capsys, tmp_path):
     assert schedules == {name: list(posenc.frequencies.options_of(name)) for name in posenc.frequencies.SCHEDULES}
     methods = {row["name"]: row for row in json.loads(out)["methods"]}
     assert methods["rerope"]["kind"] == "map"
+    tasks = {row["name"]: row["options"] for row in json.loads(out)["tasks"]}
+    assert set(tasks) == set(TASKS)
+    assert (tasks["passkey"], tasks["facts"]) == ([], ["items", "query_aware"])
     assert set(posenc.position_maps.MAPS) - {"inverse_leaky"} <= set(methods)
     code, out, _ = run(capsys, "cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)

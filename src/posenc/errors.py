@@ -16,4 +16,5 @@ def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
     names = sorted(known)
     near = get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"unknown {what} {name!r}: {hint}known are {', '.join(names)}")
+    known_are = f"known are {', '.join(names)}" if names else "there are none"
+    return InputError(f"unknown {what} {name!r}: {hint}{known_are}")

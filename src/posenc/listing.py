@@ -1,6 +1,7 @@
-"""Every encoding, schedule, position map and method as a row of a table, from what the code declares."""
+"""Every encoding, schedule, position map, method and task as a row of a table, from what the code declares."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from inspect import signature
 from typing import Any
 
@@ -9,6 +10,7 @@ from posenc.encodings import ENCODINGS, create
 from posenc.frequencies import SCHEDULES, options_of
 from posenc.position_maps import MAPS
 from posenc.pretrained.methods import METHODS
+from posenc.tasks import TASKS
 from posenc.texts import summary
 
 SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
@@ -28,8 +30,8 @@ OF_THE_MODEL = (
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, and the methods that
-    extend pretrained models."""
+    """All there is: encodings, the frequency schedules that RoPE takes, the maps of its positions, the methods that extend
+    pretrained models, and the tasks that these are evaluated on."""
     schedules = [
         {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
         for name, schedule in SCHEDULES.items()
@@ -39,7 +41,17 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         for name, made in MAPS.items()
     ]
     methods = [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()]
-    return {"encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods}
+    tasks = [
+        {
+            "name": name,
+            "options": [field.name for field in fields(task)],
+            "summary": summary(task),
+        }
+        for name, task in TASKS.items()
+    ]
+    return {
+        "encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods, "tasks": tasks,
+    }  # fmt: skip
 
 
 def rows() -> list[dict[str, Any]]:
@@ -85,11 +97,13 @@ def table() -> str:
     schedules = [(row["name"], _with_options(row)) for row in found["schedules"]]
     maps = [(f"@{row['name']}", _with_options(row)) for row in found["position_maps"]]
     methods = [(row["name"], row["kind"], row["tuning"]) for row in found["methods"]]
+    tasks = [(row["name"], _with_options(row)) for row in found["tasks"]]
     blocks = (
         (head, *body),
         (("rope's schedules", ""), *schedules),
         (("maps of its positions", ""), *maps),
         (("to extend a model", "kind", "fine-tuning"), *methods),
+        (("tasks of posenc eval", ""), *tasks),
     )
     return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
 

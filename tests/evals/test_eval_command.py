@@ -35,6 +35,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["command"].startswith("posenc eval ")
     assert "cut_off" in shown.out
     assert "[12/12]" in shown.err  # 3 arms, 2 lengths, 2 depths
+    assert shown.err.count("nats a token") == 6  # a line for both depths
     page = (tmp_path / "out" / "report.html").read_text()
     assert "copying" in page
     assert cli.main([*command, "--json"]) == DONE

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import posenc
 from evals.conftest import VOCABULARY
@@ -165,6 +165,25 @@ def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypat
     with pytest.raises(Interrupted):
         evaluate(model(), tokenizer, directory=tmp_path, **SMALL)
     assert not (tmp_path / "results.json").exists()
+
+
+def test_models_that_cannot_be_measured_are_refused(tokenizer):
+    settings = {"tasks": ("copying:segment=8",), "samples": 2}
+    bert = BertLMHeadModel(
+        BertConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        )
+    )
+    with pytest.raises(InputError, match=r"BertLMHeadModel is not a causal language model"):
+        evaluate(bert, tokenizer, lengths=(40,), **settings)
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2))
+    assert evaluate(gpt2, tokenizer, lengths=(40, 64), **settings)["complete"]
+    with pytest.raises(InputError, match=r"--lengths 65: .* table of 64 positions.* give lengths of at most 64"):
+        evaluate(gpt2, tokenizer, lengths=(65,), **settings)
+    with pytest.raises(InputError, match=r"--methods yarn: .*; --methods none measures the model as it is"):
+        evaluate(gpt2, tokenizer, lengths=(40,), methods=("yarn",), **settings)
+    with pytest.raises(InputError, match=r"--text a\.txt: none of copying:segment=8 takes a text; leave it out"):
+        evaluate(gpt2, tokenizer, lengths=(40,), text="a.txt", **settings)
 
 
 def test_the_model_is_left_as_it_was(tokenizer):

@@ -100,7 +100,7 @@ def test_what_a_task_is(found):
     first, second = found["tasks"]
     assert (first["name"], first["summary"], first["source"]) == ("asks", "Something is asked for.", "As in no paper.")
     assert (first["takes_depth"], first["generates"]) == (True, True)
-    assert (second["takes_depth"], second["generates"], second["source"]) == (False, False, "")
+    assert (second["takes_depth"], second["generates"], second["source"]) == (False, False, "As in no paper.")
     assert [m["method"] for m in first["methods"]] == ["none", "good", "bad", CUT_OFF]
 
 
@@ -272,7 +272,7 @@ def test_the_answer_follows_from_the_numbers(found):
     assert any(line.startswith("bad against the model as it is: better on reads") for line in told)
     assert (
         "reads at 128 tokens: the model as it is breaks past the 64 that it was made for; with the last 64 alone it does "
-        "better (-" in " ".join(told)
+        "better (−" in " ".join(told)
     )
     assert not any("no method does better" in line for line in told)  # good does
 

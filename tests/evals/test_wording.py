@@ -122,6 +122,6 @@ def test_methods():
     ]
     assert answer(results({}, ranking=rows)) == [
         "yarn against the model as it is: better on facts (+20 points, +10 to +30); worse on perplexity (+0.070 nats a "
-        "token, +0.046 to +0.094); no measurable difference on needle (+0 points, -20 to +20); not compared on copying.",
+        "token, +0.046 to +0.094); no measurable difference on needle (+0 points, −20 to +20); not compared on copying.",
         "ntk against the model as it is: nothing measured yet.",
     ]

@@ -11,20 +11,21 @@ def test_sentences_follow_from_the_numbers() -> None:
     profile = attention_profile(small_model("gemma3_text"), texts, depths=[0.25, 0.75], first_row=20)
     said = sentences({"none": profile.to_dict()})
     assert (
-        f"{profile.sink.mean():.0%} of all attention of the model as it is goes to the first 4 tokens" in said["sinks"]
+        f"{100 * profile.sink.mean():.0f} % of all attention of the model as it is goes to the first 4 tokens"
+        in said["sinks"]
     )
     layer, head = divmod(int(profile.sink.flatten().argmax()), 4)
-    assert f"most in head {head} of layer {layer}, {profile.sink.max():.0%}" in said["sinks"]
+    assert f"most in head {head} of layer {layer}, {100 * profile.sink.max():.0f} %" in said["sinks"]
     far = int(profile.distance_after.mean(1).argmax())
     assert f"{profile.distance_after.mean(1).max():.0f} tokens back in layer {far}" in said["distance"]
     heads = profile.retrieving()
     best = max((0, 1), key=lambda at: sum(found.by_depth[at] for found in heads))
     assert f"best at depth {(0.25, 0.75)[best]:g}" in said["needle"]
-    assert "it is 5.0% of the tokens" in said["needle"]
+    assert "it is 5.0 % of the tokens" in said["needle"]
     turning = profile.turning["full_attention"]
     share = f"{int(turning.unfinished.sum())} of 8 pairs never completed a turn within 64 tokens"
     assert share in said["pairs"]
-    assert f"{profile.unfinished_share[1]:.0%} of what can move a score" in said["pairs"]
+    assert f"{100 * profile.unfinished_share[1]:.0f} % of what can move a score" in said["pairs"]
 
 
 def test_without_a_needle_nothing_is_said_of_it() -> None:

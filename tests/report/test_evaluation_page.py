@@ -104,9 +104,9 @@ def test_depth_figures_hold_the_numbers(html, found):
 
 
 def test_nothing_has_no_sign_of_its_own():
-    nothing = {"mean": -0.001, "low": -0.002, "high": 0.002}
+    nothing = {"mean": -0.0004, "low": -0.002, "high": 0.002}
     assert difference("score", nothing) == "+0 points"
-    assert difference("loss", nothing) == "+0.00"
+    assert difference("loss", nothing) == "+0.000"
 
 
 def test_the_middle_is_held_against_the_ends(html, found):
@@ -302,10 +302,11 @@ def test_the_terminal_counts_cells(tmp_path, capsys):
     with terminal:
         terminal.progress.planned(3, 1, 100)
         terminal.progress.advanced("passkey, none", 50)
-        terminal.progress.finished("passkey, none")
+        terminal.progress.finished("passkey, none, depth 0")
+        terminal.progress.told("passkey, none: 50 % right")
     told = capsys.readouterr().err
     assert "1 of 3 cells are here already" in told
-    assert re.search(r"\[2/3\] .*passkey, none", told)
+    assert re.search(r"\[2/3\] .*passkey, none: 50 % right\n$", told)
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,8 @@ def test_a_task_is_made_from_its_text():
         create("facts:item=3")
     with pytest.raises(InputError, match=r"option items='three' of facts: pass an integer or none"):
         create("facts:items=three")
+    with pytest.raises(InputError, match=r"unknown option of passkey 'name=x'"):
+        create("passkey:name=x")
     assert create("needle:source=1984").source == "1984"  # a file's name stays a name
     assert create("multi_document:file=1984").file == "1984"
     assert create("multi_document:file=none").file is None

@@ -21,7 +21,7 @@ from posenc.cli.extend import add_extend
 from posenc.errors import InputError, unknown
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
-    "list": (add_list, "Every encoding: what it is, where it acts, its paper."),
+    "list": (add_list, "Every encoding, schedule, method and task: what it is, its paper, its options."),
     "compare": (
         add_compare,
         "Train the same small Transformer with each encoding and test it past its training length.",

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 DONE, FAILED, USAGE = 0, 1, 2
@@ -78,13 +79,18 @@ def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' progress, unless there is a terminal to see it."""
+    if sys.stderr.isatty():
+        yield
+        return
     from transformers.utils import logging
 
-    silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
-    if silenced:
-        logging.disable_progress_bar()
+    gguf: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
+    logging.disable_progress_bar()
+    gguf.tqdm = lambda tensors, **_: tensors  # it does not heed that
     try:
         yield
     finally:
-        if silenced:
+        gguf.tqdm = bar
+        if shown:
             logging.enable_progress_bar()

@@ -75,9 +75,12 @@ def outcomes(task: str, method: str, done: Mapping[Cell, Measured], trained_leng
 
 
 def source(task: Task) -> str:
-    """The second paragraph of a task's docstring, which says where it comes from."""
-    paragraphs = (type(task).__doc__ or "").split("\n\n")
-    return " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
+    """The second paragraph of a task's docstring, or of that of its family, which says where it comes from."""
+    for cls in (cls for cls in type(task).__mro__ if issubclass(cls, Task)):
+        paragraphs = (cls.__doc__ or "").split("\n\n")
+        if len(paragraphs) > 1:
+            return " ".join(paragraphs[1].split())
+    return ""
 
 
 def spent(cells: Sequence[Measured]) -> dict[str, Any]:

@@ -21,13 +21,14 @@ from posenc.evals.config import CUT_OFF, NONE, Cell, Settings, digests, planned,
 from posenc.evals.reader import CHUNK, Outcome, Reader
 from posenc.evals.results import numbers
 from posenc.evals.store import Measured, Store
-from posenc.evals.wording import answer, limits
+from posenc.evals.wording import answer, finished, limits
 from posenc.machine import describe, free_bytes
 from posenc.memory import measurable, peak
 from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
-from posenc.pretrained.calls import check_tokens, evaluating
+from posenc.pretrained.calls import check_causal, check_tokens, evaluating
 from posenc.pretrained.extend import extend, restore
+from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.methods import written_factor
 from posenc.tasks import Sample, Task
 
@@ -36,6 +37,8 @@ LOOKED_AT = 1024
 """Texts in which attention is followed are no longer, if there are such: the work grows with the square."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
+LOOK_COST = 4
+"""Following attention through a text takes about as long as reading it this many times."""
 
 
 class Interrupted(Exception):
@@ -44,11 +47,13 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """What an evaluation tells about its course: hooks that default to silence. Work is counted in tokens."""
+    """What an evaluation tells about its course: hooks that default to silence. Work is counted in tokens; `told` is given
+    a sentence on the cells of one task, method, length and seed that have just finished."""
 
     planned: Callable[[int, int, int], None] = lambda cells, kept, work: None
-    advanced: Callable[[Cell, int], None] = lambda cell, work: None
+    advanced: Callable[[str, int], None] = lambda what, work: None
     finished: Callable[[Cell], None] = lambda cell: None
+    told: Callable[[str], None] = lambda found: None
 
 
 def evaluate(
@@ -95,22 +100,25 @@ def evaluate(
     done = {cell: measured for cell, measured in stored.items() if measured is not None}
     kept, started = len(done), time.perf_counter()
     todo = [[cell for cell in group if cell not in done] for group in groups]
-    progress.planned(len(cells), kept, sum(map(job.work, todo)))
+    look_work = job.look_work() if attention else 0
+    progress.planned(len(cells), kept, sum(map(job.work, todo)) + look_work)
     looks: dict[str, Any] = {}
     try:
         for group in filter(None, todo):
-            for cell, measured in job.measure(group, progress).items():
+            found = job.measure(group, progress)
+            for cell, measured in found.items():
                 if store is not None:
                     store.save(cell, measured)
                 done[cell] = measured
                 progress.finished(cell)
+            progress.told(finished(job.tasks[group[0].task], found))
         if attention:
-            job.look(store, looks)
+            job.look(store, looks, progress)
     except KeyboardInterrupt:
         if not done:
             raise Interrupted from None
-    found = numbers(chosen, job.tasks, {cell: done[cell] for cell in cells if cell in done}, job.trained_length)
-    for row in found["cost"]:
+    told = numbers(chosen, job.tasks, {cell: done[cell] for cell in cells if cell in done}, job.trained_length)
+    for row in told["cost"]:
         row["cache_bytes_per_token"] = job.cache_bytes[row["method"]]
     results: dict[str, Any] = {
         "schema": SCHEMA,
@@ -125,7 +133,7 @@ def evaluate(
         "machine": describe(job.device) | job.versions(),
         "answer": [],
         "limits": [],
-        **found,
+        **told,
         "attention": looks or None,
     }
     results |= {"answer": answer(results), "limits": limits(results)}
@@ -174,13 +182,20 @@ class _Job:
                 f"--methods {' '.join(s.methods[1:])}: the model comes extended by {self.loaded.report.method}; take "
                 "the one that it was made from, and name that method beside the others"
             )
+        check_causal(self.model)
         self.check_texts()
+        rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
+        if s.lengths[-1] > rows:
+            raise InputError(
+                f"--lengths {s.lengths[-1]}: the model as it is has a learned table of {rows} positions, and reads no "
+                f"more; give lengths of at most {rows}"
+            )
         for method in (*s.methods, CUT_OFF):
             try:
                 with self.under(method), evaluating(self.model), torch.no_grad():
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
-                raise InputError(f"--methods {method}: {error}") from None
+                raise InputError(f"--methods {method}: {error}; --methods none measures the model as it is") from None
         self.check_memory()
 
     def check_texts(self) -> None:
@@ -244,7 +259,7 @@ class _Job:
                     samples,
                     first.length,
                     window=self.trained_length if first.method == CUT_OFF else None,
-                    on_sample=lambda index: progress.advanced(owners[index], self.work(group) // len(samples)),
+                    on_sample=lambda index: progress.advanced(str(owners[index]), self.work(group) // len(samples)),
                 )
             )
             seconds = time.perf_counter() - started
@@ -261,32 +276,44 @@ class _Job:
             for at, cell in enumerate(group)
         }
 
-    def look(self, store: Store | None, found: dict[str, Any]) -> None:
-        """Where the model looks under each method: method -> profile, on a text at each of three depths, of the first task in
-        whose texts something stands that is asked for. Nothing where the model or its texts do not allow it."""
+    def looked_at(self) -> list[Cell]:
+        """The texts on which attention is followed, one at each of three depths, of the first task in whose texts
+        something stands that is asked for; none where there is no such task."""
         length = max((n for n in self.settings.lengths if n <= LOOKED_AT), default=self.settings.lengths[0])
         for text, task in self.tasks.items():
             every = self.settings.depths if task.takes_depth else (None,)
-            depths = tuple(dict.fromkeys((every[0], every[len(every) // 2], every[-1])))
+            depths = dict.fromkeys((every[0], every[len(every) // 2], every[-1]))
             cells = [Cell(text, NONE, length, depth, 0) for depth in depths]
-            samples = [self.sample(cell, 0) for cell in cells]
-            if all(sample.needle is not None for sample in samples):
-                break
-        else:
+            if all(self.sample(cell, 0).needle is not None for cell in cells):
+                return cells
+        return []
+
+    def look_work(self) -> int:
+        """The size of following attention under every method, in tokens read."""
+        return len(self.settings.methods) * LOOK_COST * sum(cell.length for cell in self.looked_at())
+
+    def look(self, store: Store | None, found: dict[str, Any], progress: Progress) -> None:
+        """Where the model looks under each method: method -> profile. Nothing where the model or its texts do not allow
+        it."""
+        cells = self.looked_at()
+        if not cells:
             return
+        samples = [self.sample(cell, 0) for cell in cells]
+        depths = [cell.depth for cell in cells if cell.depth is not None]
         for method in self.settings.methods:
-            key = {"attention": text, "method": method, "length": length, "depths": depths}
+            key = {"attention": cells[0].task, "method": method, "length": cells[0].length, "depths": depths}
             profile = None if store is None else store.load_look(key)
             if profile is None:
+                progress.advanced(f"attention, {method}", 0)
                 try:
                     with self.under(method):
-                        given = [depth for depth in depths if depth is not None]
-                        profile = attention_profile(self.model, samples, depths=given or None).to_dict()
+                        profile = attention_profile(self.model, samples, depths=depths or None).to_dict()
                 except InputError:
                     return
                 if store is not None:
                     store.save_look(key, profile)
             found[method] = profile
+            progress.advanced(f"attention, {method}", self.look_work() // len(self.settings.methods))
 
     def work(self, group: Sequence[Cell]) -> int:
         """The size of some cells, in tokens read."""

@@ -1,10 +1,13 @@
 """The answer in words, and what an evaluation does not show: every sentence follows from the numbers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from posenc.evals.config import CUT_OFF, NONE
-from posenc.evals.results import BETTER, SAME, WORSE
+from posenc.evals.config import CUT_OFF, NONE, Cell
+from posenc.evals.results import BETTER, SAME, WORSE, measure, pooled
+from posenc.evals.store import Measured
+from posenc.tasks import Task
 
 Results = Mapping[str, Any]
 
@@ -14,6 +17,17 @@ def answer(results: Results) -> list[str]:
     lines = [line for task in results["tasks"] for line in _as_it_is(task)]
     lines += [_judged(row) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
     return lines + [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
+
+
+def finished(task: Task, cells: Mapping[Cell, Measured]) -> str:
+    """The cells of one task, method, length and seed, all depths together."""
+    found = {
+        (cell.length, cell.depth, cell.seed, index): outcome
+        for cell, measured in cells.items()
+        for index, outcome in enumerate(measured.outcomes)
+    }
+    by = measure(task, found)
+    return f"{replace(next(iter(cells)), depth=None)}: {_level(pooled(found)[by], by)}"
 
 
 def limits(results: Results) -> list[str]:
@@ -148,7 +162,7 @@ def change(estimate: Mapping[str, float], by: str) -> str:
 
 def signed(difference: float, by: str) -> str:
     """A difference of losses in nats, or of shares in points, with its sign."""
-    return f"{difference:+z.3f}" if by == "loss" else f"{100 * difference:+z.0f}"
+    return (f"{difference:+z.3f}" if by == "loss" else f"{100 * difference:+z.0f}").replace("-", "−")
 
 
 def _method(task: Results, name: str) -> Results | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
@@ -43,6 +44,22 @@ def check_tokens(model: Any, ids: Tensor) -> None:
     if largest >= rows:
         raise InputError(
             f"token {largest} is beyond the model's vocabulary of {rows}: pass the tokenizer of this model"
+        )
+
+
+def check_causal(model: Any) -> None:
+    """Refuse a model that sees what it is to predict.
+
+    Raises:
+        InputError: another token after the first one changes what is predicted there.
+    """
+    ids = torch.tensor([[0, 0], [0, 1]], device=next(model.parameters()).device)
+    with evaluating(model), torch.no_grad():
+        one, other = (model(row[None]).logits[0, 0].float() for row in ids)
+    if not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
+        raise InputError(
+            f"{type(model).__name__} is not a causal language model: what it predicts at a token depends on those after "
+            "it; give one that reads from left to right"
         )
 
 

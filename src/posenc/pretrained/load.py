@@ -138,6 +138,8 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, and posenc runs no code out of a checkpoint"
+        elif "Unrecognized configuration class" in str(error):
+            reason = f"its type, {config.model_type}, is not one of transformers' causal language models"
         elif isinstance(error, RuntimeError | SafetensorError):
             reason = f"its weights cannot be read: {' '.join(str(error).split())}"
         elif isinstance(error, KeyError) and " " not in str(error):

@@ -161,10 +161,10 @@ def _of_sinks(profile: Mapping[str, Any], method: str) -> str:
     most, layer, head = max(
         (mass, layer, head) for layer, row in enumerate(profile["sink"]) for head, mass in enumerate(row)
     )
-    by_layer = f"from {min(layers):.0%} to {max(layers):.0%} by layer"
+    by_layer = f"from {_percent(min(layers))} to {_percent(max(layers))} by layer"
     return (
-        f"{_mean(layers):.0%} of all attention of {_reader(method)} goes to the first {profile['sinks']} tokens, {by_layer}; "
-        f"most in head {head} of layer {layer}, {most:.0%}. Such attention sinks are where heads rest that have nothing to "
+        f"{_percent(_mean(layers))} of all attention of {_reader(method)} goes to the first {profile['sinks']} tokens, {by_layer}; "
+        f"most in head {head} of layer {layer}, {_percent(most)}. Such attention sinks are where heads rest that have nothing to "
         "fetch."
     )
 
@@ -184,12 +184,12 @@ def _of_needle(profile: Mapping[str, Any]) -> str:
     depths = [point["depth"] for point in needle["depths"]]
     best, worst = max(points), min(points)
     seen = "" if len(points) < 2 else (
-        f" They find it best at depth {depths[points.index(best)]:g} ({best:.0%}) and worst at "
-        f"{depths[points.index(worst)]:g} ({worst:.0%})."
+        f" They find it best at depth {depths[points.index(best)]:g} ({_percent(best)}) and worst at "
+        f"{depths[points.index(worst)]:g} ({_percent(worst)})."
     )  # fmt: skip
     return (
-        f"The {len(heads)} heads that look at what is asked for most give it {_mean(points):.0%} of their attention from the "
-        f"prompt's last token; it is {_mean([point['share'] for point in needle['depths']]):.1%} of the tokens.{seen}"
+        f"The {len(heads)} heads that look at what is asked for most give it {_percent(_mean(points))} of their attention from the "
+        f"prompt's last token; it is {_percent(_mean([point['share'] for point in needle['depths']]), 1)} of the tokens.{seen}"
     )
 
 
@@ -199,7 +199,7 @@ def _of_pairs(profile: Mapping[str, Any]) -> str:
     share = _mean([profile["unfinished_share"][layer] for layer in _rotating(profile, kind)])
     return (
         f"{turning['unfinished']} of {len(turning['trained'])} pairs never completed a turn within {turning['reach']} tokens of "
-        f"training, and {share:.0%} of what can move a score lies in them: a longer text turns them to angles they were not trained on, unless a "
+        f"training, and {_percent(share)} of what can move a score lies in them: a longer text turns them to angles they were not trained on, unless a "
         f"method slows them down."
     )
 
@@ -241,3 +241,7 @@ def _step(count: int) -> int:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"

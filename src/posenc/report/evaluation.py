@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from posenc.evals.config import Cell
 from posenc.evals.run import Progress
+from posenc.evals.wording import signed
 from posenc.report import attention_figures
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import BASES, MEASURES, Measure
@@ -256,17 +257,13 @@ def within(measure: str, estimate: Value) -> str:
 
 
 def difference(measure: str, estimate: Value) -> str:
-    """A difference to the model as it is: "+12 points", "−0.31"."""
-    return _points(measure, estimate["mean"]) + (" points" if MEASURES[measure].scale == 100 else "")
+    """A difference to the model as it is: "+12 points", "−0.310"."""
+    return signed(estimate["mean"], measure) + (" points" if MEASURES[measure].scale == 100 else "")
 
 
 def difference_within(measure: str, estimate: Value) -> str:
     """Its interval: "+3 to +21"."""
-    return " to ".join(_points(measure, estimate[end]) for end in ("low", "high"))
-
-
-def _points(measure: str, found: float) -> str:
-    return (f"{100 * found:+z.0f}" if MEASURES[measure].scale == 100 else f"{found:+z.2f}").replace("-", "−")
+    return " to ".join(signed(estimate[end], measure) for end in ("low", "high"))
 
 
 def _percent(estimate: Value) -> str:
@@ -283,7 +280,8 @@ def _kibibytes(count: float) -> str:
 
 
 class Terminal(ShowsProgress):
-    """Shows an evaluation's progress, with a line per finished cell where there is no terminal, and its results."""
+    """Shows an evaluation's progress and its results. Where there is no terminal, a line says what was found whenever a
+    task has been measured under a method at a length."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
@@ -292,7 +290,7 @@ class Terminal(ShowsProgress):
 
     @property
     def progress(self) -> Progress:
-        return Progress(self._planned, self._advanced, self._finished)
+        return Progress(self._planned, self._advanced, self._finished, self._told)
 
     def _planned(self, cells: int, kept: int, work: int) -> None:
         self.cells, self.done = cells, kept
@@ -300,12 +298,14 @@ class Terminal(ShowsProgress):
             print(f"{kept} of {cells} cells are here already", file=sys.stderr)
         self.bar.update(self.bar_of_work, total=work)
 
-    def _advanced(self, cell: Cell, work: int) -> None:
-        self.bar.update(self.bar_of_work, advance=work, description=escape(str(cell)))
+    def _advanced(self, what: str, work: int) -> None:
+        self.bar.update(self.bar_of_work, advance=work, description=escape(what))
 
     def _finished(self, cell: Cell) -> None:
         self.done += 1
-        self.line(self.done, self.cells, str(cell))
+
+    def _told(self, found: str) -> None:
+        self.line(self.done, self.cells, found)
 
     def show(self, results: Results) -> None:
         """The answer, a table per task, and the files, on stdout."""

@@ -20,11 +20,13 @@ PLACEHOLDER = re.compile(r"<.*>|\[.*\]")
 class Copying(Task):
     """A few random tokens end the text as they stood in it before: from the second on, what comes next is known.
 
-    What an induction head does (Olsson et al. 2022, arXiv 2209.11895), at a distance of choice. depth: where they stood
-    first, from 0 (the text's start) to 1 (right before their repetition). distance: tokens from there to the
-    repetition instead, whatever the length; depth then means nothing. segment: how many they are; the first, which
-    nothing announces, is not scored, and stands nowhere else. kind: all are drawn alike from the tokenizer's "tokens"
-    or from its "words", those that are a word of at least three letters, so that guessing helps as little as it can.
+    What an induction head does (Olsson et al. 2022, arXiv 2209.11895), at a distance of choice. The first of
+    them, which nothing announces, is not scored, and stands nowhere else.
+
+    depth: where they stood first, from 0 (the text's start) to 1 (right before their repetition). distance: tokens from
+    there to the repetition instead, whatever the length; depth then means nothing. segment: how many they are. kind: all
+    are drawn alike from the tokenizer's "tokens" or from its "words", those that are a word of at least three letters, so
+    that guessing helps as little as it can.
     """
 
     name: ClassVar[str] = "copying"

@@ -19,16 +19,20 @@ WINDOWS = 4
 class Perplexity(Task):
     """How well each token of running text is predicted: all of a text, windows that slide over it, or its last tokens.
 
-    source: "pydoc" (the language reference in Python's standard library) or the path of a text file. protocol:
+    Sliding windows are those of YaRN's authors (jquesnelle/yarn, eval/perplexity.py), the last tokens those of Su
+    (kexue.fm/archives/9948). The text is the language reference in Python's standard library unless `source` names
+    another.
+
+    source: "pydoc" (that reference) or the path of a text file. protocol:
 
     - "full": one text of `length` tokens, all of them scored.
     - "sliding": windows of `length` tokens begin every `stride` tokens of a longer text, and each scores the tokens that
-      the one before did not reach (jquesnelle/yarn, eval/perplexity.py). tokens: of the text, rounded down so that the
-      last window is whole; None: four windows' worth. The windows are those of the script for a tokenizer that puts no
-      token before a text; where one does, it stands before the text only, while the script puts it before each
-      window, in place of the window's first token.
+      the one before did not reach. tokens: of the text, rounded down so that the last window is whole; None: four
+      windows' worth. The windows are those of the script for a tokenizer that puts no token before a text; where one
+      does, it stands before the text only, while the script puts it before each window, in place of the window's
+      first token.
     - "last": the last `last` tokens of `length` are scored. They are the same tokens at every length, only what stands
-      before them grows (Su, kexue.fm/archives/9948): early tokens, which see little, cannot hide what length does.
+      before them grows: early tokens, which see little, cannot hide what length does.
 
     weighting: of `loss` over the scored tokens: "tokens" alike, or "windows" alike, the mean over windows of their means,
     which is the script's perplexity; a first window's many tokens then weigh as little as a later one's few.

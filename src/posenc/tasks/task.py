@@ -37,7 +37,8 @@ class Sample:
 @dataclass(frozen=True)
 class Task(ABC):
     """A way to make texts and to score what a model makes of them. Subclasses are frozen dataclasses whose fields are the
-    task's options, with defaults; their docstring says what they do in its first paragraph and names the source."""
+    task's options, with defaults. Their docstring says in its first paragraph what is asked, in its second where that
+    comes from: both are shown to users. Options come after these."""
 
     name: ClassVar[str]
     """As in `TASKS`."""

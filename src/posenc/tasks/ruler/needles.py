@@ -39,15 +39,15 @@ DEPTHS = [round(100 * i / 39) for i in range(40)]
 class Niah(RulerTask):
     """Magic numbers for words, hidden in a text: RULER's needles in a haystack.
 
+    As in NVIDIA/RULER, scripts/data/synthetic/niah.py (Hsieh et al. 2024, arXiv 2404.06654), which puts every needle at a
+    random place: before any line of noise, or at one of forty depths of an essay. So stand here all but one: `depth` is
+    the place of the first that is asked for. niah_multivalue and niah_multiquery, which ask for four, put all of them at
+    random and take no depth. RULER's running text is Paul Graham's essays, which cannot be shipped; the default is the
+    language reference of Python's standard library, in whole sentences, split by our own rules and not nltk's.
+
     haystack: "noise" (a pass key's lines), "essay" (running text) or "needle" (needles that nobody asks for). key_type,
     value_type: "words", "numbers" (of seven digits) or "uuids". keys, values, queries: how many keys there are, how many
-    values each has, and how many keys are asked for. source: the running text, see `posenc.tasks.haystack.read`. RULER's
-    is Paul Graham's essays, which cannot be shipped; the default is the language reference of Python's standard library,
-    in whole sentences, split by our own rules and not nltk's.
-
-    RULER puts every needle at a random place: before any line of noise, or at one of forty depths of an essay. So stand
-    here all but one: `depth` is the place of the first that is asked for. niah_multivalue and niah_multiquery, which ask
-    for four, put all of them at random and take no depth.
+    values each has, and how many keys are asked for. source: the running text, see `posenc.tasks.haystack.read`.
     """
 
     new_tokens: ClassVar[int] = 128

@@ -25,9 +25,11 @@ Chain = tuple[str, list[str]]
 class VariableTracking(RulerTask):
     """A value is handed on from variable to variable through noise: all that hold it are asked for (RULER's vt).
 
+    As in NVIDIA/RULER, scripts/data/synthetic/variable_tracking.py (Hsieh et al. 2024, arXiv 2404.06654): variables have
+    five letters, those of the worked example before the text three. Scored: the part of the variables that are named.
+
     hops: how often it is handed on. chains: how many values are; the first one is asked for. example: tokens that the
-    worked example before the text takes at most, its question included; 0 leaves it out. RULER's variables have five
-    letters, those of the example three. Scored: the part of the variables that are named.
+    worked example takes at most, its question included; 0 leaves it out.
     """
 
     name: ClassVar[str] = "variable_tracking"

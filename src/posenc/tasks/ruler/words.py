@@ -33,7 +33,8 @@ ASKED = 10
 class CommonWords(RulerTask):
     """A numbered list of words in which ten occur more often than the rest: which ones? (RULER's cwe.)
 
-    From 4096 tokens on, common words occur 30 times and the others 3 times, below that 6 times and once; a short worked
+    As in NVIDIA/RULER, scripts/data/synthetic/common_words_extraction.py (Hsieh et al. 2024, arXiv 2404.06654). From 4096
+    tokens on, common words occur 30 times and the others 3 times, below that 6 times and once; a short worked
     example comes first. Scored: the part of the ten words that are named. RULER numbers the answer as it does the list,
     in no order that could be known, so that the likelihood of the answer says less than the score. Once wonderwords'
     8 000 words are used up RULER goes on with a longer list, which is not here: such lengths are refused.
@@ -90,9 +91,11 @@ def numbered(items: Sequence[str]) -> str:
 class FrequentWords(RulerTask):
     """Made-up words, each the rarer the lower its rank, by a power law: which three occur most? (RULER's fwe.)
 
-    alpha: of the power law; the word of rank k occurs n k^-alpha / zeta(alpha) times among n. The first rank is dots,
-    which the question says to ignore. There is a word for every 50 tokens of the length. Scored: the part of the three
-    words that are named.
+    As in NVIDIA/RULER, scripts/data/synthetic/freq_words_extraction.py (Hsieh et al. 2024, arXiv 2404.06654): the first
+    rank is dots, which the question says to ignore, and there is a word for every 50 tokens of the length. Scored: the
+    part of the three words that are named.
+
+    alpha: of the power law; the word of rank k occurs n k^-alpha / zeta(alpha) times among n.
     """
 
     name: ClassVar[str] = "frequent_words"
