@@ -51,7 +51,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
         (["--methods", "yarm"], "did you mean 'yarn'"),
         (["--preset", "quik"], "did you mean 'quick'"),
         (["--depths", "5"], "--depths 5: 0 is the start"),
-        (["--samples", "1"], "--samples 1: must be at least 2"),
+        (["--samples", "1"], "--samples 1: must be a whole number, at least 2"),
         (["--lengths", "10"], "--lengths 10: "),
         (["--lengths", "many"], "invalid int value"),
         (["--out", ""], "name a folder"),
@@ -74,7 +74,7 @@ def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
 
 
 def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
-    command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "200", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120

@@ -226,10 +226,11 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
         ({"tasks": ("passkey", "facts:colour=1")}, r"unknown option of facts 'colour=1'"),
         ({"methods": ("yarm",)}, r"--methods yarm: unknown method 'yarm': did you mean 'yarn'"),
         ({"methods": ("linear:factor=x",)}, r"--methods linear:factor=x"),
-        ({"lengths": (1,)}, r"--lengths 1: a text has at least 2"),
+        ({"lengths": (1,)}, r"--lengths 1: a text has a whole number of tokens, at least 2"),
+        ({"lengths": 400.5}, r"--lengths 400\.5: a text has a whole number of tokens"),
         ({"lengths": (20, 400)}, r"--tasks passkey --lengths 20: length=20: passkey needs at least"),
         ({"depths": (0.5, 5)}, r"--depths 5: 0 is the start"),
-        ({"samples": 1}, r"--samples 1: must be at least 2; one text has no interval"),
+        ({"samples": 1}, r"--samples 1: must be a whole number, at least 2; one text has no interval"),
         ({"seeds": 0}, r"--seeds 0"),
         ({"batch_size": 0}, r"--batch-size 0"),
         ({"lengths": (10**9,), "tasks": ("copying",)}, r"--lengths 1000000000: .* GiB are free; give shorter ones"),
@@ -269,6 +270,7 @@ def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
 
 
 def test_the_order_has_something_of_everything_early():
+    assert Settings("passkey", "yarn", 512, 0.5) == Settings(("passkey",), ("yarn",), (512,), (0.5,))
     settings = Settings(("passkey", "perplexity"), ("yarn", "cut_off"), (512, 256), (1, 0), seeds=2)
     cells = [cell for group in planned(settings, settings.made(), 256) for cell in group]
     assert [(cell.seed, cell.length) for cell in cells] == sorted((cell.seed, cell.length) for cell in cells)

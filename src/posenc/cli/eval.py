@@ -16,8 +16,14 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     from posenc.texts import summary
 
     width = max(map(len, TASKS))
+    presets = (
+        f"  {name:{width}}  {' '.join(s.tasks)}\n  {'':{width}}  under {' '.join(s.methods)}, at {' '.join(map(str, s.lengths))} "
+        f"tokens, {s.samples * s.seeds} texts a cell, {'generated too' if s.generate else 'nothing generated'}"
+        for name, s in PRESETS.items()
+    )
     parser.formatter_class = TableFormatter
     parser.epilog = (
+        "presets:\n" + "\n".join(presets) + "\n\n"
         "tasks:\n" + "\n".join(f"  {name:{width}}  {summary(task)}" for name, task in TASKS.items()) + "\n\n"
         "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The model as it\n"
         "is comes first, and where texts are longer than it was trained for, also the model with no more than the end\n"
@@ -26,7 +32,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add, missing = parser.add_argument, argparse.SUPPRESS
     preset = " (default: the preset's)"
-    add("--preset", default="standard", help=f"size of the evaluation: {', '.join(PRESETS)}")
+    add("--preset", default="standard", help="what is measured unless a flag says otherwise (below)")
     add("--tasks", nargs="+", metavar="TASK", default=missing, help="what to look for (below)" + preset)
     add("--methods", nargs="+", metavar="M", default=missing, help="ways to extend the model" + preset)
     add("--lengths", nargs="+", type=int, metavar="N", default=missing, help="of the texts, in tokens" + preset)

@@ -20,7 +20,7 @@ class Settings:
     """Everything that says what an evaluation measures.
 
     tasks: as `posenc.tasks.create` takes them. methods: as `posenc.extend` takes them; the model as it is always comes
-    first. lengths: of the texts, in tokens. depths: places of what is asked for, 0 the start and 1 the end. samples:
+    first. One alone may stand without a list. lengths: of the texts, in tokens. depths: places of what is asked for, 0 the start and 1 the end. samples:
     texts of a cell. seeds: cells that differ in their texts alone. generate: whether answers are generated too, where a
     task can score them. batch_size: texts side by side; None: 1 on a CPU, where what texts have in common is read
     once, and 8 on a GPU. text: a file of running text for the tasks that take one.
@@ -38,19 +38,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("tasks", "methods", "lengths", "depths"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+            given = getattr(self, name)
+            one = isinstance(given, str | int | float)
+            object.__setattr__(self, name, (given,) if one else tuple(dict.fromkeys(given)))
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
         for name, least in (("tasks", 1), ("lengths", 1), ("depths", 1)):
             if len(getattr(self, name)) < least:
                 raise InputError(f"--{name}: name at least one")
         for name, least in (("samples", 2), ("seeds", 1), ("batch_size", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None and name == "batch_size":
+                continue
+            if not isinstance(value, int) or value < least:
                 why = "; one text has no interval" if name == "samples" else ""
-                raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}{why}")
+                raise InputError(f"--{name.replace('_', '-')} {value}: must be a whole number, at least {least}{why}")
         for length in self.lengths:
-            if length < 2:
-                raise InputError(f"--lengths {length}: a text has at least 2 tokens")
+            if not isinstance(length, int) or length < 2:
+                raise InputError(f"--lengths {length}: a text has a whole number of tokens, at least 2")
         for depth in self.depths:
             if not 0 <= depth <= 1:
                 raise InputError(f"--depths {depth:g}: 0 is the start of the context and 1 its end, as in 0 0.5 1")
