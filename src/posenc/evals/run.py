@@ -225,7 +225,7 @@ class _Job:
             raise InputError(
                 f"--lengths {longest}: cache, scores and logits of {self.batch_size} such text(s) take about "
                 f"{need / 2**30:.1f} GiB beside the model, and {free / 2**30:.1f} GiB are free; give shorter ones"
-                + (", --batch-size 1" if self.batch_size > 1 else "")
+                + (" or --batch-size 1" if self.batch_size > 1 else "")
                 + (" or --dtype bfloat16" if self.model_dtype == torch.float32 else "")
             )
 

@@ -56,8 +56,9 @@ MEASURES = {
     "exact": Measure(
         "exact",
         "likeliest tokens",
-        "The model is given the right answer, and each of its tokens is the one it finds likeliest at that place.",
-        "every token likeliest, %",
+        "An answer is right if each of its tokens is the one that the model finds likeliest after the right ones before it: "
+        "the model would write it word for word.",
+        "right answers by likelihood, %",
         100,
         "high",
     ),

@@ -27,7 +27,7 @@ Results = Mapping[str, Any]
 Task = Mapping[str, Any]
 Value = Mapping[str, float]
 
-HEADINGS = {"score": "right answers", "exact": "every token likeliest", "loss": "loss: lower is better"}
+HEADINGS = {"score": "right answers", "exact": "right, by likelihood", "loss": "loss: lower is better"}
 """What ranks the methods on a task, in the head of its column."""
 MOST = 5
 """Depths side by side on a terminal."""
