@@ -15,6 +15,15 @@ NONE, CUT_OFF = "none", "cut_off"
 """The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
 
 
+LISTED: dict[str, tuple[Any, str]] = {
+    "tasks": (str, "a task's name"),
+    "methods": (str, "a method's name"),
+    "lengths": (int, "a whole number of tokens"),
+    "depths": (int | float, "a number from 0 to 1"),
+}
+"""Settings of which there may be several, and what each of them is."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that says what an evaluation measures.
@@ -37,10 +46,13 @@ class Settings:
     text: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "methods", "lengths", "depths"):
+        for name, (kind, wanted) in LISTED.items():
             given = getattr(self, name)
-            one = isinstance(given, str | int | float)
-            object.__setattr__(self, name, (given,) if one else tuple(dict.fromkeys(given)))
+            each = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
+            for value in each:
+                if not isinstance(value, kind):
+                    raise InputError(f"--{name} {value!r}: pass {wanted}")
+            object.__setattr__(self, name, each)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
         for name, least in (("tasks", 1), ("lengths", 1), ("depths", 1)):
             if len(getattr(self, name)) < least:
@@ -53,8 +65,8 @@ class Settings:
                 why = "; one text has no interval" if name == "samples" else ""
                 raise InputError(f"--{name.replace('_', '-')} {value}: must be a whole number, at least {least}{why}")
         for length in self.lengths:
-            if not isinstance(length, int) or length < 2:
-                raise InputError(f"--lengths {length}: a text has a whole number of tokens, at least 2")
+            if length < 2:
+                raise InputError(f"--lengths {length}: a text has at least 2 tokens")
         for depth in self.depths:
             if not 0 <= depth <= 1:
                 raise InputError(f"--depths {depth:g}: 0 is the start of the context and 1 its end, as in 0 0.5 1")
