@@ -286,6 +286,7 @@ def test_the_answer_follows_from_the_numbers(found):
     told = answer(results(found))
     assert told[0].startswith("asks at 64 tokens, the model as it is: ")
     assert "lost in the middle" in told[0]
+    assert told[0].endswith("; so at 1 of 2 lengths).")  # at 128 tokens it is broken everywhere
     assert told[1].startswith("good against the model as it is: better on asks (+")
     assert any(line.startswith("bad against the model as it is: better on reads") for line in told)
     assert (

@@ -48,14 +48,15 @@ def limits(results: Results) -> list[str]:
 
 
 def _middle(task: Results) -> list[str]:
-    """Whether the model as it is finds less in the middle than at the ends, at the longest texts where it says something."""
+    """Whether the model as it is finds less in the middle than at the ends: the longest texts whose interval says so, and
+    at how many lengths it does, since one among many does by chance."""
     none = _method(task, NONE)
     if none is None:
         return []
     told = [row for row in none["by_length"] if row["middle"] is not None]
     if not told:
         return []
-    row = max(told, key=lambda row: (row["middle"]["low"] > 0 or row["middle"]["high"] < 0, row["length"]))
+    row = max(told, key=lambda row: (_sure(row["middle"]), row["length"]))
     middle, by = row["middle"], row["middle"]["measure"]
     cells = sorted((cell for cell in none["cells"] if cell["length"] == row["length"]), key=lambda cell: cell["depth"])
     first, last = cells[0], cells[-1]
@@ -71,6 +72,9 @@ def _middle(task: Results) -> list[str]:
         verdict = f"found better in the middle: {gap}"
     else:
         verdict = f"no measurable difference between middle and ends: {gap}"
+    if _sure(middle) and len(told) > 1:
+        same = sum(_sure(at["middle"]) and at["middle"]["mean"] * middle["mean"] > 0 for at in told)
+        verdict += f"; so at {same} of {len(told)} lengths"
     return [f"{task['task']} at {row['length']} tokens, the model as it is: {shares} ({verdict})."]
 
 
