@@ -180,7 +180,7 @@ def test_the_model_is_left_as_it_was(tokenizer):
 def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     small = {"tasks": ("perplexity",), "lengths": (64,), "samples": 2}
     evaluate(model(), tokenizer, directory=tmp_path, **small)
-    text = tmp_path / "text"
+    text = tmp_path / "a:text"
     text.write_text("All work and no play. " * 200)
     longer = small | {"lengths": (64, 500)}  # a longer goal: other frequencies
     for ours, given in (

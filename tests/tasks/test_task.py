@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
+from posenc.tasks.needle import Needle
 from posenc.tasks.task import asked, fit, fit_at, place
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
@@ -106,6 +107,17 @@ def test_a_task_is_made_from_its_text():
     assert create("needle:source=1984").source == "1984"  # a file's name stays a name
     assert create("multi_document:file=1984").file == "1984"
     assert create("multi_document:file=none").file is None
+    with pytest.raises(InputError, match=r"unknown option of passkey 'new_tokens=3'"):
+        create("passkey:new_tokens=3")  # of the class, not of the task
+
+
+@given(st.text("ab :=,\\\"'1é", min_size=1, max_size=12).map(str.strip))
+def test_any_text_is_a_value(text):
+    assume(
+        text and not text.endswith("\\") and "\\:" not in text
+    )  # a backslash before a colon makes it part of the value
+    task = Needle(needle=f"A {text}.", question=text, keywords="A", source=text)
+    assert create(task.text) == task
 
 
 @pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)

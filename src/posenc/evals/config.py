@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.errors import InputError, unknown
 from posenc.tasks import TASKS, Task, create
-from posenc.texts import named
+from posenc.texts import named, write
 
 NONE, CUT_OFF = "none", "cut_off"
 """The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
@@ -68,7 +68,7 @@ class Settings:
             name, options = named(written)
             takes_text = name in TASKS and "source" in TASKS[name].__dataclass_fields__
             if self.text is not None and takes_text and not any(o.startswith("source=") for o in options):
-                written = f"{written}:source={self.text}"
+                written = write(written, {"source": self.text})
             task = create(written)
             if task.text in found:
                 raise InputError(f"--tasks: {task.text} is named twice")

@@ -8,6 +8,8 @@ a model makes of them.
 `task` is the interface, the other files are one task or one family each. `posenc.evals` runs them.
 """
 
+from dataclasses import fields
+
 from posenc.errors import unknown
 from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
@@ -39,7 +41,8 @@ TASKS: dict[str, type[Task]] = {
 
 
 def create(text: str) -> Task:
-    """A task from its name and options, as in "key_value:keys=digits:query_aware=true".
+    """A task from its name and options, as in "key_value:keys=digits:query_aware=true". A colon in a value is written
+    as \\:, as in "needle:source=C\\:/essays.txt".
 
     Raises:
         InputError: an unknown task or option, or a value that does not serve.
@@ -48,11 +51,12 @@ def create(text: str) -> Task:
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     cls = TASKS[name]
-    options = read_options(name, written, cls.__dataclass_fields__)
+    known = {field.name: field.type for field in fields(cls)}
+    options = read_options(name, written, known)
     for key, _, value in (item.partition("=") for item in written):
-        if cls.__dataclass_fields__[key].type in (str, str | None) and options[key] is not None:  # a file called 1984
+        if known[key] in (str, str | None) and options[key] is not None:  # a file called 1984
             options[key] = value
-    check_options(name, options, cls.__dataclass_fields__, cls.__init__)
+    check_options(name, options, known, cls.__init__)
     return cls(**options)
 
 
