@@ -13,7 +13,7 @@ from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS, create
 from references import smollm2
 from references.small_models import small_model
-from references.small_tokenizer import small_tokenizer
+from references.tokenizers import small_tokenizer
 
 pytest.importorskip("lm_eval")
 

@@ -16,7 +16,7 @@ from posenc.errors import InputError
 from posenc.tasks import TASKS, create
 from posenc.tasks.passkey import NOISE
 from posenc.tasks.ruler import NEEDLES, base, needles, string_match_all, string_match_part, variables, words
-from references.small_tokenizer import small_tokenizer
+from references.tokenizers import small_tokenizer
 
 RULER = [*(needle.name for needle in NEEDLES), "variable_tracking", "common_words", "frequent_words"]
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")

@@ -124,7 +124,7 @@ def test_any_text_is_a_value(text):
 def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
     sample = asked(tokenizer, "What? It is", " 42", ("42",), (6, 8))
     whole = tokenizer("What? It is 42").input_ids
-    assert sample.ids.tolist() == whole
+    assert sample.ids.tolist() == [token for token in whole if token != tokenizer.eos_token_id]
     assert " 42" in tokenizer.decode(sample.ids[sample.prompt_tokens :])
     assert "It" in tokenizer.decode(sample.ids[slice(*sample.needle)])
 
@@ -133,6 +133,8 @@ def test_tokens_are_found_where_a_boundary_cuts_one():
     sample = asked(PairTokenizer(), "abcdefg", "hi", (), (3, 5))  # ab cd ef gh i
     assert sample.needle == (1, 3)
     assert sample.prompt_tokens == 3
+    assert len(sample.ids) == 5  # the end that follows every text is not asked for
+    assert asked(PairTokenizer(), "abcdefg", "hi", (), (2, 4)).needle == (1, 2)
     sample = asked(SpacedTokenizer(), "abcdefg", "hi", (), (3, 5))
     assert sample.needle == (5, 7)  # a start and a space before them
     assert sample.prompt_tokens == 9
