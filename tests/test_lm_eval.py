@@ -172,6 +172,13 @@ def test_every_task_can_be_written(tmp_path, name):
     assert {f"posenc_{name}_4096{depth}" for depth in depths} <= set(tasks.all_subtasks)
 
 
+def test_tasks_of_one_name_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"both posenc_needle_keywords_eat_sunny for lm-eval"):
+        harness.write(tmp_path, ["needle:keywords=eat,sunny", "needle:keywords=eat, sunny"], [500])
+    harness.write(tmp_path, ["passkey", "passkey"], [500], (0.5,))
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 def test_options_are_part_of_the_name(tmp_path, capsys):
     arguments = ["key_value:keys=digits", "--lengths", "1000,2000", "--depths", "0.1", "--out", str(tmp_path / "tasks")]
     assert harness.main(arguments) == 0

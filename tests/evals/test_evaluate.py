@@ -243,10 +243,12 @@ def test_an_extended_model_is_measured_as_it_came(tokenizer):
 
 
 def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
-    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1, n_positions=128)
+    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1)
     found = evaluate(plain, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
     assert found["complete"]
     assert found["attention"] is None
+    with pytest.raises(InputError, match=r"--lengths 200: the model has learned 64 positions"):
+        evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
 
 
 def test_the_order_has_something_of_everything_early():

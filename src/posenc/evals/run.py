@@ -28,6 +28,7 @@ from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
 from posenc.pretrained.calls import check_tokens, evaluating
 from posenc.pretrained.extend import extend, restore
+from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.methods import written_factor
 from posenc.tasks import Sample, Task
 
@@ -162,8 +163,8 @@ class _Job:
         """Try what could fail after an hour of measuring.
 
         Raises:
-            InputError: no tokenizer, a text that a task cannot make, a method that this model does not take, or texts
-                whose cache does not fit into the memory.
+            InputError: no tokenizer, a text that a task cannot make or the model has no positions for, a method that
+                this model does not take, or texts whose cache does not fit into the memory.
         """
         if self.tokenizer is None:
             raise InputError(f"{self.name}: it has no tokenizer, and every task needs one")
@@ -173,6 +174,10 @@ class _Job:
             raise InputError(
                 f"--methods {' '.join(s.methods[1:])}: the model comes extended by {self.loaded.report.method}; take "
                 "the one that it was made from, and name that method beside the others"
+            )
+        if has_learned_table(self.model) and (rows := table_of(self.model)[1]) < s.lengths[-1]:
+            raise InputError(
+                f"--lengths {s.lengths[-1]}: the model has learned {rows} positions and no others; give shorter texts"
             )
         self.check_texts()
         for method in (*s.methods, CUT_OFF):
