@@ -13,7 +13,7 @@ from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS, create
 from references import smollm2
 from references.small_models import small_model
-from references.small_tokenizer import small_tokenizer
+from references.tokenizers import small_tokenizer
 
 pytest.importorskip("lm_eval")
 
@@ -170,6 +170,13 @@ def test_every_task_can_be_written(tmp_path, name):
     assert (f"posenc_{name}_generate" in tasks.all_groups) == (TASKS[name].new_tokens > 0)
     depths = ["_at_0", "_at_0.5", "_at_1"] if TASKS[name].takes_depth else [""]
     assert {f"posenc_{name}_4096{depth}" for depth in depths} <= set(tasks.all_subtasks)
+
+
+def test_tasks_of_one_name_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"both posenc_needle_keywords_eat_sunny for lm-eval"):
+        harness.write(tmp_path, ["needle:keywords=eat,sunny", "needle:keywords=eat, sunny"], [500])
+    harness.write(tmp_path, ["passkey", "passkey"], [500], (0.5,))
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_options_are_part_of_the_name(tmp_path, capsys):

@@ -86,9 +86,15 @@ def write(
         raise InputError(f"lengths={list(lengths)}, samples={samples}: must be at least 1")
     for depth in depths:
         check_depth(depth)
-    made = [create(text) for text in tasks]
+    made: dict[str, Task] = {}
+    for task in map(create, tasks):
+        name = group_name(task)
+        if made.setdefault(name, task) != task:
+            raise InputError(
+                f"tasks: {made[name].text} and {task.text} are both {name} for lm-eval: give each a folder"
+            )
     out = Folder(folder)
-    for task in made:
+    for task in made.values():
         cells = [
             {"task": task.text, "length": length, "depth": depth, "samples": samples, "seeds": list(seeds)}
             for length in lengths

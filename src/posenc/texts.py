@@ -9,6 +9,9 @@ from torch import Tensor
 
 from posenc.errors import InputError, unknown
 
+COLON = "\\:"
+"""A colon in a value, which would else part two options."""
+
 
 def split(text: str) -> list[str]:
     """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part."""
@@ -16,9 +19,9 @@ def split(text: str) -> list[str]:
 
 
 def named(text: str) -> tuple[str, list[str]]:
-    """A name and the options written after it, "key=value" each."""
-    name, *options = text.strip().split(":")
-    return name, options
+    """A name and the options written after it, "key=value" each; a colon in a value is written as \\: there."""
+    name, *options = re.split(r"(?<!\\):", text.strip())
+    return name, [option.replace(COLON, ":") for option in options]
 
 
 def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def literal(text: str) -> Any:
 
 def write(name: str, options: Mapping[str, Any]) -> str:
     """A name and its options as `named` and `read_options` read them."""
-    return ":".join((name, *(f"{key}={_as_text(value)}" for key, value in options.items())))
+    return ":".join((name, *(f"{key}={_as_text(value).replace(':', COLON)}" for key, value in options.items())))
 
 
 def _as_text(value: Any) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from references.small_models import small_model
-from references.small_tokenizer import small_tokenizer
+from references.tokenizers import small_tokenizer
 
 VOCABULARY = 512
 

@@ -199,7 +199,7 @@ def test_the_model_is_left_as_it_was(tokenizer):
 def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     small = {"tasks": ("perplexity",), "lengths": (64,), "samples": 2}
     evaluate(model(), tokenizer, directory=tmp_path, **small)
-    text = tmp_path / "text"
+    text = tmp_path / "a:text"
     text.write_text("All work and no play. " * 200)
     longer = small | {"lengths": (64, 500)}  # a longer goal: other frequencies
     for ours, given in (
@@ -213,7 +213,7 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     text.write_text("And more of it. " * 300)
     again = evaluate(model(), tokenizer, directory=tmp_path, **small | {"text": str(text)})
     assert again["cells"]["kept_from_before"] == 0
-    assert again["tasks"][0]["task"] == f"perplexity:source={text}"
+    assert again["tasks"][0]["task"] == rf"perplexity:source={tmp_path}/a\:text"
     more = evaluate(model(), tokenizer, directory=tmp_path, **small | {"tasks": ("perplexity", "copying")})
     assert more["cells"]["kept_from_before"] == 1
 
@@ -265,10 +265,12 @@ def test_an_extended_model_is_measured_as_it_came(tokenizer):
 
 
 def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
-    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1, n_positions=128)
+    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1)
     found = evaluate(plain, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
     assert found["complete"]
     assert found["attention"] is None
+    with pytest.raises(InputError, match=r"--lengths 200: the model as it is has a learned table of 64 positions"):
+        evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
 
 
 def test_the_order_has_something_of_everything_early():

@@ -10,7 +10,8 @@ import torch
 import posenc
 from evals.conftest import VOCABULARY
 from posenc.errors import InputError
-from posenc.evals.reader import BLOCKS, Reader, reusable
+from posenc.evals.reader import BLOCKS, Reader
+from posenc.pretrained.calls import steady_length
 from posenc.pretrained.rows import Rows
 from posenc.tasks import Sample, Task
 from references.small_models import small_model
@@ -144,13 +145,33 @@ def test_beginnings_in_common_are_read_once(llama, tokenizer, samples):
     assert reader.fed <= apart.fed - saved < apart.fed
 
 
-def test_lengths_that_change_what_was_read_are_never_taken_over(tokenizer):
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+    "original_max_position_embeddings": 32, "factor": 2.0,
+}  # fmt: skip
+
+
+def phi3(**changes):
+    return small_model(
+        "phi3", vocab_size=VOCABULARY, rope_parameters=LONGROPE | changes, original_max_position_embeddings=32
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_frequencies_that_follow_the_length_are_those_of_the_whole_text(batch_size, tokenizer, samples):
+    assert steady_length(phi3()) == 32
+    reader = Reader(phi3(), tokenizer, chunk=16, batch_size=batch_size)
+    check(reader.read(Toy(), samples, 60), samples, phi3(), tokenizer)
+
+
+def test_what_was_read_is_taken_over_only_where_it_means_the_same():
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     model = small_model("llama", vocab_size=VOCABULARY, rope_parameters=dynamic)
-    assert not reusable(model)
-    assert reusable(small_model("llama"))
+    assert steady_length(model) == 64
+    assert steady_length(small_model("llama")) == float("inf")
+    assert steady_length(phi3(short_factor=[4.0] * 8)) == float("inf")
     posenc.extend(model, "yarn", factor=4)  # has frequencies of its own
-    assert reusable(model)
+    assert steady_length(model) == float("inf")
 
 
 def test_no_cache_but_a_plain_one_is_cut():

@@ -162,6 +162,30 @@ def test_outcomes_that_go_together_count_less():
     assert share([[1]] * 5)["high"] == 1
 
 
+@pytest.mark.parametrize("likely", [0.05, 0.9])
+def test_outcomes_that_are_all_alike_may_go_together(likely):
+    """Texts that are found everywhere or nowhere: whatever the depths, no more is known than from one depth."""
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(300):
+        found = share([[float(hit)] * 10 for hit in torch.rand(8, generator=generator) < likely])
+        covered += found["low"] <= likely <= found["high"]
+    assert covered > 0.9 * 300
+    assert share([[1.0] * 10] * 8)["low"] == share([[1.0]] * 8)["low"]
+
+
+def test_the_middle_of_what_was_interrupted_is_that_of_whole_texts(done):
+    """Stopped while the depths of a group were written: the second seed has its first depth alone."""
+    last = Cell("asks", NONE, 128, 0.5, 1), Cell("asks", NONE, 128, 1.0, 1)
+    part = {cell: m for cell, m in done.items() if cell not in last}
+    one_seed = {cell: m for cell, m in part.items() if cell.seed == 0}
+    row, expected = (
+        method(numbers(SETTINGS, TASKS, cells, TRAINED), "asks", "none")["by_length"][1] for cells in (part, one_seed)
+    )
+    assert (row["n"], expected["n"]) == (32, 24)
+    assert row["middle"] == expected["middle"]
+
+
 def test_methods_are_held_against_none_text_by_text(found, done):
     row = method(found, "reads", "good")["by_length"][0]
     assert row["against_none"]["loss"] == pytest.approx({"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3}, abs=1e-6)
@@ -267,6 +291,7 @@ def test_the_answer_follows_from_the_numbers(found):
     told = answer(results(found))
     assert told[0].startswith("asks at 64 tokens, the model as it is: ")
     assert "Lost in the middle" in told[0]
+    assert told[0].endswith(" So at 1 of 2 lengths.")  # at 128 tokens it is broken everywhere
     assert told[1].startswith("reads, the model as it is: ")
     assert told[2].startswith("good against the model as it is: better on asks (+")
     assert any(line.startswith("bad against the model as it is: better on reads") for line in told)

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from posenc.errors import InputError
 from posenc.pretrained import loss_by_position
+from references.small_models import small_model
 
 
 def whole(model, ids):
@@ -28,6 +29,17 @@ def test_chunks_change_nothing(llama, ids, chunk):
     assert loss[:, 0].isnan().all()
     torch.testing.assert_close(loss[:, 1:], whole(llama.eval(), ids), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loss_by_position(llama, ids[0], chunk=chunk), loss[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_follow_the_length_are_those_of_the_whole_text(kind, ids):
+    """Chunk by chunk, what is in the cache would have been turned by others."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **factors, "original_max_position_embeddings": 24}
+    model = small_model("llama", max_position_embeddings=24, rope_parameters=rope)
+    expected = whole(model, ids)
+    whole(model, ids.repeat(1, 3))  # a longer text is not to be remembered
+    torch.testing.assert_close(loss_by_position(model, ids, chunk=7)[:, 1:], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_model_is_left_as_it_was(llama, ids):

@@ -1,6 +1,11 @@
-"""Tokenizers without a file, as unlike one another as real ones are, for what must hold with any tokenizer."""
+"""Tokenizers without a file: three as unlike one another as real ones are, for what must hold with any, and one of
+transformers."""
 
+from functools import cache
 from types import SimpleNamespace
+from typing import Any
+
+from posenc.tasks.haystack import read
 
 
 class ByteTokenizer:
@@ -8,6 +13,7 @@ class ByteTokenizer:
 
     start = (1,)
     before = ""
+    bos_token_id, eos_token_id = 1, 2
 
     def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = False) -> SimpleNamespace:
         ids = [byte + 3 for byte in (self.before + text).encode()]
@@ -40,3 +46,22 @@ class PairTokenizer(ByteTokenizer):
 
 
 TOKENIZERS = {cls.__name__: cls for cls in (ByteTokenizer, SpacedTokenizer, PairTokenizer)}
+
+
+@cache
+def small_tokenizer(vocabulary: int = 512) -> Any:
+    """A byte-level BPE tokenizer, learnt from Python's language reference: any text comes back as it went in."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>"]  # 0, 1 and 2, as the small models have them
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator([read("pydoc")[:200_000]], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>")

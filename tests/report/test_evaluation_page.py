@@ -11,7 +11,7 @@ from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import newcombe
 from posenc.report.evaluation import Terminal, difference, methods, page, value, within
 from references.small_models import small_model
-from references.small_tokenizer import small_tokenizer
+from references.tokenizers import small_tokenizer
 from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
 
 HOSTILE = "<img src=x onerror=alert(1)>%{y}"

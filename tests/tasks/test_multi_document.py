@@ -112,6 +112,15 @@ def test_an_answer_that_is_not_there_as_written_is_the_whole_document(tmp_path):
     assert shown == "Document [3](Title: T2) It was Röntgen 0, they say."
 
 
+def test_the_number_of_a_document_is_no_answer(tmp_path):
+    contexts = entry()["ctxs"]
+    contexts[2]["text"] = "There are 3 of them."
+    file = written(tmp_path / "q.jsonl", [entry(answers=["3"], ctxs=contexts)])
+    sample = create(f"multi_document:file={file}").sample(ByteTokenizer(), 3000)
+    first = sample.needle[0]
+    assert ByteTokenizer().decode(sample.ids[first - 10 : first + 1]) == "There are 3"
+
+
 BAD = [
     ("{", r"line 2: not JSON \(.*\); each line is one object"),
     ("[1]", r"line 2: '\[1\]' is not a JSON object; give one with 'question'"),

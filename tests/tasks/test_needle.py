@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import Sample, create, haystack
+from posenc.tasks.needle import Needle
 from references.tokenizers import ByteTokenizer
 
 PUBLISHED = {
@@ -104,3 +105,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         create("needle:keywords=,")
     with pytest.raises(InputError, match=r"source=.*gone: No such file"):
         create(f"needle:source={tmp_path / 'gone'}").sample(ByteTokenizer(), 800)
+
+
+def test_a_keyword_inside_a_word_breaks_nothing():
+    sample = Needle(needle="Eat a sandwich.", keywords="wich").sample(ByteTokenizer(), 2000)
+    assert (sample.prompt + sample.answer).endswith("the context: Eat a sandwich.")
+    assert sample.answer == "wich."

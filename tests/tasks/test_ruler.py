@@ -16,7 +16,7 @@ from posenc.errors import InputError
 from posenc.tasks import TASKS, create
 from posenc.tasks.passkey import NOISE
 from posenc.tasks.ruler import NEEDLES, base, needles, string_match_all, string_match_part, variables, words
-from references.small_tokenizer import small_tokenizer
+from references.tokenizers import small_tokenizer
 
 RULER = [*(needle.name for needle in NEEDLES), "variable_tracking", "common_words", "frequent_words"]
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
@@ -237,11 +237,18 @@ def test_a_text_fills_its_length_and_repeats(tokenizer, name):
         ("niah_multikey_1:keys=41", r"40 places"),
         ("variable_tracking:hops=0", r"hops=0"),
         ("frequent_words:alpha=1.0", r"alpha=1.0"),
+        ("frequent_words:alpha=nan", r"alpha=nan"),
     ],
 )
 def test_options_are_checked(text, said):
     with pytest.raises(InputError, match=said):
         create(text)
+
+
+@pytest.mark.parametrize("alpha", [12, 300, 1000])
+def test_a_law_too_steep_for_the_length_is_refused(tokenizer, alpha):
+    with pytest.raises(InputError, match=rf"length=2000: frequent_words:alpha={alpha} needs at least \d+ words"):
+        create(f"frequent_words:alpha={alpha}").sample(tokenizer, 2000)
 
 
 def test_the_worked_example_can_be_left_out(tokenizer):

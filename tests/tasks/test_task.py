@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
+from posenc.tasks.needle import Needle
 from posenc.tasks.task import asked, fit, fit_at, place
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
@@ -108,13 +109,24 @@ def test_a_task_is_made_from_its_text():
     assert create("needle:source=1984").source == "1984"  # a file's name stays a name
     assert create("multi_document:file=1984").file == "1984"
     assert create("multi_document:file=none").file is None
+    with pytest.raises(InputError, match=r"unknown option of passkey 'new_tokens=3'"):
+        create("passkey:new_tokens=3")  # of the class, not of the task
+
+
+@given(st.text("ab :=,\\\"'1é", min_size=1, max_size=12).map(str.strip))
+def test_any_text_is_a_value(text):
+    assume(
+        text and not text.endswith("\\") and "\\:" not in text
+    )  # a backslash before a colon makes it part of the value
+    task = Needle(needle=f"A {text}.", question=text, keywords="A", source=text)
+    assert create(task.text) == task
 
 
 @pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)
 def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
     sample = asked(tokenizer, "What? It is", " 42", ("42",), (6, 8))
     whole = tokenizer("What? It is 42").input_ids
-    assert sample.ids.tolist() == whole
+    assert sample.ids.tolist() == [token for token in whole if token != tokenizer.eos_token_id]
     assert " 42" in tokenizer.decode(sample.ids[sample.prompt_tokens :])
     assert "It" in tokenizer.decode(sample.ids[slice(*sample.needle)])
 
@@ -123,6 +135,8 @@ def test_tokens_are_found_where_a_boundary_cuts_one():
     sample = asked(PairTokenizer(), "abcdefg", "hi", (), (3, 5))  # ab cd ef gh i
     assert sample.needle == (1, 3)
     assert sample.prompt_tokens == 3
+    assert len(sample.ids) == 5  # the end that follows every text is not asked for
+    assert asked(PairTokenizer(), "abcdefg", "hi", (), (2, 4)).needle == (1, 2)
     sample = asked(SpacedTokenizer(), "abcdefg", "hi", (), (3, 5))
     assert sample.needle == (5, 7)  # a start and a space before them
     assert sample.prompt_tokens == 9

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, takewhile
+from math import inf
 from typing import Any
 
 import torch
@@ -11,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import unwrapped
-from posenc.pretrained.attach import attached
-from posenc.pretrained.calls import check_tokens, ends, evaluating
+from posenc.pretrained.calls import check_tokens, ends, evaluating, fed_at_a_time, steady_length
 from posenc.pretrained.loss import scores_by_position
 from posenc.pretrained.rows import Rows
 from posenc.tasks import Sample, Task
@@ -127,14 +126,15 @@ class Reader:
 
     def _continued(self, texts: Sequence[_Text], new_tokens: int) -> list[_Read]:
         """For each text the losses and hits of its scored tokens, and what greedy decoding says instead of them."""
-        rows = self._read([text.prompt for text in texts])
+        steady = steady_length(self.model) == inf
+        rows = self._read([text.prompt for text in texts], steady)
         start, longest = rows.length, max(len(text.scored) for text in texts)
         scored = torch.zeros(len(texts), longest, dtype=torch.long, device=rows.device)
         there = torch.zeros_like(scored, dtype=torch.bool)
         for row, text in enumerate(texts):
             scored[row, : len(text.scored)] = torch.tensor(text.scored)
             there[row, : len(text.scored)] = True
-        greedy = rows if not new_tokens or (rows.rewinds and reusable(self.model)) else rows.fork()
+        greedy = rows if not new_tokens or (rows.rewinds and steady) else rows.fork()
         losses, likeliest = self._forced(rows, scored)
         hits = (likeliest == scored) & there
         generated: list[list[int]] | list[None] = [None] * len(texts)
@@ -150,10 +150,12 @@ class Reader:
             for row, text in enumerate(texts)
         ]
 
-    def _read(self, prompts: Sequence[list[int]]) -> Rows:
-        """The prompts in a cache: what the last one has in common with a single new one is taken over."""
-        if len(prompts) > 1 or not reusable(self.model):
-            return Rows(self.model, prompts, chunk=self.chunk)
+    def _read(self, prompts: Sequence[list[int]], steady: bool) -> Rows:
+        """The prompts in a cache: what the last one has in common with a single new one is taken over. steady: whether it
+        means the same there."""
+        if len(prompts) > 1 or not steady:
+            chunk = fed_at_a_time(self.model, max(map(len, prompts)), self.chunk)
+            return Rows(self.model, prompts, chunk=chunk)
         (prompt,) = prompts
         shared = 0
         if self._kept is not None:
@@ -230,17 +232,6 @@ class Reader:
             yield
         finally:
             handle.remove()
-
-
-def reusable(model: nn.Module) -> bool:
-    """Whether what a model has read means the same however the text goes on: not where its frequencies follow the
-    length of each text."""
-    record = attached(unwrapped(model))
-    if record is not None and record.design.rotations:
-        return True
-    parameters = getattr(unwrapped(model).config, "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return not {kind.get("rope_type") for kind in kinds} & {"dynamic", "longrope"}
 
 
 def _first(sample: Sample) -> int:

@@ -145,19 +145,20 @@ def differences(found: Outcomes, none: Outcomes) -> dict[str, Any] | None:
 
 def middle(task: Task, found: Outcomes) -> dict[str, Any] | None:
     """How much better or worse the depths in between come off than the outermost two, in what the task is measured by,
-    on the same material; None: there are none in between, or nothing of that kind is asked for."""
+    on the same material, as far as it was read at every depth; None: there are none in between, or nothing of that kind
+    is asked for."""
     depths = sorted({depth for _, depth, _, _ in found if depth is not None})
     by = measure(task, found)
     if len(depths) < 3 or by == "loss":
         return None
     get = _score if by == "score" else _exact
-    inner, ends = (
-        by_unit(
-            {key: outcome for key, outcome in found.items() if (key[1] in (depths[0], depths[-1])) == outermost}, get
-        )
-        for outermost in (False, True)
-    )
-    gaps = [[_average(inner[unit]) - _average(ends[unit])] for unit in inner if unit in ends]
+    lists: dict[tuple[int, int], dict[float | None, float]] = {}
+    for (_, depth, seed, index), outcome in found.items():
+        lists.setdefault((seed, index), {})[depth] = get(outcome)
+    gaps = []
+    for at in (at for at in lists.values() if len(at) == len(depths)):
+        ends = at.pop(depths[0]) + at.pop(depths[-1])
+        gaps.append([sum(at.values()) / len(at) - ends / 2])
     return {"measure": by, **asdict(change(gaps))} if gaps else None
 
 
@@ -212,11 +213,12 @@ def mean(values: Units) -> Estimate:
 
 def share(values: Units) -> dict[str, float]:
     """How many of the outcomes, 0 or 1, are 1, with Wilson's interval. Where outcomes of one unit go together, they count
-    as so many fewer (the design effect, Kish 1965)."""
+    as so many fewer (the design effect, Kish 1965); where all are alike nothing tells whether they do, and a unit counts
+    as one."""
     hits, count = sum(map(sum, values)), sum(map(len, values))
     p, many = hits / count, len(values)
     between = many / max(many - 1, 1) * sum((sum(each) - p * len(each)) ** 2 for each in values) / count**2
-    effect = max(1.0, between / (p * (1 - p) / (count - 1))) if 0 < p < 1 else 1.0
+    effect = max(1.0, between / (p * (1 - p) / (count - 1))) if 0 < p < 1 else count / many
     low, high = wilson(hits / effect, count / effect)
     return {"mean": p, "low": low, "high": high, "n": count, "hits": int(hits)}
 

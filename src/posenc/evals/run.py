@@ -170,8 +170,8 @@ class _Job:
         """Try what could fail after an hour of measuring.
 
         Raises:
-            InputError: no tokenizer, a text that a task cannot make, a method that this model does not take, or texts
-                whose cache does not fit into the memory.
+            InputError: no tokenizer, a text that a task cannot make or the model has no positions for, a method that
+                this model does not take, or texts whose cache does not fit into the memory.
         """
         if self.tokenizer is None:
             raise InputError(f"{self.name}: it has no tokenizer, and every task needs one")

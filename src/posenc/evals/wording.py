@@ -93,7 +93,15 @@ def _as_it_is(task: Results) -> list[str]:
             f"{_level(at[0][by], by)} {'everywhere' if everywhere else _places(at)} between them"
             + (", the worst there" if len(at) < len(inner) else "")
         )
-    return [f"{start}{_listed(said)}." + (f" {_gap(row['middle'])}" if row["middle"] else "")]
+    return [f"{start}{_listed(said)}." + (f" {_gap(row['middle'])}{_so_often(row, told)}" if row["middle"] else "")]
+
+
+def _so_often(row: Results, told: Sequence[Results]) -> str:
+    """At how many lengths the middle differs as it does here: one among many does by chance."""
+    if not _sure(row["middle"]) or len(told) < 2:
+        return ""
+    same = sum(_sure(at["middle"]) and at["middle"]["mean"] * row["middle"]["mean"] > 0 for at in told)
+    return f" So at {same} of {len(told)} lengths."
 
 
 def _gap(middle: Mapping[str, float]) -> str:

@@ -3,12 +3,15 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
+from posenc.pretrained.anatomy import unwrapped
+from posenc.pretrained.attach import attached
 
 
 @contextmanager
@@ -32,6 +35,37 @@ def last_logits(model: nn.Module, **inputs: Any) -> tuple[Tensor, Any]:
         inputs["logits_to_keep"] = 1
     output = model(**inputs, use_cache=True)
     return output.logits[:, -1].float(), output.past_key_values
+
+
+def steady_length(model: Any) -> float:
+    """How long texts may be for what a model has read to mean the same however they go on: without end, but where its
+    own frequencies follow the length of each text."""
+    body = unwrapped(model)
+    record = attached(body)
+    if record is not None and record.design.rotations:
+        return inf
+    config = body.config.get_text_config()
+    given = getattr(config, "rope_parameters", None) or {}
+    trained = getattr(config, "max_position_embeddings", inf)
+    found = [inf]
+    for kind in (given, *(value for value in given.values() if isinstance(value, dict))):
+        if kind.get("rope_type") == "dynamic":
+            found.append(trained)
+        elif kind.get("rope_type") == "longrope" and kind["short_factor"] != kind["long_factor"]:
+            own = getattr(config, "original_max_position_embeddings", None)  # Phi-3's
+            found.append(own or kind.get("original_max_position_embeddings") or trained)
+    return min(found)
+
+
+@torch.no_grad()
+def fed_at_a_time(model: Any, length: int, chunk: int) -> int:
+    """How many tokens of a text of some length may be fed to a model at a time: `chunk`, but all of them where its
+    frequencies follow the length, since those in its cache would have been turned by others."""
+    if length <= steady_length(model):
+        return chunk
+    # transformers keeps the frequencies of the longest text until a short one comes
+    model(torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device))
+    return max(length, chunk)
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:

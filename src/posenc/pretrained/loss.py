@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import InputError
-from posenc.pretrained.calls import check_tokens, evaluating
+from posenc.pretrained.calls import check_tokens, evaluating, fed_at_a_time
 
 Progress = Callable[[int, int], object]
 """Called with the tokens that are done and how many there are."""
@@ -32,7 +32,8 @@ def loss_by_position(
     Args:
         model: a causal language model of transformers.
         ids: token ids (N,) or (batch, N).
-        chunk: tokens fed at a time.
+        chunk: tokens fed at a time; all of a text at once, logits included, where it is longer than a model reads whose
+            frequencies follow the length ("dynamic", "longrope").
         window: tokens of a window; None reads the whole text in one pass.
         stride: tokens by which windows advance, at most `window` and by default half of it: a token then sees at
             least window - stride others, but for the text's first ones.
@@ -74,7 +75,7 @@ def scores_by_position(
     with evaluating(model):
         for start, scored, end in _windows(count, window, stride):
             cache = None
-            bounds = [*range(start, end, chunk), end]
+            bounds = [*range(start, end, fed_at_a_time(model, end - start, chunk)), end]
             for low, high in pairwise(bounds):
                 output = model(batch[:, low:high], past_key_values=cache, use_cache=True)
                 cache = output.past_key_values

@@ -41,7 +41,8 @@ TASKS: dict[str, type[Task]] = {
 
 
 def create(text: str) -> Task:
-    """A task from its name and options, as in "key_value:keys=digits:query_aware=true".
+    """A task from its name and options, as in "key_value:keys=digits:query_aware=true". A colon in a value is written
+    as \\:, as in "needle:source=C\\:/essays.txt".
 
     Raises:
         InputError: an unknown task or option, or a value that does not serve.

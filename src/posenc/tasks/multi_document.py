@@ -125,7 +125,8 @@ def best_subspan_em(answer: str, references: Iterable[str]) -> float:
 
 def _answer_in(document: str, answers: Iterable[str]) -> tuple[int, int]:
     """Where in a document the first answer stands that stands in it as written; else the whole document."""
+    start = document.index("Title: ") + 7  # a number may be the answer, but not the document's own
     for answer in answers:
-        if found := re.search(re.escape(answer), document, re.IGNORECASE):
+        if found := re.compile(re.escape(answer), re.IGNORECASE).search(document, start):
             return found.span()
     return 0, len(document)

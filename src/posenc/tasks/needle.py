@@ -85,7 +85,8 @@ class Needle(Task):
             needle, keywords = f"The best thing to do in {city} is {doing} {at}.", (doing, at)
 
         begin = min(needle.lower().index(word.lower()) for word in keywords) if self.begun else 0
-        begun, answer = f" {needle[:begin]}".rstrip(), f" {needle[begin:]}"
+        begun = f" {needle}"[: begin + 1].rstrip()
+        answer = f" {needle}"[len(begun) :]
 
         def build(count: int, depth: float) -> Sample:
             chosen = [sentences[(start + i) % len(sentences)] for i in range(count)]

@@ -106,15 +106,21 @@ def asked(
     characters [first, end) of the prompt that hold what is asked for.
 
     The two are encoded as one text, and the answer begins where the prompt's own tokens end: a tokenizer that puts a
-    space before every text, or an end after it, would otherwise put it between them.
+    space before every text would otherwise put it between them. The end that one puts after every text is no part of
+    the answer, and left out.
     """
-    ids = encode(tokenizer, prompt + answer)
+
+    def encoded(text: str) -> list[int]:
+        ids = encode(tokenizer, text)
+        return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
+
+    ids = encoded(prompt + answer)
     where = None
     if needle is not None:
-        first, _ = _shared(encode(tokenizer, prompt[: needle[0]]), ids)
-        end, whole = _shared(encode(tokenizer, prompt[: needle[1]]), ids)
+        first, _ = _shared(encoded(prompt[: needle[0]]), ids)
+        end, whole = _shared(encoded(prompt[: needle[1]]), ids)
         where = (first, end if whole else end + 1)
-    prompt_tokens, _ = _shared(encode(tokenizer, prompt), ids)
+    prompt_tokens, _ = _shared(encoded(prompt), ids)
     return Sample(torch.tensor(ids), prompt_tokens, prompt, answer, tuple(references), where)
 
 

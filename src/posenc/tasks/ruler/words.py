@@ -3,6 +3,7 @@
 import math
 import random
 import string
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -105,10 +106,12 @@ class FrequentWords(RulerTask):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.alpha <= 1:
+        if not 1 < self.alpha < math.inf:
             raise InputError(f"alpha={self.alpha} of {self.name}: must be more than 1, or no power law sums up")
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        if (words := int(self.least * float(self._shares(5).sum()))) > length:
+            raise InputError(f"length={length}: {self.text} needs at least {words} words")
         draws = self.draws(seed, index)
         coded: dict[str, None] = {"...": None}  # distinct, in order
         while len(coded) < max((length - self.new_tokens) // 50, 5):
@@ -131,7 +134,7 @@ class FrequentWords(RulerTask):
     def least(self) -> int:
         """The words from which on the fourth rank's word occurs more often than the fifth's, which is not asked for."""
         *_, fourth, fifth = self._shares(5).tolist()
-        return math.ceil(1 / (fourth - fifth))
+        return math.ceil(1 / (fourth - fifth)) if fourth > fifth else sys.maxsize
 
     def _shares(self, ranks: int) -> Tensor:
         rank = torch.arange(1, ranks + 1, dtype=torch.float64)
