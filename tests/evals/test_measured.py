@@ -1,0 +1,46 @@
+"""The evaluations whose results are committed: the documents show what was measured, and the examples' tables are made of it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from test_examples import EXAMPLES, example
+
+ROOT = EXAMPLES.parent
+MEASURED = ROOT / "benchmarks" / "evaluations"
+PAGE = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+
+
+def read(name: str) -> dict:
+    return json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["density", "best_stretch", "lost_in_the_middle"])
+def test_the_document_shows_the_table_that_was_measured(name):
+    results = read(name)
+    assert results["complete"]
+    assert example(name).table(results) in PAGE
+
+
+@pytest.mark.parametrize("name", ["density", "best_stretch", "lost_in_the_middle"])
+def test_an_example_asks_for_what_its_table_shows(name, monkeypatch, capsys):
+    """With an evaluation that was made before: which methods, tasks and lengths the example names."""
+    module, results, asked = example(name), read(name), {}
+    monkeypatch.setattr(module.posenc, "load", lambda *args, **options: (None, None))
+    monkeypatch.setattr(module.posenc, "evaluate", lambda *args, **settings: asked.update(settings) or results)
+    module.main()
+    assert capsys.readouterr().out.strip() == module.table(results)
+    assert ["none", *asked["methods"]] == results["settings"]["methods"]
+    assert SimpleNamespace(**asked).render is module.page
+
+
+def test_the_fuller_run_on_smollm2_has_an_interval_to_every_number():
+    results = read("smollm2")
+    assert results["complete"]
+    for task in results["tasks"]:
+        for arm in task["methods"]:
+            for cell in arm["cells"]:
+                assert cell["loss"]["low"] < cell["loss"]["mean"] < cell["loss"]["high"]
+                assert 0 <= cell["exact"]["low"] <= cell["exact"]["mean"] <= cell["exact"]["high"] <= 1
+                assert cell["exact"]["low"] < cell["exact"]["high"]
