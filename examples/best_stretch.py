@@ -36,7 +36,13 @@ def main(folder="best-stretch", model="demo", length=12288, samples=8, text="pyd
     """Measure what the folder does not hold yet."""
     lm, tokenizer = posenc.load(model, dtype=torch.float32)
     chosen = {"tasks": tasks or TASKS, "methods": [f"ntk:factor={factor}" for factor in FACTORS], "text": text}
-    chosen |= {"lengths": [int(length)], "depths": [0.25], "samples": int(samples), "generate": False}
+    chosen |= {
+        "lengths": [int(length)],
+        "depths": [0.25],
+        "samples": int(samples),
+        "generate": False,
+        "attention": False,
+    }
     print(table(posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, render=page)))
 
 

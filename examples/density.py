@@ -39,7 +39,7 @@ def main(folder: str = "density", model: str = "demo", length: int = 1024, sampl
     """Measure what the folder does not hold yet."""
     lm, tokenizer = posenc.load(model, dtype=torch.bfloat16)
     methods = [kind.format(factor) for kind in KINDS.values() for factor in FACTORS]
-    chosen = {"tasks": ["perplexity"], "methods": methods, "lengths": [length], "samples": samples}
+    chosen = {"tasks": ["perplexity"], "attention": False, "methods": methods, "lengths": [length], "samples": samples}
     results = posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, render=page)
     print(table(results))
 
