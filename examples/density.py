@@ -3,7 +3,7 @@
     python examples/density.py [FOLDER [MODEL]]
 
 Texts stay within the trained length, so that nothing is new but the density: positions are s times as close (PI), or only
-those pairs of channels are slowed that turn slowly (NTK, YaRN without its temperature). Told is the loss on running text, in nats a token
+those pairs of channels are slowed that turn slowly (NTK). Told is the loss on running text, in nats a token
 above the model as it is, and how many of the next tokens it still predicts. FOLDER keeps what has been measured, its
 results.json and report.html: the same command goes on.
 """
@@ -15,9 +15,8 @@ import torch
 import posenc
 from posenc.report.evaluation import page
 
-FACTORS = (1.5, 2, 3, 4, 8, 16)
-KINDS = {"PI": "linear:factor={}", "PI + resonance": "linear:factor={}+resonance", "NTK": "ntk:factor={}",
-         "YaRN": "yarn:factor={}:attention_factor=1"}  # fmt: skip
+FACTORS = (1.5, 2, 4, 8, 16)
+KINDS = {"PI": "linear:factor={}", "PI + resonance": "linear:factor={}+resonance", "NTK": "ntk:factor={}"}
 
 
 def table(results: dict) -> str:

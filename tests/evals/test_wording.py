@@ -43,6 +43,13 @@ LOST = {(256, 0.0): 1.0, (256, 0.25): 0.25, (256, 0.5): 0.0, (256, 0.75): 0.25, 
             "than at them (10 to 100).",
         ),
         (
+            {(256, 0.0): 0.9, (256, 0.3): 0.0, (256, 0.6): 0.2, (256, 1.0): 0.1},
+            between(-0.4, -0.6, -0.2),
+            "passkey at 256 tokens, the model as it is: 90 % right at the start, 10 % right at the end and 0 % right at "
+            "depth 0.3 between them, the worst there. Found at one end: what stands at the end is found no better than "
+            "what stands between the two.",
+        ),
+        (
             {(256, 0.1): 0.5, (256, 0.5): 1.0, (256, 0.9): 0.5},
             between(0.5, 0.25, 0.75),
             "passkey at 256 tokens, the model as it is: 50 % right at depth 0.1, 50 % right at depth 0.9 and 100 % right at "

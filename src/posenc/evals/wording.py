@@ -93,7 +93,10 @@ def _as_it_is(task: Results) -> list[str]:
             f"{_level(at[0][by], by)} {'everywhere' if everywhere else _places(at)} between them"
             + (", the worst there" if len(at) < len(inner) else "")
         )
-    return [f"{start}{_listed(said)}." + (f" {_gap(row['middle'])}{_so_often(row, told)}" if row["middle"] else "")]
+    verdict = ""
+    if row["middle"] is not None:
+        verdict = f" {_gap(row['middle'], [cell[by]['mean'] for cell in cells])}{_so_often(row, told)}"
+    return [f"{start}{_listed(said)}.{verdict}"]
 
 
 def _so_often(row: Results, told: Sequence[Results]) -> str:
@@ -104,9 +107,13 @@ def _so_often(row: Results, told: Sequence[Results]) -> str:
     return f" So at {same} of {len(told)} lengths."
 
 
-def _gap(middle: Mapping[str, float]) -> str:
-    """The middle against the ends, in a sentence."""
+def _gap(middle: Mapping[str, float], shares: Sequence[float]) -> str:
+    """The middle against the ends, in a sentence. shares: of right answers, by depth."""
     less, high, low = (-100 * middle[key] for key in ("mean", "low", "high"))
+    first, *inner, last = shares
+    if low > 0 and min(first, last) <= sum(inner) / len(inner):  # a U has two arms
+        which = "end" if last < first else "start"
+        return f"Found at one end: what stands at the {which} is found no better than what stands between the two."
     if low > 0:
         return f"Lost in the middle: between the two ends it finds {less:.0f} points less than at them ({low:.0f} to {high:.0f})."
     if high < 0:
