@@ -143,8 +143,8 @@ def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
 """Methods that change how short texts are read as well."""
 
-# Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick takes three minutes and standard
-# about half an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.
+# Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick took four minutes, and standard is
+# estimated at half an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.
 PRESETS = {
     "quick": Settings(("facts", "passkey", "perplexity"), IN_WINDOW, (256, 768), samples=4, generate=False),
     "standard": Settings(
