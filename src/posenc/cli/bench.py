@@ -1,10 +1,8 @@
 """posenc bench."""
 
 import argparse
-import json
-import sys
 
-from posenc.cli.common import DONE, FAILED, TableFormatter
+from posenc.cli.common import FAILED, TableFormatter, conclude
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -76,17 +74,7 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
             command=command,
             render={"table.md": markdown, "report.html": page},
         )
-    if options.json:
-        print(json.dumps(results))
-    else:
-        terminal.show(results)
-    if not results["complete"]:
-        done, planned = results["trials_finished"], results["trials_planned"]
-        print(
-            f"posenc bench: interrupted; {done} of {planned} trials are kept and reported, the same command goes on "
-            "from there",
-            file=sys.stderr,
-        )
-        return FAILED
+    done, planned = results["trials_finished"], results["trials_planned"]
+    code = conclude(options, results, terminal.show, done, planned, "trials")
     own = [row for trial in results["trials"] for row in trial["rows"] if row["package"] is None]
-    return FAILED if any(row["status"] in ("failed", "differs") for row in own) else DONE
+    return FAILED if any(row["status"] in ("failed", "differs") for row in own) else code

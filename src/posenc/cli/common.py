@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -40,6 +40,29 @@ def emit(options: argparse.Namespace, data: object, text: str) -> int:
         Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
     print(json.dumps(data, indent=1) if options.json else text)
     return DONE
+
+
+def conclude(
+    options: argparse.Namespace,
+    results: dict[str, Any],
+    show: Callable[[dict[str, Any]], object],
+    finished: int,
+    planned: int,
+    what: str,
+) -> int:
+    """Give out what was measured, and say so where it was interrupted: with how many of how many `what`."""
+    if options.json:
+        print(json.dumps(results))
+    else:
+        show(results)
+    if results["complete"]:
+        return DONE
+    print(
+        f"posenc {options.command}: interrupted; {finished} of {planned} {what} are kept and reported, "
+        "the same command goes on from there",
+        file=sys.stderr,
+    )
+    return FAILED
 
 
 DTYPES = ("float32", "bfloat16", "float16")

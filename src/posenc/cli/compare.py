@@ -1,11 +1,10 @@
 """posenc compare."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from posenc.cli.common import DONE, FAILED
+from posenc.cli.common import FAILED, conclude
 from posenc.errors import unknown
 
 
@@ -99,16 +98,5 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED
-    if options.json:
-        print(json.dumps(results))
-    else:
-        terminal.show(results)
-    if not results["complete"]:
-        done = results["runs"]
-        print(
-            f"posenc compare: interrupted; {done['finished']} of {done['planned']} runs are kept and reported, "
-            "the same command goes on from there",
-            file=sys.stderr,
-        )
-        return FAILED
-    return DONE
+    done = results["runs"]
+    return conclude(options, results, terminal.show, done["finished"], done["planned"], "runs")

@@ -1,11 +1,10 @@
 """posenc eval."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from posenc.cli.common import DONE, FAILED, TableFormatter, add_model, read_model
+from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -80,19 +79,8 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
         except Interrupted:
             print("posenc eval: interrupted before a cell had finished; nothing was kept", file=sys.stderr)
             return FAILED
-    if options.json:
-        print(json.dumps(results))
-    else:
-        terminal.show(results)
-    if not results["complete"]:
-        done = results["cells"]
-        print(
-            f"posenc eval: interrupted; {done['finished']} of {done['planned']} cells are kept and reported, "
-            "the same command goes on from there",
-            file=sys.stderr,
-        )
-        return FAILED
-    return DONE
+    done = results["cells"]
+    return conclude(options, results, terminal.show, done["finished"], done["planned"], "cells")
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:

@@ -161,6 +161,7 @@ class _Job:
         self.config = unwrapped(self.model).config
         length = getattr(self.config, "max_position_embeddings", None)
         self.trained_length = int(length) if length else max(self.settings.lengths)
+        self.target_length = max(*self.settings.lengths, self.trained_length)
         self.device = next(self.model.parameters()).device
         self.batch_size = self.settings.batch_size or (1 if self.device.type == "cpu" else 8)
 
@@ -328,8 +329,7 @@ class _Job:
             self.cache_bytes[method] = self.cache_bytes_per_token()
             yield
             return
-        longest = max(*self.settings.lengths, self.trained_length)
-        target = longest if written_factor(method) is None else None
+        target = self.target_length if written_factor(method) is None else None
         report = extend(self.model, method, target_length=target)
         self.cache_bytes[method] = getattr(report, "cache_bytes_per_token", self.cache_bytes_per_token())
         try:
@@ -342,11 +342,10 @@ class _Job:
     def shared(self) -> dict[str, Any]:
         """What the numbers of every cell depend on."""
         s = self.settings
-        target = max(*s.lengths, self.trained_length)
         return {
             "samples": s.samples,
             "generate": s.generate,
-            "target_length": target,
+            "target_length": self.target_length,
             "model": self.name,
             "weights": fingerprint(self.model),
             "tokenizer": [len(self.tokenizer), self.tokenizer("The code of apple is 4821.").input_ids],
