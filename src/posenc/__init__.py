@@ -37,6 +37,8 @@ __all__ += [*_LAZY]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "analysis":
+        return import_module("posenc.analysis")
     if name not in _LAZY:
         raise AttributeError(f"module 'posenc' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
