@@ -2,6 +2,18 @@
 
 from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.finding import Finding
+from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
 from posenc.analysis.trained import trained_model
 
-__all__ = ["Codes", "Finding", "codes_of", "trained_model"]
+__all__ = [
+    "Bias",
+    "Codes",
+    "Finding",
+    "Rotation",
+    "Scores",
+    "bias",
+    "codes_of",
+    "rotation",
+    "scores",
+    "trained_model",
+]
