@@ -1,0 +1,243 @@
+"""Whatever somebody wants analysed, seen from the sides that analyses ask for: codes, an encoding, a trained model."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.analysis.codes import SHAPE, Codes, codes_of
+from posenc.analysis.trained import trained_model
+from posenc.encoding import Encoding
+from posenc.encodings import create
+from posenc.encodings.absolute import Absolute
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+TOKENS = 192
+"""How much of a text a model reads for an analysis."""
+
+
+class Coded(Absolute):
+    """Codes of anything, added to the input. codes: a vector per position."""
+
+    def __init__(self, codes: Codes) -> None:
+        super().__init__(codes(torch.arange(1)).shape[1])
+        self.of, self.max_positions = codes, codes.limit
+
+    def codes(self, positions: Positions) -> Tensor:
+        return torch.stack([self.of(row) for row in positions.q])
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is analysed. Each of its sides raises InputError, with the reason, where it has none.
+
+    name: for people. thing: an encoding, Codes or a transformers model. text: the encoding's, where it has one. length:
+    positions that are looked at. trained: those it was, or would be, trained on. steps: to train a small model, 0 for none.
+    seed: of whatever is drawn. tokenizer: of a model.
+    """
+
+    name: str
+    thing: Any
+    length: int
+    trained: int
+    steps: int = 0
+    seed: int = 0
+    text: str | None = None
+    tokenizer: Any = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        return "encoding" if isinstance(self.thing, Encoding) else "model" if _is_model(self.thing) else "codes"
+
+    @cached_property
+    def codes(self) -> Codes:
+        """A vector per position, or a number per head and distance."""
+        if _is_model(self.thing) and not _has_table(self.thing):
+            return codes_of(self.encoding, name=self.name)
+        return codes_of(self.thing, name=self.name)
+
+    @cached_property
+    def by_position(self) -> Codes:
+        """The codes, where they are of positions."""
+        if self.codes.of != "position":
+            raise InputError("it acts on the distance of two tokens, and no position has a code of its own")
+        return self.codes
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """What acts in attention; codes act by being added to the input."""
+        if isinstance(self.thing, Encoding):
+            return self.thing
+        return _rotation_of(self.thing) if _is_model(self.thing) and not _has_table(self.thing) else Coded(self.by_position)
+
+    @cached_property
+    def model(self) -> tuple[nn.Module, Tensor]:
+        """A trained model and (1, n) tokens of a text that it was not trained on: the subject, or a small one trained
+        under it on the spot."""
+        if _is_model(self.thing):
+            return self.thing, self._read()
+        if self.text is None:
+            raise InputError("only a trained model shows it, and one is trained for encodings that posenc knows by name")
+        if not self.steps:
+            raise InputError("only a trained model shows it, and none was trained (steps 0)")
+        model, text = trained_model(self.text, self.steps, self.seed)
+        return model, text[None, : min(TOKENS, 128)].long()
+
+    def _read(self) -> Tensor:
+        from posenc.tasks.haystack import pydoc
+
+        if self.tokenizer is None:
+            raise InputError("the model has no tokenizer to read a text with")
+        ids = self.tokenizer(pydoc()[: 40 * TOKENS], truncation=True, max_length=TOKENS)["input_ids"]
+        return torch.tensor([ids])
+
+
+def subject_of(
+    subject: Any,
+    *,
+    length: int = 512,
+    trained: int | None = None,
+    steps: int = 120,
+    seed: int = 0,
+    name: str | None = None,
+    tokenizer: Any = None,
+    **shape: Any,
+) -> Subject:
+    """Make a `Subject` of an encoding, its text or class, a function positions -> vectors, a table or a model.
+
+    A class is made for `shape` (posenc.analysis.codes.SHAPE), as a text is; a function is given what it requires beyond
+    positions under names that `shape` has, such as dim. length is cut to what the subject is defined for.
+
+    Raises:
+        InputError: sizes below 2, a subject that is nothing of that, or whose codes are wrong: not finite, not (n, dim),
+            or other ones when they are asked for again.
+    """
+    if length < 2:
+        raise InputError(f"length={length}: must be at least 2")
+    if trained is not None and trained < 1:
+        raise InputError(f"trained={trained}: must be at least 1")
+    if steps < 0:
+        raise InputError(f"steps={steps}: must be at least 0")
+    expected = _trained_length(subject) or trained or length
+    shape = {**SHAPE, "max_positions": expected, **shape}
+    text = subject if isinstance(subject, str) else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        thing = _thing(subject, shape, name)
+    name = name or (text or _name(subject))
+    made = Subject(name, thing, length, trained or expected, steps, seed, text, tokenizer)
+    return _checked(made)
+
+
+def _thing(subject: Any, shape: dict[str, Any], name: str | None) -> Any:
+    if isinstance(subject, str):
+        return create(subject, **shape)
+    if isinstance(subject, (Encoding, Codes)) or _is_model(subject):
+        return subject
+    if inspect.isclass(subject):
+        if not issubclass(subject, Encoding):
+            raise InputError(f"{subject.__name__}: is a class, but no Encoding; pass an object of it, or a function")
+        taken = {key: value for key, value in shape.items() if key in subject.arguments()}
+        try:
+            return subject(**taken)
+        except TypeError as error:
+            raise InputError(f"{subject.__name__}: {error}; pass an object of it") from None
+    if callable(subject) and not isinstance(subject, nn.Module):
+        return codes_of(_function(subject, shape), name=name or _name(subject))
+    return codes_of(subject, name=name)
+
+
+def _checked(subject: Subject) -> Subject:
+    """With a length that it is defined for, and codes that are what they should be."""
+    limit = subject.thing.max_positions if isinstance(subject.thing, Encoding) else None
+    try:
+        codes = subject.codes
+    except InputError:  # it has none, which is no fault
+        codes = None
+    limits = [most for most in (limit, None if codes is None else codes.limit) if most is not None]
+    made = Subject(**{**vars_of(subject), "length": min([subject.length, *limits])})
+    if codes is not None:
+        codes(torch.arange(made.length))
+    return made
+
+
+def vars_of(subject: Subject) -> dict[str, Any]:
+    return {name: getattr(subject, name) for name in Subject.__dataclass_fields__}
+
+
+def _function(function: Callable[..., Any], shape: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """A function of somebody's as positions -> (n, dim) tensor; what goes wrong in it is its name's."""
+    name = _name(function)
+    given = _required(function, shape)
+
+    def codes(positions: Tensor) -> Tensor:
+        try:
+            found = function(positions, **given)
+            return found if isinstance(found, Tensor) else torch.as_tensor(found)
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{name}: failed for {len(positions)} positions: {type(error).__name__}: {error}") from None
+
+    codes.__name__ = name
+    return codes
+
+
+def _required(function: Callable[..., Any], shape: dict[str, Any]) -> dict[str, Any]:
+    """What it asks for beyond positions, by the names that a shape has."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):  # not written in Python
+        return {}
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    lacking = [name for name in required if name not in shape]
+    if lacking:
+        raise InputError(
+            f"{_name(function)}: needs {', '.join(lacking)} beyond positions; pass a function of positions alone, or name "
+            f"what is one of {', '.join(shape)} so"
+        )
+    return {name: shape[name] for name in required}
+
+
+def _name(subject: Any) -> str:
+    if isinstance(subject, partial):
+        return _name(subject.func)
+    if isinstance(subject, Encoding):
+        return subject.name or type(subject).__name__
+    if _is_model(subject):
+        return str(getattr(subject.config, "name_or_path", "") or subject.config.model_type)
+    return str(getattr(subject, "name", None) or getattr(subject, "__name__", None) or type(subject).__name__)
+
+
+def _is_model(thing: Any) -> bool:
+    return isinstance(thing, nn.Module) and hasattr(getattr(thing, "config", None), "model_type")
+
+
+def _has_table(model: nn.Module) -> bool:
+    from posenc.pretrained.learned_table import has_learned_table
+
+    return has_learned_table(model)
+
+
+def _rotation_of(model: nn.Module) -> Encoding:
+    """The rotation of the layers that see everything."""
+    from posenc.encodings.rotary import Rotary
+    from posenc.pretrained.anatomy import anatomy
+
+    found = anatomy(model)
+    return Rotary(found.head_dim, found.rope_theta, found.layout, found.rotary_dim, found.schedule)
+
+
+def _trained_length(subject: Any) -> int | None:
+    if not _is_model(subject):
+        return None
+    if _has_table(subject):
+        from posenc.pretrained.learned_table import table_of
+
+        return table_of(subject)[1]
+    from posenc.pretrained.anatomy import anatomy
+
+    return anatomy(subject).trained_length
