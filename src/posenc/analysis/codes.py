@@ -85,7 +85,7 @@ def codes_of(subject: Any, *, name: str | None = None, layer: int = 0, **shape: 
         own, number = subject.at(layer)
         return _of_encoding(own, number, name or own.name or type(own).__name__)
     if callable(subject) and not isinstance(subject, nn.Module):
-        return Codes(name or getattr(subject, "__name__", "function"), subject)
+        return Codes(name or str(getattr(subject, "__name__", "function")), subject)
     raise InputError(f"subject: a {type(subject).__name__} has no codes; pass an encoding, a function or a table")
 
 
