@@ -119,17 +119,21 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "rotation",
         "How fast does each pair of channels turn?",
-        lambda s: rotation(s.encoding, s.trained),
+        lambda s: rotation(s.encoding, s.trained, name=s.name),
         (plots.wavelengths,),
         main=True,
     ),
     Question(
-        "bias", "What is added to the scores?", lambda s: bias(s.encoding, s.length), (plots.bias_by_distance,), main=True
+        "bias",
+        "What is added to the scores?",
+        lambda s: bias(s.encoding, s.length, name=s.name),
+        (plots.bias_by_distance,),
+        main=True,
     ),
     Question(
         "scores",
         "What comes of it in the scores?",
-        lambda s: scores(s.encoding, s.length, seed=s.seed),
+        lambda s: scores(s.encoding, s.length, seed=s.seed, name=s.name),
         (plots.effective_scores, plots.scores_by_head),
         main=True,
     ),

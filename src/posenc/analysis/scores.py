@@ -149,17 +149,17 @@ class Scores(Finding):
         return said
 
 
-def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, **shape: Any) -> Bias:
+def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any) -> Bias:
     """What each head adds to a score by distance, up to `length` - 1 in both directions; for causal encodings, back
     alone. The query is at position length - 1, so that every key has a position.
 
     Args:
-        encoding: with a site `bias`, or its text (for `shape`, see posenc.analysis.codes.SHAPE). layer: whose.
+        encoding: with a site `bias`, or its text (for `shape`, see posenc.analysis.codes.SHAPE). layer: whose. name: for people.
 
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
     """
-    made, own, layer, name = _made(encoding, layer, shape)
+    made, own, layer, name = _made(encoding, layer, name, shape)
     if "bias" not in own.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
     _check_length(length, made, name)
@@ -183,16 +183,18 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, **shape
     return Bias(name, (length - 1 - keys).flip(0), found[0], of_content, learned)
 
 
-def rotation(encoding: Encoding | str, trained: int = 512, *, layer: int = 0, **shape: Any) -> Rotation:
+def rotation(
+    encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
+) -> Rotation:
     """How fast the pairs of an encoding's keys turn: the part of it that turns them, unmapped.
 
     Args:
-        encoding: as in `bias`. trained: positions to hold wavelengths against. layer: whose.
+        encoding: as in `bias`. trained: positions to hold wavelengths against. layer: whose. name: for people.
 
     Raises:
         InputError: an encoding that turns nothing by an angle that grows evenly with position.
     """
-    _, own, layer, name = _made(encoding, layer, shape)
+    _, own, layer, name = _made(encoding, layer, name, shape)
     if trained < 1:
         raise InputError(f"trained={trained}: must be at least 1")
     turning = _turning(own)
@@ -212,7 +214,14 @@ def rotation(encoding: Encoding | str, trained: int = 512, *, layer: int = 0, **
 
 
 def scores(
-    encoding: Encoding | str, length: int = 512, *, samples: int = 64, seed: int = 0, layer: int = 0, **shape: Any
+    encoding: Encoding | str,
+    length: int = 512,
+    *,
+    samples: int = 64,
+    seed: int = 0,
+    layer: int = 0,
+    name: str | None = None,
+    **shape: Any,
 ) -> Scores:
     """What position does to the scores of a text's last token, by distance, whichever site it acts on.
 
@@ -221,12 +230,12 @@ def scores(
 
     Args:
         encoding: as in `bias`, any. length: tokens of the text. samples, seed: contents that are drawn, and how.
-            layer: whose.
+            layer: whose. name: for people.
 
     Raises:
         InputError: sizes below 1, or positions that the encoding does not take.
     """
-    made, own, layer, name = _made(encoding, layer, shape)
+    made, own, layer, name = _made(encoding, layer, name, shape)
     if samples < 2:
         raise InputError(f"samples={samples}: a spread needs at least 2")
     _check_length(length, made, name)
@@ -268,15 +277,17 @@ def _last_scores(encoding: Encoding, layer: int, num_heads: int, x: Tensor) -> t
     return score - without, without.expand_as(score)
 
 
-def _made(encoding: Encoding | str, layer: int, shape: dict[str, Any]) -> tuple[Encoding, Encoding, int, str]:
+def _made(
+    encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]
+) -> tuple[Encoding, Encoding, int, str]:
     """The encoding, the one that acts in a layer, which of its layers that is, and what to call it."""
-    name = encoding if isinstance(encoding, str) else encoding.name or type(encoding).__name__
+    own = encoding if isinstance(encoding, str) else encoding.name or type(encoding).__name__
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = create(encoding, **{**SHAPE, **shape}) if isinstance(encoding, str) else encoding
     if not isinstance(made, Encoding):
         raise InputError(f"encoding: a {type(made).__name__} is none; pass an Encoding or its text")
-    return made, *made.at(layer), name
+    return made, *made.at(layer), name or own
 
 
 def _parts(encoding: Encoding) -> list[Encoding]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,9 +16,14 @@ from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.transformer import Transformer
 
 TOKENS = 192
 """How much of a text a model reads for an analysis."""
+
+
+BYTES = 256
+"""The vocabulary of a model that reads bytes."""
 
 
 class Coded(Absolute):
@@ -57,8 +62,6 @@ class Subject:
     @cached_property
     def codes(self) -> Codes:
         """A vector per position, or a number per head and distance."""
-        if _is_model(self.thing) and not _has_table(self.thing):
-            return codes_of(self.encoding, name=self.name)
         return codes_of(self.thing, name=self.name)
 
     @cached_property
@@ -71,9 +74,10 @@ class Subject:
     @cached_property
     def encoding(self) -> Encoding:
         """What acts in attention; codes act by being added to the input."""
-        if isinstance(self.thing, Encoding):
-            return self.thing
-        return _rotation_of(self.thing) if _is_model(self.thing) and not _has_table(self.thing) else Coded(self.by_position)
+        if isinstance(self.thing, (Encoding, Transformer)):
+            return self.thing if isinstance(self.thing, Encoding) else self.thing.encoding
+        module = self.codes.module
+        return module if isinstance(module, Encoding) else Coded(self.by_position)
 
     @cached_property
     def model(self) -> tuple[nn.Module, Tensor]:
@@ -82,7 +86,9 @@ class Subject:
         if _is_model(self.thing):
             return self.thing, self._read()
         if self.text is None:
-            raise InputError("only a trained model shows it, and one is trained for encodings that posenc knows by name")
+            raise InputError(
+                "only a trained model shows it, and one is trained for encodings that posenc knows by name"
+            )
         if not self.steps:
             raise InputError("only a trained model shows it, and none was trained (steps 0)")
         model, text = trained_model(self.text, self.steps, self.seed)
@@ -91,6 +97,8 @@ class Subject:
     def _read(self) -> Tensor:
         from posenc.tasks.haystack import pydoc
 
+        if self.tokenizer is None and isinstance(self.thing, Transformer) and self.thing.config.vocab_size == BYTES:
+            return torch.tensor([list(pydoc().encode()[-TOKENS:])])
         if self.tokenizer is None:
             raise InputError("the model has no tokenizer to read a text with")
         ids = self.tokenizer(pydoc()[: 40 * TOKENS], truncation=True, max_length=TOKENS)["input_ids"]
@@ -123,18 +131,18 @@ def subject_of(
         raise InputError(f"trained={trained}: must be at least 1")
     if steps < 0:
         raise InputError(f"steps={steps}: must be at least 0")
-    expected = _trained_length(subject) or trained or length
-    shape = {**SHAPE, "max_positions": expected, **shape}
+    if trained is None:
+        trained = (_trained_length(subject) if _is_model(subject) else None) or length
+    asked, shape = shape.get("dim"), {**SHAPE, "max_positions": trained, **shape}
     text = subject if isinstance(subject, str) else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        thing = _thing(subject, shape, name)
-    name = name or (text or _name(subject))
-    made = Subject(name, thing, length, trained or expected, steps, seed, text, tokenizer)
-    return _checked(made)
+        thing = _thing(subject, shape, name, asked)
+    name = name or text or _name(subject)
+    return _checked(Subject(name, thing, length, trained, steps, seed, text, tokenizer))
 
 
-def _thing(subject: Any, shape: dict[str, Any], name: str | None) -> Any:
+def _thing(subject: Any, shape: dict[str, Any], name: str | None, asked: int | None) -> Any:
     if isinstance(subject, str):
         return create(subject, **shape)
     if isinstance(subject, (Encoding, Codes)) or _is_model(subject):
@@ -148,7 +156,8 @@ def _thing(subject: Any, shape: dict[str, Any], name: str | None) -> Any:
         except TypeError as error:
             raise InputError(f"{subject.__name__}: {error}; pass an object of it") from None
     if callable(subject) and not isinstance(subject, nn.Module):
-        return codes_of(_function(subject, shape), name=name or _name(subject))
+        width: dict[str, Any] = {} if asked is None else {"dim": asked}
+        return codes_of(_function(subject, shape), name=name or _name(subject), **width)
     return codes_of(subject, name=name)
 
 
@@ -160,27 +169,24 @@ def _checked(subject: Subject) -> Subject:
     except InputError:  # it has none, which is no fault
         codes = None
     limits = [most for most in (limit, None if codes is None else codes.limit) if most is not None]
-    made = Subject(**{**vars_of(subject), "length": min([subject.length, *limits])})
+    made = replace(subject, length=min([subject.length, *limits]))
     if codes is not None:
         codes(torch.arange(made.length))
     return made
 
 
-def vars_of(subject: Subject) -> dict[str, Any]:
-    return {name: getattr(subject, name) for name in Subject.__dataclass_fields__}
-
-
-def _function(function: Callable[..., Any], shape: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """A function of somebody's as positions -> (n, dim) tensor; what goes wrong in it is its name's."""
+def _function(function: Callable[..., Any], shape: dict[str, Any]) -> Callable[[Tensor], Any]:
+    """A function of somebody's as one of positions alone; what goes wrong in it is told under its name."""
     name = _name(function)
     given = _required(function, shape)
 
-    def codes(positions: Tensor) -> Tensor:
+    def codes(positions: Tensor) -> Any:
         try:
-            found = function(positions, **given)
-            return found if isinstance(found, Tensor) else torch.as_tensor(found)
+            return function(positions, **given)
         except (Exception, SystemExit) as error:
-            raise InputError(f"{name}: failed for {len(positions)} positions: {type(error).__name__}: {error}") from None
+            raise InputError(
+                f"{name}: failed for {len(positions)} positions: {type(error).__name__}: {error}"
+            ) from None
 
     codes.__name__ = name
     return codes
@@ -208,36 +214,22 @@ def _name(subject: Any) -> str:
     if isinstance(subject, Encoding):
         return subject.name or type(subject).__name__
     if _is_model(subject):
-        return str(getattr(subject.config, "name_or_path", "") or subject.config.model_type)
+        config = subject.config
+        return str(getattr(config, "name_or_path", "") or getattr(config, "model_type", "Transformer"))
     return str(getattr(subject, "name", None) or getattr(subject, "__name__", None) or type(subject).__name__)
 
 
 def _is_model(thing: Any) -> bool:
-    return isinstance(thing, nn.Module) and hasattr(getattr(thing, "config", None), "model_type")
+    return isinstance(thing, Transformer) or hasattr(getattr(thing, "config", None), "model_type")
 
 
-def _has_table(model: nn.Module) -> bool:
-    from posenc.pretrained.learned_table import has_learned_table
+def _trained_length(model: Any) -> int | None:
+    """How far a model was trained; None: it does not say."""
+    from posenc.pretrained.anatomy import FAMILIES, anatomy
+    from posenc.pretrained.learned_table import has_learned_table, table_of
 
-    return has_learned_table(model)
-
-
-def _rotation_of(model: nn.Module) -> Encoding:
-    """The rotation of the layers that see everything."""
-    from posenc.encodings.rotary import Rotary
-    from posenc.pretrained.anatomy import anatomy
-
-    found = anatomy(model)
-    return Rotary(found.head_dim, found.rope_theta, found.layout, found.rotary_dim, found.schedule)
-
-
-def _trained_length(subject: Any) -> int | None:
-    if not _is_model(subject):
-        return None
-    if _has_table(subject):
-        from posenc.pretrained.learned_table import table_of
-
-        return table_of(subject)[1]
-    from posenc.pretrained.anatomy import anatomy
-
-    return anatomy(subject).trained_length
+    if isinstance(model, Transformer):
+        return model.encoding.max_positions
+    if has_learned_table(model):
+        return table_of(model)[1]
+    return anatomy(model).trained_length if model.config.model_type in FAMILIES else None

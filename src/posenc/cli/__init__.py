@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from posenc import __version__
+from posenc.cli.analyze import add_analyze
 from posenc.cli.bench import add_bench
 from posenc.cli.catalogue import add_cite, add_list
 from posenc.cli.common import FAILED, USAGE, HelpFormatter
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         add_compare,
         "Train the same small Transformer with each encoding and test it past its training length.",
     ),
+    "analyze": (add_analyze, "Say and show what an encoding, a function of yours or a model does with positions."),
     "extend": (add_extend, "Make a pretrained model read longer texts, verify it and save it."),
     "eval": (add_eval, "Measure what a pretrained model finds in long texts, as it is and extended."),
     "doctor": (add_doctor, "Say what a pretrained model's positions are, and what is wrong with them."),
