@@ -2,6 +2,18 @@
 
 from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.finding import Finding
+from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.trained import trained_model
+from posenc.analysis.uniqueness import unique
 
-__all__ = ["Codes", "Finding", "codes_of", "trained_model"]
+__all__ = [
+    "Codes",
+    "Finding",
+    "bounded",
+    "codes_of",
+    "deterministic",
+    "properties",
+    "steps",
+    "trained_model",
+    "unique",
+]
