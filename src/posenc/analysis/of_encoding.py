@@ -48,7 +48,7 @@ def of_encoding(encoding: Encoding, layer: int, name: str, site: str | None = No
         codes = maker(encoding, parts, name, head)
         if codes is not None:
             return codes
-    raise InputError(f"{name}: {_why_not(parts, site)}")
+    raise InputError(f"{name}: {_why_not(parts, layer, site)}")
 
 
 def acting(encoding: Encoding, layer: int) -> list[Part]:
@@ -59,14 +59,14 @@ def acting(encoding: Encoding, layer: int) -> list[Part]:
     return [(own, number)]
 
 
-def _why_not(parts: list[Part], site: str | None) -> str:
+def _why_not(parts: list[Part], layer: int, site: str | None) -> str:
     sites = {at for part, _ in parts for at in part.sites()}
     if any(isinstance(part, CoPE) for part, _ in parts):
         return "it counts the tokens that the text makes it count, so there is no code before there is a text"
     if site is not None:
         return f"it has no code at {site!r}; leave site= out"
     if not sites:
-        return "it does nothing with positions, so there is no code to analyse"
+        return f"it does nothing with positions in layer {layer}, so there is no code to analyse"
     if sites <= {"place"}:
         return "it moves positions and has no codes of its own; add it to one that has, as in shape+sinusoidal"
     if sites <= {"place", "sink"}:
@@ -184,17 +184,13 @@ def _of_mapped(part: Mapped, layer: int, name: str, head: int) -> Codes:
         raise InputError(f"{name}: its map depends on more than the distance, so there is no code of a distance")
 
     def codes(distances: Tensor) -> Tensor:
-        at = torch.stack([part.map.relative(_pair(int(distance)))[0, 0, 0] for distance in distances])
+        at = part.map.relative(Positions.from_ids(distances, distances.new_zeros(1)))[0, :, 0]
         if bool(at.isnan().any()):
             raise InputError(f"{name}: it hides keys from distance {int(distances[at.isnan()][0])} on; ask for fewer")
         moved = at.to(_device(part))
         return _turned([(part.encoding, layer)], Positions.from_ids(moved, moved.new_zeros(1)), head)
 
     return Codes(name, codes, of="distance", module=part)
-
-
-def _pair(distance: int) -> Positions:
-    return Positions.from_ids(torch.tensor([distance]), torch.tensor([0]), causal=True)
 
 
 # ---------------------------------------------------------------- on the scores
@@ -262,6 +258,7 @@ def _codes(
         waves=None if moves else waves,
         module=encoding,
         needs_length=encoding.needs_length,
+        reach=2048 if any(isinstance(part, FLOATER) for part in used) else None,
     )
 
 

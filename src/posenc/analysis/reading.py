@@ -60,6 +60,7 @@ class Codes:
     module: nn.Module | None = None
     needs_length: bool = False
     dim: int | None = None
+    reach: int | None = None
     _dims: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -130,6 +131,15 @@ def whole(name: str, value: float, least: int = 1) -> int:
     if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < least:
         raise InputError(f"{name}={value}: must be a whole number, at least {least}")
     return int(value)
+
+
+def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
+    """The codes of any of the positions 0 .. count-1 of one text, a row each: read as asked for, or all at once where
+    they depend on each other."""
+    if not codes.needs_length:
+        return codes
+    every = codes(torch.arange(count))
+    return lambda positions: every[positions.long()]
 
 
 def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "length") -> Tensor:
