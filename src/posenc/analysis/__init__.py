@@ -1,25 +1,43 @@
 """Properties, proofs and pictures of any encoding: what it does to positions, computed."""
 
+from posenc.analysis.bounds import MODELS, BaseBound, Model, base_bound, longest_length, rope_bound, smallest_base
 from posenc.analysis.codes import Codes, codes_of
+from posenc.analysis.decay import Curve, Curves, Kernel, curves, kernel
 from posenc.analysis.finding import Finding
+from posenc.analysis.integrals import decay_asymptote, decay_integral, first_zero
 from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
 from posenc.analysis.trained import trained_model
 from posenc.analysis.uniqueness import unique
 
 __all__ = [
+    "MODELS",
+    "BaseBound",
     "Bias",
     "Codes",
+    "Curve",
+    "Curves",
     "Finding",
+    "Kernel",
+    "Model",
     "Rotation",
     "Scores",
+    "base_bound",
     "bias",
     "bounded",
     "codes_of",
+    "curves",
+    "decay_asymptote",
+    "decay_integral",
     "deterministic",
+    "first_zero",
+    "kernel",
+    "longest_length",
     "properties",
+    "rope_bound",
     "rotation",
     "scores",
+    "smallest_base",
     "steps",
     "trained_model",
     "unique",
