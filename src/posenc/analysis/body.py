@@ -73,24 +73,24 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
     """
     if isinstance(subject, Body):
         return subject
-    name = name or getattr(subject, "__name__", type(subject).__name__)
+    named = name or getattr(subject, "__name__", type(subject).__name__)
     if not isinstance(subject, nn.Module):
         if not callable(subject):
             raise InputError(f"model: a {type(subject).__name__} is neither a module nor a function of vectors")
-        return Body(name, None, lambda x, at: subject(x))
+        return Body(named, None, lambda x, at: subject(x))
     model = copy.deepcopy(subject).double().eval().requires_grad_(False)
     if isinstance(model, Transformer):
-        return _of_transformer(model, layers, name)
+        return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
-        return _of_pretrained(model, layers, name)
+        return _of_pretrained(model, layers, named)
     if layers is not None:
         if not isinstance(model, nn.TransformerEncoder):
-            raise InputError(f"layers={layers}: {name} has no layers to choose from; leave it out")
-        model.layers = _first(model.layers, layers, name)
+            raise InputError(f"layers={layers}: {named} has no layers to choose from; leave it out")
+        model.layers = _first(model.layers, layers, named)
     width = next((p.shape[-1] for p in model.parameters() if p.dim() > 1), None)
     if isinstance(model, nn.MultiheadAttention):
         width = model.embed_dim
-    return Body(name, width, lambda x, at: _plain(model, x))
+    return Body(named, width, lambda x, at: _plain(model, x))
 
 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
@@ -118,7 +118,7 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
     codes = None
     if isinstance(first, Absolute) and first.merge == "add":
         codes = Codes(first.name, lambda at: first.codes(Positions.from_ids(at))[0], limit=first.max_positions)
-    return Body(f"{name} ({encoding.name})", model.config.dim, run, join, codes, words, reads_positions=True)
+    return Body(name, model.config.dim, run, join, codes, words, reads_positions=True)
 
 
 def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:

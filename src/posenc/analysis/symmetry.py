@@ -10,9 +10,8 @@ from torch.nn.functional import conv1d
 
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
-from posenc.encodings import ENCODINGS, create, lookup
+from posenc.encodings import ENCODINGS, create, lookup, parts
 from posenc.errors import InputError
-from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
 ROUNDING = 1e-9
@@ -20,6 +19,8 @@ ROUNDING = 1e-9
 HOST = TransformerConfig(vocab_size=64, dim=32, num_layers=2, num_heads=4, causal=False)
 """The model around an encoding that is given by name."""
 SHIFT = 3
+EVERY = tuple({"step_temperature": "step_temperature:train_length=4"}.get(name, name) for name in ENCODINGS)
+"""Every encoding; one that acts past its training length only is given a short one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,8 @@ class Equivariance(Finding):
         pooled: the mean over tokens of f(Px) against that of f(x): 0 is permutation invariance.
         last: the last token's representation, when those before it change places.
         mirror: f of the reversed text against f reversed.
-        shift: f with every position moved on against f; None: the model is not told positions.
-        sees_order: what its encoding claims (`Encoding.sees_order`); None: there is none to claim anything.
+        shift: f with every position moved on against f; None: the model takes no positions, or not those.
+        sees_order: what the encoding of an encoder claims (`Encoding.sees_order`); None: there is none.
     """
 
     name: str
@@ -93,7 +94,7 @@ def equivariance(
     claimed = None
     if isinstance(module, str):
         name, module = name or module, encoder(module, seed=seed)
-    if isinstance(module, Transformer):
+    if isinstance(module, Transformer) and not module.config.causal:
         claimed = module.encoding.sees_order
     body = body_of(module, name=name)
     width = body.dim if dim is None else dim
@@ -115,17 +116,27 @@ def equivariance(
         order, pooled = max(order, far(moved, base[:, p])), max(pooled, far(moved.mean(1), base.mean(1)))
         p = torch.cat((torch.randperm(length - 1, generator=draw), at[-1:]))
         last = max(last, far(called(body, x[:, p], at)[:, -1], base[:, -1]))
+    mirror = far(called(body, x.flip(1), at), base.flip(1))
     return Equivariance(
         body.name,
         length,
         permutations,
-        order,
+        max(order, mirror),  # the reverse is an order too
         pooled,
         last,
-        mirror=far(called(body, x.flip(1), at), base.flip(1)),
-        shift=far(called(body, x, at + SHIFT), base) if body.reads_positions else None,
+        mirror,
+        shift=None if (shifted := _shifted(body, x, at)) is None else far(shifted, base),
         sees_order=claimed,
     )
+
+
+def _shifted(body: Body, x: Tensor, at: Tensor) -> Tensor | None:
+    if not body.reads_positions:
+        return None
+    try:
+        return called(body, x, at + SHIFT)
+    except InputError:  # it has no such positions: past the end of its table, or defined from 0 on only
+        return None
 
 
 def called(body: Body, x: Tensor, at: Tensor) -> Tensor:
@@ -148,8 +159,8 @@ def encoder(
 
     draw: give the encoding's learned parameters random values, as they have after training.
     """
-    causal_only = any(lookup(part.split(":")[0]).causal_only for part in _names(encoding))
-    config = replace(config, causal=config.causal or causal_only)
+    backwards = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
+    config = replace(config, causal=config.causal or backwards)
     torch.manual_seed(seed)
     made = create(
         encoding, dim=config.dim, num_heads=config.num_heads, num_layers=config.num_layers, causal=config.causal,
@@ -160,3 +171,78 @@ def encoder(
     for parameter in made.parameters() if draw else ():
         nn.init.normal_(parameter, std=0.5)
     return model.double().eval()
+
+
+@dataclass(frozen=True, eq=False)
+class Breakers(Finding):
+    """What breaks the symmetry of attention, one thing at a time. rows: the first is attention with nothing added."""
+
+    rows: Sequence[Equivariance]
+
+    def __getitem__(self, name: str) -> Equivariance:
+        """The row of that name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def sentences(self) -> list[str]:
+        alone, others = self.rows[0], self.rows[1:]
+        blind = [row.name for row in others if row.blind]
+        least = min((row for row in others if not row.blind), key=lambda row: row.order, default=None)
+        found = [f"{alone.name}: f(Px) and P f(x) differ by at most {alone.order:.1e}, which is rounding."]
+        if least is not None:
+            found.append(
+                f"{len(others) - len(blind)} of {len(others)} additions break the symmetry, by {least.order:.2g} "
+                f"({least.name}) or more."
+            )
+        if blind:
+            found.append(f"Still blind to order: {', '.join(blind)}.")
+        even = [row.name for row in others if row.mirror < ROUNDING <= row.order]
+        if even:
+            found.append(f"They see order but not its direction, a text is to them its mirror image: {', '.join(even)}.")
+        wrong = [row.name for row in others if row.sees_order is not None and row.sees_order == row.blind]
+        if wrong:
+            found.append(f"Not as declared (sees_order): {', '.join(wrong)}.")
+        return found
+
+
+def breakers(
+    encodings: Sequence[str] = EVERY, *, length: int = 12, permutations: int = 8, seed: int = 0
+) -> Breakers:
+    """Attention alone, then with one thing added at a time: a causal mask, a padding mask that moves with its tokens or
+    stays where it is, a convolution, each encoding.
+
+    Args and errors: as `equivariance`; encodings: their texts. Those that are for decoders only have its mask as well.
+    """
+    tried: dict[str, Any] = {
+        "attention alone": encoder("none", seed=seed),
+        "a causal mask, one layer": encoder("none", config=replace(HOST, num_layers=1, causal=True), seed=seed),
+        "a causal mask, two layers": encoder("none", config=replace(HOST, causal=True), seed=seed),
+        **_around(seed),
+        **{text: encoder(text, seed=seed) for text in encodings if text != "none"},
+    }
+    measured = [
+        equivariance(model, length=length, dim=HOST.dim, permutations=permutations, seed=seed, name=name)
+        for name, model in tried.items()
+    ]
+    return Breakers(measured)
+
+
+def _around(seed: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What is not an encoding and may tell tokens apart by their place, around one layer of torch's own."""
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(HOST.dim, HOST.num_heads, 2 * HOST.dim, batch_first=True).double().eval()
+    kernel = torch.randn(HOST.dim, 1, 3, dtype=torch.float64)
+
+    def moving(x: Tensor) -> Tensor:
+        return layer(x, src_key_padding_mask=x[..., 0] > 0.5)  # a mark that the token carries
+
+    def staying(x: Tensor) -> Tensor:
+        return layer(x, src_key_padding_mask=(torch.arange(x.shape[1]) < 3).expand(x.shape[:2]))
+
+    def convolved(x: Tensor) -> Tensor:
+        return layer(x + conv1d(x.mT, kernel, padding=1, groups=HOST.dim).mT)
+
+    return {
+        "padding that moves with its tokens": moving,
+        "padding that stays where it is": staying,
+        "a convolution over three tokens": convolved,
+    }
