@@ -1,5 +1,6 @@
 """Properties, proofs and pictures of any encoding: what it does to positions, computed."""
 
+from posenc.analysis.body import Body, body_of
 from posenc.analysis.bounds import MODELS, BaseBound, Model, base_bound, longest_length, rope_bound, smallest_base
 from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.decay import Curve, Curves, Kernel, curves, kernel
@@ -7,29 +8,39 @@ from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import decay_asymptote, decay_integral, first_zero
 from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
+from posenc.analysis.symmetry import Breakers, Equivariance, breakers, encoder, equivariance
 from posenc.analysis.trained import trained_model
+from posenc.analysis.twins import Twins, twins
 from posenc.analysis.uniqueness import unique
 
 __all__ = [
     "MODELS",
     "BaseBound",
     "Bias",
+    "Body",
+    "Breakers",
     "Codes",
     "Curve",
     "Curves",
+    "Equivariance",
     "Finding",
     "Kernel",
     "Model",
     "Rotation",
     "Scores",
+    "Twins",
     "base_bound",
     "bias",
+    "body_of",
     "bounded",
+    "breakers",
     "codes_of",
     "curves",
     "decay_asymptote",
     "decay_integral",
     "deterministic",
+    "encoder",
+    "equivariance",
     "first_zero",
     "kernel",
     "longest_length",
@@ -40,5 +51,6 @@ __all__ = [
     "smallest_base",
     "steps",
     "trained_model",
+    "twins",
     "unique",
 ]

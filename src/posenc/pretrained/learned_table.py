@@ -176,6 +176,23 @@ def restore_table(model: nn.Module) -> bool:
     return True
 
 
+@torch.no_grad()
+def take_table(model: nn.Module) -> Tensor:
+    """Take a model's positions away: its table becomes zeros, in place. Gives the rows it had, (positions, dim), that of
+    the first token first: adding them to the embeddings of tokens is what the model did.
+
+    Raises:
+        InputError: a model of a type that is not in TABLES.
+    """
+    inner = unwrapped(model)
+    if inner.config.model_type not in TABLES:
+        raise unknown("model type with a learned table", inner.config.model_type, TABLES)
+    _, module = _find(inner)
+    rows = module.weight[_first(module) :].clone()
+    module.weight.zero_()
+    return rows
+
+
 def _longer(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:
     if method == "interpolate":
         return interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
