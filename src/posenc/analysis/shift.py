@@ -53,14 +53,16 @@ class Shift(Finding):
 
     def sentences(self) -> list[str]:
         dim = len(self.matrix)
+        places = self.of if abs(self.shift) == 1 else f"{self.of}s"
+        later = f"{abs(self.shift):g} {places} {'later' if self.shift > 0 else 'earlier'}"
         if self.holds:
             said = [
-                f"One {dim} x {dim} matrix takes every code to that of {self.shift:g} {self.of}s later, wherever it is "
+                f"One {dim} x {dim} matrix takes every code to that of {later}, wherever it is "
                 f"(it misses by {self.residual:.1g} of a code's norm)."
             ]
         else:
             said = [
-                f"No one matrix takes every code to that of {self.shift:g} {self.of}s later: the best for half of them "
+                f"No one matrix takes every code to that of {later}: the best for half of them "
                 f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
             ]
         if self.exact:
@@ -73,7 +75,7 @@ class Shift(Finding):
                 "dimensions; only the others tell."
             )
         if self.holds:
-            norms = "keeps every length" if self.orthogonality < MEANT else "does not keep lengths"
+            norms = "keeps every length" if self.orthogonality < 1e-3 else "does not keep lengths"
             said.append(
                 f"It {norms} (M^T M is within {self.orthogonality:.1g} of 1 where codes are); applied twice it "
                 f"shifts by {2 * self.shift:g} (within {self.composition:.1g})."

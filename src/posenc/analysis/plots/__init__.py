@@ -1,5 +1,23 @@
 """Every plot of `posenc.analysis`: functions of a finding that return a matplotlib figure and take `ax`."""
 
-from posenc.analysis.plots.codes import heat_map
+from posenc.analysis.plots.codes import (
+    dot_products,
+    heat_map,
+    norms,
+    shift_error,
+    shift_matrix,
+    singular_values,
+    step_sizes,
+    wavelengths,
+)
 
-__all__ = ["heat_map"]
+__all__ = [
+    "dot_products",
+    "heat_map",
+    "norms",
+    "shift_error",
+    "shift_matrix",
+    "singular_values",
+    "step_sizes",
+    "wavelengths",
+]
