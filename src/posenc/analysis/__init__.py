@@ -8,6 +8,8 @@ from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import decay_asymptote, decay_integral, first_zero
 from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
+from posenc.analysis.shift import shift_matrix
+from posenc.analysis.spectrum import spectrum
 from posenc.analysis.symmetry import Breakers, Equivariance, breakers, encoder, equivariance
 from posenc.analysis.trained import trained_model
 from posenc.analysis.twins import Twins, twins
@@ -48,7 +50,9 @@ __all__ = [
     "rope_bound",
     "rotation",
     "scores",
+    "shift_matrix",
     "smallest_base",
+    "spectrum",
     "steps",
     "trained_model",
     "twins",

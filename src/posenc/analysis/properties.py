@@ -153,9 +153,10 @@ class Boundedness(Finding):
             if self.past <= LARGER * self.inside:
                 said.append(f"Past it, up to {self.defined_to}, none is longer than {self.past:.4g}.")
             else:
+                like = f", like {self.of}^{self.growth:.2f}" if self.growth >= 0.05 else ""
                 said.append(
-                    f"Past it they grow to {self.past:.4g} by {self.of} {self.defined_to - 1}, {times:.3g} times as "
-                    f"long, like {self.of}^{self.growth:.2f}."
+                    f"Past it, up to {self.of} {self.defined_to - 1}, they are up to {self.past:.4g} long, {times:.3g} "
+                    f"times as much{like}."
                 )
                 if self.of == "distance":
                     said.append("A bias that falls without end is how far keys are made to fade.")
@@ -266,7 +267,7 @@ class Determinism(Finding):
     def sentences(self) -> list[str]:
         moved = {aspect: by for aspect, by in self.differences.items() if by > SAME}
         if not moved:
-            tried = ", ".join(ASPECTS[aspect] for aspect in self.differences)
+            tried = "; ".join(ASPECTS[aspect] for aspect in self.differences)
             return [f"The code of a {self.of} is always the same ({tried})."]
         return [
             f"The code of a {self.of} is refused {ASPECTS[aspect]}."

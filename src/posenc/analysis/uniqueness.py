@@ -97,8 +97,7 @@ def unique(
     searched = searched if codes.limit is None else min(searched, codes.limit)
     if dtype is not None:
         searched = int(min(searched, torch.finfo(dtype).max))
-    read = _held(codes, searched, dtype)
-    first = read(positions)
+    first, read = _held(codes, length, dtype)(positions), _held(codes, searched, dtype)
     norm = float(first.square().sum(-1).mean().sqrt())
     smallest, pair = _closest(first)
     collision = _first_collision(read, searched, tolerance * norm)
@@ -142,8 +141,8 @@ def _closest(codes: Tensor) -> tuple[float, tuple[int, int]]:
         at = torch.arange(start, start + len(block))
         apart[at[:, None] >= torch.arange(len(codes))] = math.inf  # each pair once, none with itself
         least = float(apart.min())
-        if least < best * (1 - 1e-9):  # of pairs that are as close, the first
-            row, column = (apart <= least * (1 + 1e-9)).nonzero()[0].tolist()
+        if least < best * (1 - 1e-6):  # of pairs that are as close, the first
+            row, column = (apart <= least * (1 + 1e-6)).nonzero()[0].tolist()
             best, pair = least, (start + row, column)
     return best, pair
 
