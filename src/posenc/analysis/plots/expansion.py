@@ -35,7 +35,7 @@ def expansion_terms(ax: "Axes", expansion: Expansion) -> None:
     ax.invert_yaxis()
     ax.set(xscale="log", xlabel=f"mean size, of f of {expansion.name}")
     ax.grid(axis="y", visible=False)
-    ax.legend()
+    ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=2)
 
 
 @plot("On logarithmic axes the remainder runs along the dashed line of slope 3 as soon as the codes are small enough.")
@@ -81,21 +81,22 @@ def interaction_diagonal(ax: "Axes", expansion: Expansion) -> None:
     ax.axhline(float(diagonal.mean()), color=PALETTE[1], label="mean of the diagonal: H as a multiple of the identity")
     ax.plot(diagonal, ".", color=INK, label="diagonal")
     ax.set(xlabel="channel", ylabel="entry of H")
-    ax.legend()
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
 
 
 @plot("Under the identity the interaction decays as the codes' dot products do; under the model's own H it need not.")
 def interaction_decay(ax: "Axes", expansion: Expansion) -> None:
-    """p_m^T H p_n by distance under three H, each over its largest value."""
+    """p_m^T H p_n by distance under three H, each over its largest value, so that it starts above zero."""
     _blocks(expansion)
     decay = expansion.decay
     assert decay is not None
     for name, curve in (("identity", decay.identity), ("diagonal", decay.diagonal), ("full", decay.full)):
         label = f"{name} H: distance explains {decay.relative[name]:.0%}"
-        ax.plot(curve / curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny), label=label)
+        most = curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny).copysign(curve[0])
+        ax.plot(curve / most, label=label)
     ax.axhline(0, color=SOFT, linewidth=1)
     ax.set(xlabel="distance n - m", ylabel="mean pₘ H pₙ, over its largest")
-    ax.legend()
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
 
 
 def _blocks(expansion: Expansion) -> "Blocks":

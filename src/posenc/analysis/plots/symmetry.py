@@ -27,7 +27,7 @@ KINDS = {
 def symmetry_bars(ax: "Axes", breakers: Breakers) -> None:
     """What breaks the symmetry of attention, by how much."""
     for place, row in enumerate(breakers.rows):
-        ax.barh(place, max(row.order, FLOOR) / FLOOR - 1, 0.7, FLOOR, color=KINDS[_kind(row)])
+        ax.barh(place, max(row.order, FLOOR), 0.7, color=KINDS[_kind(row)])
     ax.axvline(ROUNDING, color=INK, linewidth=1)
     for name, colour in KINDS.items():
         ax.barh(0, 0, color=colour, label=name)
@@ -36,7 +36,7 @@ def symmetry_bars(ax: "Axes", breakers: Breakers) -> None:
     ax.set(xscale="log", xlim=(FLOOR, None), xlabel="largest difference of f(Px) and P f(x)")
     ax.grid(axis="y", visible=False)
     ax.margins(y=0.01)
-    ax.figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", fontsize=8)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), fontsize=8)
 
 
 def _kind(row: Equivariance) -> str:
@@ -63,4 +63,4 @@ def twins_apart(ax: "Axes", *twins: Twins) -> None:
     ax.set(xscale="log", xlabel="distance of the two representations, over their norm")
     ax.grid(axis="y", visible=False)
     ax.margins(y=0.3)
-    ax.legend()
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
