@@ -4,8 +4,10 @@ from posenc.analysis.body import Body, body_of
 from posenc.analysis.bounds import MODELS, BaseBound, Model, base_bound, longest_length, rope_bound, smallest_base
 from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.decay import Curve, Curves, Kernel, curves, kernel
+from posenc.analysis.expansion import Expansion, expansion
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import decay_asymptote, decay_integral, first_zero
+from posenc.analysis.interaction import diagonal_parts
 from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
 from posenc.analysis.shift import shift_matrix
@@ -25,6 +27,7 @@ __all__ = [
     "Curve",
     "Curves",
     "Equivariance",
+    "Expansion",
     "Finding",
     "Kernel",
     "Model",
@@ -41,8 +44,10 @@ __all__ = [
     "decay_asymptote",
     "decay_integral",
     "deterministic",
+    "diagonal_parts",
     "encoder",
     "equivariance",
+    "expansion",
     "first_zero",
     "kernel",
     "longest_length",

@@ -73,7 +73,7 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
     """
     if isinstance(subject, Body):
         return subject
-    named = name or getattr(subject, "__name__", type(subject).__name__)
+    named = name or str(getattr(subject, "__name__", type(subject).__name__))
     if not isinstance(subject, nn.Module):
         if not callable(subject):
             raise InputError(f"model: a {type(subject).__name__} is neither a module nor a function of vectors")

@@ -74,7 +74,13 @@ class Equivariance(Finding):
 
 @torch.no_grad()
 def equivariance(
-    module: Any, *, length: int = 12, dim: int | None = None, permutations: int = 16, seed: int = 0, name: str | None = None
+    module: Any,
+    *,
+    length: int = 12,
+    dim: int | None = None,
+    permutations: int = 16,
+    seed: int = 0,
+    name: str | None = None,
 ) -> Equivariance:
     """Hold a model against random orders of its tokens, in float64.
 
@@ -197,16 +203,16 @@ class Breakers(Finding):
             found.append(f"Still blind to order: {', '.join(blind)}.")
         even = [row.name for row in others if row.mirror < ROUNDING <= row.order]
         if even:
-            found.append(f"They see order but not its direction, a text is to them its mirror image: {', '.join(even)}.")
+            found.append(
+                f"They see order but not its direction, a text is to them its mirror image: {', '.join(even)}."
+            )
         wrong = [row.name for row in others if row.sees_order is not None and row.sees_order == row.blind]
         if wrong:
             found.append(f"Not as declared (sees_order): {', '.join(wrong)}.")
         return found
 
 
-def breakers(
-    encodings: Sequence[str] = EVERY, *, length: int = 12, permutations: int = 8, seed: int = 0
-) -> Breakers:
+def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations: int = 8, seed: int = 0) -> Breakers:
     """Attention alone, then with one thing added at a time: a causal mask, a padding mask that moves with its tokens or
     stays where it is, a convolution, each encoding.
 

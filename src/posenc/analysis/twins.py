@@ -17,6 +17,7 @@ from posenc.errors import InputError
 from posenc.transformer import Transformer
 
 BYTES = 256
+WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +25,16 @@ class Twins(Finding):
     """The representations of a word that a text holds twice.
 
     Attributes:
-        name: of the model. tokens: of the text, in words. first, second: where the word stands among them.
+        name: of the model. text, word: what was read. tokens: of the text. first, second: which of them are compared, a
+            word's last token where it has several.
         cosine, distance: between its two representations, with positions; the distance over their mean norm.
         cosine_without, distance_without: the same once positions are taken away.
         causal: whether a token sees those before it only, which tells twins apart by itself.
     """
 
     name: str
+    text: str
+    word: str
     tokens: list[str]
     first: int
     second: int
@@ -41,7 +45,7 @@ class Twins(Finding):
     causal: bool
 
     def sentences(self) -> list[str]:
-        text = f"{self.name}: the two tokens {self.tokens[self.first]!r} of {' '.join(self.tokens)!r}"
+        text = f"{self.name}: the two {self.word!r} of {self.text!r}"
         without = (
             f"{text} have one representation without positions: cosine {self.cosine_without:.6f}, relative distance "
             f"{self.distance_without:.1e}, which is rounding."
@@ -86,20 +90,39 @@ def twins(
     Raises:
         InputError: a text in which the word (or any word) does not stand twice, or a model without a tokenizer.
     """
+    read = text.lower()
     if model is None:
-        tokens, ids = _words(text.lower())
+        tokens, ids = _words(read)
         config = replace(HOST, vocab_size=max(ids) + 1, causal=causal)
         model = encoder(encoding, config=config, max_positions=max(64, len(ids)), seed=seed)
+        pair = _pair(tokens, ids, word, read)
+    elif tokenizer is None and isinstance(model, Transformer) and model.config.vocab_size == BYTES:
+        tokens, ids = [chr(byte) for byte in read.encode()], list(read.encode())
+        words = _words(read)
+        spans = [match.end() for match in WORD.finditer(read)]
+        places = _pair(*words, word, read)
+        word = words[0][places[0]]
+        pair = [len(read[: spans[place]].encode()) - 1 for place in places]
     else:
-        tokens, ids = _tokenized(model, tokenizer, text.lower())
-    first, second = _pair(tokens, ids, word, text)
-    body = body_of(model, layers=layers, name=encoding if model is None else None)
+        tokens, ids = _tokenized(model, tokenizer, read)
+        pair = _pair(tokens, ids, word, read)
+    body = body_of(model, layers=layers)
     x, at = body.content(torch.tensor(ids))[None], torch.arange(len(ids))
-    with_them = called(body, x, at)[0, [first, second]]
-    without = _without(model, layers)(x, at)[0, [first, second]]
+    cosine, distance = _apart(called(body, x, at)[0, pair])
+    cosine_without, distance_without = _apart(_without(model, layers)(x, at)[0, pair])
     return Twins(
-        body.name, tokens, first, second, *_apart(with_them), *_apart(without), causal=_is_causal(model)
-    )  # fmt: skip
+        name=body.name,
+        text=text,
+        word=word or tokens[pair[0]],
+        tokens=tokens,
+        first=pair[0],
+        second=pair[1],
+        cosine=cosine,
+        distance=distance,
+        cosine_without=cosine_without,
+        distance_without=distance_without,
+        causal=_is_causal(model),
+    )
 
 
 def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -120,7 +143,7 @@ def _is_causal(model: Any) -> bool:
 
 
 def _words(text: str) -> tuple[list[str], list[int]]:
-    tokens = re.findall(r"\w+|[^\w\s]", text)
+    tokens = WORD.findall(text)
     if not tokens:
         raise InputError(f"text={text!r}: has no words")
     numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
@@ -134,12 +157,10 @@ def _tokenized(model: Any, tokenizer: Any, text: str) -> tuple[list[str], list[i
     if callable(tokenizer):
         tokens, ids = tokenizer(text)
         return list(tokens), [int(i) for i in ids]
-    if isinstance(model, Transformer) and model.config.vocab_size == BYTES:
-        return [chr(byte) for byte in text.encode()], list(text.encode())
     raise InputError(f"tokenizer={tokenizer!r}: pass the one that {type(model).__name__} was trained with")
 
 
-def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> tuple[int, int]:
+def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> list[int]:
     """The first two places of the word."""
     wanted = [i for i, token in zip(ids, tokens, strict=True) if word is None or token.strip("Ġ▁ ") == word.lower()]
     twice = [i for i in wanted if ids.count(i) > 1]
@@ -147,7 +168,7 @@ def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> tup
         what = "no token" if word is None else f"{word!r}"
         raise InputError(f"text={text!r}: {what} stands in it twice, its tokens are {tokens}; give another text")
     first = ids.index(twice[0])
-    return first, ids.index(twice[0], first + 1)
+    return [first, ids.index(twice[0], first + 1)]
 
 
 def _apart(pair: Tensor) -> tuple[float, float]:

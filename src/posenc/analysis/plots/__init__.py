@@ -10,18 +10,33 @@ from posenc.analysis.plots.codes import (
     step_sizes,
     wavelengths,
 )
+from posenc.analysis.plots.expansion import (
+    expansion_remainder,
+    expansion_terms,
+    interaction_block,
+    interaction_decay,
+    interaction_diagonal,
+)
 from posenc.analysis.plots.scores import bias_by_distance, effective_scores, scores_by_head, wavelengths
+from posenc.analysis.plots.symmetry import symmetry_bars, twins_apart
 
 __all__ = [
     "bias_by_distance",
     "dot_products",
     "effective_scores",
+    "expansion_remainder",
+    "expansion_terms",
     "heat_map",
+    "interaction_block",
+    "interaction_decay",
+    "interaction_diagonal",
     "norms",
     "scores_by_head",
     "shift_error",
     "shift_matrix",
     "singular_values",
     "step_sizes",
+    "symmetry_bars",
+    "twins_apart",
     "wavelengths",
 ]
