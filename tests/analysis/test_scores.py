@@ -160,7 +160,7 @@ def test_plots_take_axes(name):
 
 def test_pairs_that_never_come_round_are_marked():
     found = rotation("rope", 100)
-    come, never, trained = plots.wavelengths(found).axes[0].lines
+    come, never, trained = plots.pair_wavelengths(found).axes[0].lines
     assert (len(come.get_xdata()), len(never.get_xdata())) == (32 - found.unfinished, found.unfinished)
     assert trained.get_ydata()[0] == 100
     assert len(plots.bias_by_distance(bias("alibi", 8)).axes[0].lines) == 4

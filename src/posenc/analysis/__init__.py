@@ -12,13 +12,17 @@ from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
 from posenc.analysis.shift import shift_matrix
 from posenc.analysis.spectrum import spectrum
+from posenc.analysis.subspaces import AddOrConcat, RandomDots, Subspaces, add_or_concat, random_dots, subspaces
+from posenc.analysis.survival import Survival, survival
 from posenc.analysis.symmetry import Breakers, Equivariance, breakers, encoder, equivariance
+from posenc.analysis.terms import FourTerms, four_terms
 from posenc.analysis.trained import trained_model
 from posenc.analysis.twins import Twins, twins
 from posenc.analysis.uniqueness import unique
 
 __all__ = [
     "MODELS",
+    "AddOrConcat",
     "BaseBound",
     "Bias",
     "Body",
@@ -29,11 +33,16 @@ __all__ = [
     "Equivariance",
     "Expansion",
     "Finding",
+    "FourTerms",
     "Kernel",
     "Model",
+    "RandomDots",
     "Rotation",
     "Scores",
+    "Subspaces",
+    "Survival",
     "Twins",
+    "add_or_concat",
     "base_bound",
     "bias",
     "body_of",
@@ -49,9 +58,11 @@ __all__ = [
     "equivariance",
     "expansion",
     "first_zero",
+    "four_terms",
     "kernel",
     "longest_length",
     "properties",
+    "random_dots",
     "rope_bound",
     "rotation",
     "scores",
@@ -59,6 +70,8 @@ __all__ = [
     "smallest_base",
     "spectrum",
     "steps",
+    "subspaces",
+    "survival",
     "trained_model",
     "twins",
     "unique",

@@ -120,7 +120,7 @@ QUESTIONS: tuple[Question, ...] = (
         "rotation",
         "How fast does each pair of channels turn?",
         lambda s: rotation(s.encoding, s.trained, name=s.name),
-        (plots.wavelengths,),
+        (plots.pair_wavelengths,),
         main=True,
     ),
     Question(

@@ -17,11 +17,15 @@ from posenc.analysis.plots.expansion import (
     interaction_decay,
     interaction_diagonal,
 )
-from posenc.analysis.plots.scores import bias_by_distance, effective_scores, scores_by_head, wavelengths
+from posenc.analysis.plots.scores import bias_by_distance, effective_scores, pair_wavelengths, scores_by_head
+from posenc.analysis.plots.subspaces import cosine_histogram, principal_angles, random_dots, read_back
+from posenc.analysis.plots.survival import probe_transfer, survival
 from posenc.analysis.plots.symmetry import symmetry_bars, twins_apart
+from posenc.analysis.plots.terms import position_by_distance, position_map, pruning_cost, term_shares
 
 __all__ = [
     "bias_by_distance",
+    "cosine_histogram",
     "dot_products",
     "effective_scores",
     "expansion_remainder",
@@ -31,12 +35,22 @@ __all__ = [
     "interaction_decay",
     "interaction_diagonal",
     "norms",
+    "pair_wavelengths",
+    "position_by_distance",
+    "position_map",
+    "principal_angles",
+    "probe_transfer",
+    "pruning_cost",
+    "random_dots",
+    "read_back",
     "scores_by_head",
     "shift_error",
     "shift_matrix",
     "singular_values",
     "step_sizes",
+    "survival",
     "symmetry_bars",
+    "term_shares",
     "twins_apart",
     "wavelengths",
 ]

@@ -22,7 +22,7 @@ def bias_by_distance(ax: "Axes", found: Bias) -> None:
 
 
 @plot("Pairs above the dashed line never come round in training: a longer text turns them to angles they have not met.")
-def wavelengths(ax: "Axes", found: Rotation) -> None:
+def pair_wavelengths(ax: "Axes", found: Rotation) -> None:
     """Positions a turn, pair by pair."""
     turning = found.wavelengths.isfinite()
     pairs = torch.arange(len(found.angles))
