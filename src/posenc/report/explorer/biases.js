@@ -5,7 +5,7 @@
 var posenc = posenc || {};
 
 posenc.biases = (() => {
-  const { number, whole, flag, choice, required, learned, check, complete, pick, lookup } = posenc.options;
+  const { number, whole, flag, choice, required, learned, check, pick, lookup } = posenc.options;
 
   const aCount = (name, value) => check(name, value, Number.isInteger(value) && value >= 1, "must be at least 1");
   const each = (count, of) => Float64Array.from({ length: count }, (_, index) => of(index));
@@ -37,7 +37,7 @@ posenc.biases = (() => {
   // The distances that each bucket of one direction holds: [{bucket, first, last}], the last one without end.
   function t5Edges(options, towards = 1) {
     const found = [];
-    const chosen = complete("t5", BIASES.t5.options, options);
+    const chosen = pick(BIASES.t5.options, options);
     for (let away = 0; away <= chosen.max_distance; away++) {
       const bucket = t5Bucket(towards * away, chosen);
       const latest = found[found.length - 1];
@@ -86,8 +86,8 @@ posenc.biases = (() => {
 
   const ones = numHeads => each(aCount("num_heads", numHeads), () => 1);
 
-  // heads: what tells the heads apart, a factor of the formula each. bias: of one head and distance; the options may
-  // hold num_heads, 1 if not.
+  // heads: what tells the heads apart, a factor of the formula each. bias: of one head and distance, with settings
+  // {num_heads, ...options}.
   const BIASES = registered({
     alibi: ["a slope per head times the distance, nothing learned", {}, alibiSlopes, alibi],
     kerple: ["learned decay, -p log(1 + a r) or -a r^p; p and a start at random, here in the middle of it", {
@@ -110,31 +110,30 @@ posenc.biases = (() => {
     }, ones, t5],
   });
 
-  // A bias is made once from its options, `of(options)`, for many distances.
+  // A bias is made once from its settings, `of(settings)`, for many distances.
   function registered(entries) {
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, heads, formula]]) => {
-      const of = ({ num_heads: numHeads = 1, ...given } = {}) => {
-        aCount("num_heads", numHeads);
-        const bias = formula({ ...complete(`bias '${name}'`, options, given), num_heads: numHeads });
+      const of = given => {
+        const numHeads = aCount("num_heads", given.num_heads);
+        const bias = formula({ ...pick(options, given), num_heads: numHeads });
         const known = head => Number.isInteger(head) && head >= 0 && head < numHeads;
         return (head, distance) => bias(check("head", head, known(head), `there are ${numHeads} heads`), distance);
       };
-      return [name, { summary, options, heads, of, bias: (head, distance, given) => of(given)(head, distance) }];
+      return [name, { summary, options, heads, of, bias: (head, distance, settings) => of(settings)(head, distance) }];
     }));
   }
 
   // The bias of every head (rows) and distance, (num_heads, n).
-  function rows(name, distances, options) {
-    const bias = lookup("bias", BIASES, name).of(options);
-    const { num_heads: heads = 1 } = options;
+  function rows(name, distances, settings) {
+    const bias = lookup("bias", BIASES, name).of(settings);
     const n = distances.length;
-    return each(heads * n, at => bias(Math.floor(at / n), distances[at % n]));
+    return each(settings.num_heads * n, at => bias(Math.floor(at / n), distances[at % n]));
   }
 
   // The same as codes of distances, (n, num_heads), as posenc.analysis.codes_of gives them.
   for (const [name, { summary, options }] of Object.entries(BIASES)) {
-    const codes = (distances, { num_heads: heads = 1, ...settings }) => {
-      const [found, n] = [rows(name, distances, { ...pick(options, settings), num_heads: heads }), distances.length];
+    const codes = (distances, settings) => {
+      const found = rows(name, distances, settings), n = distances.length, heads = settings.num_heads;
       return each(heads * n, at => found[(at % heads) * n + Math.floor(at / heads)]);
     };
     posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, codes, kernel: null };

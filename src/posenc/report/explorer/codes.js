@@ -182,21 +182,24 @@ posenc.codes = (() => {
 
   const range = n => Float64Array.from({ length: n }, (_, index) => index);
 
-  // The (n, n) dot products of n codes (n, dim), by symmetry half of them; four sums at once keep the processor busy.
+  // The (n, n) dot products of n codes (n, dim), by symmetry half of them; four keys at once, so that a query's number
+  // is read once for four products.
   function dots(codes, n, dim) {
     const found = new Float64Array(n * n);
     for (let i = 0; i < n; i++) {
-      for (let j = 0; j <= i; j++) {
-        const p = i * dim, q = j * dim, end = dim - (dim % 4);
+      for (let j = 0; j <= i; j += 4) {
+        const p = i * dim, last = (n - 1) * dim; // keys past the last one are the last again, and not kept
+        const q = j * dim, r = Math.min(q + dim, last), s = Math.min(r + dim, last), t = Math.min(s + dim, last);
         let a = 0, b = 0, c = 0, d = 0;
-        for (let k = 0; k < end; k += 4) {
-          a += codes[p + k] * codes[q + k];
-          b += codes[p + k + 1] * codes[q + k + 1];
-          c += codes[p + k + 2] * codes[q + k + 2];
-          d += codes[p + k + 3] * codes[q + k + 3];
+        for (let k = 0; k < dim; k++) {
+          const x = codes[p + k];
+          a += x * codes[q + k];
+          b += x * codes[r + k];
+          c += x * codes[s + k];
+          d += x * codes[t + k];
         }
-        for (let k = end; k < dim; k++) a += codes[p + k] * codes[q + k];
-        found[i * n + j] = found[j * n + i] = a + b + c + d;
+        const four = [a, b, c, d];
+        for (let m = 0; m < 4 && j + m <= i; m++) found[i * n + j + m] = found[(j + m) * n + i] = four[m];
       }
     }
     return found;
