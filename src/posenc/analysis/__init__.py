@@ -8,7 +8,9 @@ from posenc.analysis.expansion import Expansion, expansion
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import decay_asymptote, decay_integral, first_zero
 from posenc.analysis.interaction import diagonal_parts
+from posenc.analysis.precision import PhaseError, phase_error
 from posenc.analysis.properties import bounded, deterministic, properties, steps
+from posenc.analysis.radix import Counter, Digits, counter, digits
 from posenc.analysis.scores import Bias, Rotation, Scores, bias, rotation, scores
 from posenc.analysis.shift import shift_matrix
 from posenc.analysis.spectrum import spectrum
@@ -28,14 +30,17 @@ __all__ = [
     "Body",
     "Breakers",
     "Codes",
+    "Counter",
     "Curve",
     "Curves",
+    "Digits",
     "Equivariance",
     "Expansion",
     "Finding",
     "FourTerms",
     "Kernel",
     "Model",
+    "PhaseError",
     "RandomDots",
     "Rotation",
     "Scores",
@@ -49,11 +54,13 @@ __all__ = [
     "bounded",
     "breakers",
     "codes_of",
+    "counter",
     "curves",
     "decay_asymptote",
     "decay_integral",
     "deterministic",
     "diagonal_parts",
+    "digits",
     "encoder",
     "equivariance",
     "expansion",
@@ -61,6 +68,7 @@ __all__ = [
     "four_terms",
     "kernel",
     "longest_length",
+    "phase_error",
     "properties",
     "random_dots",
     "rope_bound",

@@ -1,0 +1,227 @@
+"""What a dtype does to the phases of an encoding: where the error comes from, and from which position it matters."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.analysis.bounds import a_count
+from posenc.analysis.codes import SHAPE
+from posenc.analysis.finding import Finding
+from posenc.encoding import Encoding
+from posenc.encodings import create
+from posenc.encodings.absolute import Sinusoidal
+from posenc.encodings.rotary import Rotary
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+TURN = 2 * math.pi
+DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
+ROWS = 128
+"""Stretches of positions that `by_position` has at most."""
+BLOCK = 1 << 13
+"""Positions at once."""
+
+CAUSES: dict[str, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = {
+    "positions": lambda n, theta, dtype: _rounded(n, dtype) * theta,
+    "frequencies": lambda n, theta, dtype: n * _rounded(theta, dtype),
+    "product": lambda n, theta, dtype: _rounded(n * theta, dtype),
+    "all": lambda n, theta, dtype: (n.to(dtype) * theta.to(dtype)).double(),
+    "cos_sin": lambda n, theta, dtype: _seen((n * theta).cos().to(dtype), (n * theta).sin().to(dtype)),
+}
+"""The phase with one thing rounded to dtype, of float64 positions (n, 1) and frequencies: the positions, the stored
+frequencies, their product, all three as arithmetic in that dtype has it, or cos and sin of the exact phase alone."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Phase errors in radians over all pairs and positions. largest and rms; at: the position of the largest. tenth: the
+    first position at which the error is above a tenth of a turn, None if it never is."""
+
+    name: str
+    largest: float
+    rms: float
+    at: int
+    tenth: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseError(Finding):
+    """Errors of the phases position * frequency, against float64, at positions 0 .. length-1.
+
+    causes: by name, see `CAUSES`; "module" is what the encoding itself does in that dtype. by_pair: (causes, pairs), the
+    largest error of each pair. by_position: (causes, rows), the largest over all pairs up to each of `positions`. Errors
+    of arithmetic are counted in full, also beyond a turn; those of cos and sin are at most half a turn. distinct: how
+    many of the positions are still different numbers in that dtype.
+    """
+
+    name: str
+    dtype: str
+    length: int
+    inv_freq: Tensor
+    causes: dict[str, Cause]
+    positions: Tensor
+    by_pair: Tensor
+    by_position: Tensor
+    distinct: int
+
+    def sentences(self) -> list[str]:
+        return [self._about_all(), *self._about_causes(), self._about_positions(), *self._about_module()]
+
+    def _about_all(self) -> str:
+        cause = self.causes["all"]
+        finite = math.isfinite(cause.largest)
+        error = f"are off by up to {_radians(cause.largest)}" if finite else "overflow"
+        told = f"Phases of {self.name} computed in {self.dtype} {error}"
+        if cause.tenth is None:
+            return f"{told} over {self.length} positions: never by a tenth of a turn."
+        return f"{told} over {self.length} positions, first by a tenth of a turn at position {cause.tenth}."
+
+    def _about_causes(self) -> list[str]:
+        alone = {
+            "positions": "Rounding the positions alone",
+            "frequencies": "Rounding the stored frequencies alone",
+            "product": "Rounding the product alone",
+            "cos_sin": "Rounding only cos and sin, of exact phases,",
+        }
+        return [f"{told} makes it {_radians(self.causes[name].largest)}." for name, told in alone.items()]
+
+    def _about_positions(self) -> str:
+        if self.distinct == self.length:
+            return f"All {self.length} positions are different numbers in {self.dtype}."
+        return f"Of {self.length} positions {self.distinct} are left in {self.dtype}; the others coincide with a neighbour."
+
+    def _about_module(self) -> list[str]:
+        if "module" not in self.causes:
+            return []
+        return [
+            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: its tables stay in "
+            "float64, and what remains is the rounding of the result."
+        ]
+
+
+def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype | str = torch.bfloat16) -> PhaseError:
+    """The errors of an encoding's phases in a dtype, with their causes apart, and what the module itself does.
+
+    encoding: rotary or sinusoidal, under any schedule, or another that turns position by fixed frequencies; or its text,
+    made for the sizes of `codes_of`. length: every position below it is computed. dtype: or its name, "bfloat16".
+
+    Raises:
+        InputError: an encoding without frequencies, a length below 1, another dtype than torch's four of real numbers.
+    """
+    encoding = create(encoding, **SHAPE) if isinstance(encoding, str) else encoding
+    theta = _frequencies(encoding)
+    a_count("length", length)
+    dtype = _a_dtype(dtype)
+    module = _module(encoding, dtype)
+    edges = torch.linspace(0, length, min(ROWS, length) + 1).round().long().unique()
+    tallies: dict[str, _Tally] = {}
+    distinct, last = 0, math.nan
+    for first in range(0, length, BLOCK):
+        n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
+        exact = n[:, None] * theta
+        visible = _seen(exact.cos(), exact.sin())
+        phases = {name: cause(n[:, None], theta, dtype) for name, cause in CAUSES.items()}
+        if module is not None:
+            phases["module"] = module(n)
+        for name, phase in phases.items():
+            if name in ("cos_sin", "module"):
+                error = (phase - visible).abs()
+                error = torch.minimum(error, TURN - error)
+            else:
+                error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
+            tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
+        kept = _rounded(n, dtype)
+        distinct += int((kept.diff(prepend=torch.tensor([last])) != 0).sum())
+        last = float(kept[-1])
+    return PhaseError(
+        encoding.name or type(encoding).__name__,
+        str(dtype)[6:],
+        length,
+        theta,
+        {name: tally.cause(name) for name, tally in tallies.items()},
+        edges[1:] - 1,
+        torch.stack([tally.by_pair for tally in tallies.values()]),
+        torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
+        distinct,
+    )
+
+
+class _Tally:
+    """Errors as they come, block by block."""
+
+    def __init__(self, pairs: int, length: int) -> None:
+        self.by_pair = torch.zeros(pairs, dtype=torch.float64)
+        self.by_position = torch.zeros(length, dtype=torch.float64)
+        self.squares = 0.0
+
+    def add(self, first: int, error: Tensor) -> None:
+        self.by_pair = torch.maximum(self.by_pair, error.amax(0))
+        self.by_position[first : first + len(error)] = error.amax(1)
+        self.squares += float(error.pow(2).sum())
+
+    def cause(self, name: str) -> Cause:
+        beyond = self.by_position > TURN / 10
+        rms = math.sqrt(self.squares / (len(self.by_pair) * len(self.by_position)))
+        at = int(self.by_position.argmax())
+        tenth = int(beyond.int().argmax()) if bool(beyond.any()) else None
+        return Cause(name, float(self.by_position[at]), rms, at, tenth)
+
+
+def _frequencies(encoding: Any) -> Tensor:
+    for name in ("inv_freq", "frequencies"):
+        found = getattr(encoding, name, None)
+        if isinstance(found, Tensor) and found.dim() == 1:
+            return found.detach().to("cpu", torch.float64)
+    raise InputError(f"encoding: {type(encoding).__name__} has no frequencies; pass a rotary or a sinusoidal encoding")
+
+
+def _a_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InputError(f"dtype={dtype}: phases are real numbers; pass one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _module(encoding: Encoding, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
+    """The phases that the encoding's own results in a dtype have, (n,) positions -> (n, pairs); None: it shows none."""
+    own = copy.deepcopy(encoding).to(dtype)
+    if isinstance(own, Sinusoidal):
+        pairs, split = own.dim // 2, own.layout == "interleaved"
+
+        def codes(n: Tensor) -> Tensor:
+            found = own.codes(Positions.from_ids(n.long()))[0].to(dtype)  # as `embed` casts them
+            sin, cos = (found[:, 0::2], found[:, 1::2]) if split else (found[:, :pairs], found[:, pairs:])
+            return _seen(cos, sin)
+
+        return codes
+    if isinstance(own, Rotary):
+        first, pairs = own.first_channel, len(own.inv_freq)
+        step, beside = (2, 1) if own.layout == "interleaved" else (1, pairs)
+        along = first + step * torch.arange(pairs)
+
+        def turned(n: Tensor) -> Tensor:
+            x = torch.zeros(1, 1, len(n), own.head_dim, dtype=dtype)
+            x[..., along] = 1
+            found = own.rotate(x, x, Positions.from_ids(n.long()))[0][0, 0]
+            return _seen(found[:, along], found[:, along + beside])
+
+        return turned
+    return None
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).double()
+
+
+def _seen(cos: Tensor, sin: Tensor) -> Tensor:
+    """The phase that a cosine and a sine stand for, within half a turn of zero."""
+    return torch.atan2(sin.double(), cos.double())
+
+
+def _radians(error: float) -> str:
+    return f"{error:.2g} radians" if math.isfinite(error) else "any amount: its numbers overflow"
