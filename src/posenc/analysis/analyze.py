@@ -1,38 +1,18 @@
 """Everything that can be found out about one encoding, function, table or model, in the order that a reader wants it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from posenc.analysis import plots
 from posenc.analysis.finding import Finding
-from posenc.analysis.plots.frame import Plot
-from posenc.analysis.scores import bias, rotation, scores
-from posenc.analysis.subject import Subject, subject_of
+from posenc.analysis.questions import QUESTIONS, Picture, Question
+from posenc.analysis.subject import DTYPES, Subject, subject_of
 from posenc.errors import InputError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """A plot of a section: `draw()` makes the figure, `see` says what to look at."""
-
-    plot: Plot
-    of: Any
-
-    @property
-    def see(self) -> str:
-        return self.plot.see
-
-    def draw(self) -> "Figure":
-        return self.plot(self.of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +58,10 @@ class Analysis(Finding):
         raise InputError(f"no section {name!r}: {reasons.get(name, f'there are {known}')}")
 
     def sentences(self) -> list[str]:
-        """The first sentence of each section that answers a question people ask."""
-        main = {question.name for question in QUESTIONS if question.main}
-        return [section.finding.sentences()[0] for section in self.sections if section.name in main]
+        """What belongs to the answer, a sentence a section."""
+        answers = {question.name: question.answer for question in QUESTIONS}
+        said = [answers[section.name](section.finding) for section in self.sections]
+        return [sentence for sentence in said if sentence]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -102,45 +83,6 @@ class Analysis(Finding):
         }
 
 
-@dataclass(frozen=True)
-class Question:
-    """A section before it is answered. find: raises InputError, with the reason, for a subject that it does not apply
-    to. plots: of what it finds, or of the codes. main: whether its first sentence belongs to the answer."""
-
-    name: str
-    title: str
-    find: Callable[[Subject], Finding]
-    plots: tuple[Plot, ...] = ()
-    of_codes: tuple[Plot, ...] = ()
-    main: bool = False
-
-
-QUESTIONS: tuple[Question, ...] = (
-    Question(
-        "rotation",
-        "How fast does each pair of channels turn?",
-        lambda s: rotation(s.encoding, s.trained, name=s.name),
-        (plots.pair_wavelengths,),
-        main=True,
-    ),
-    Question(
-        "bias",
-        "What is added to the scores?",
-        lambda s: bias(s.encoding, s.length, name=s.name),
-        (plots.bias_by_distance,),
-        main=True,
-    ),
-    Question(
-        "scores",
-        "What comes of it in the scores?",
-        lambda s: scores(s.encoding, s.length, seed=s.seed, name=s.name),
-        (plots.effective_scores, plots.scores_by_head),
-        main=True,
-    ),
-)
-"""Every section, in the order of the report."""
-
-
 def analyze(
     subject: Any,
     *,
@@ -150,6 +92,7 @@ def analyze(
     seed: int = 0,
     name: str | None = None,
     tokenizer: Any = None,
+    dtypes: Sequence[str] = DTYPES,
     progress: Progress = lambda title, done, count: None,
     **shape: Any,
 ) -> Analysis:
@@ -161,7 +104,7 @@ def analyze(
         length: positions to look at, cut to what it is defined for. trained: those it was trained on, or would be; None:
             a model's own, else `length`. steps: of the small model that is trained on the spot for what only a trained
             one shows; 0 leaves that out. seed: of whatever is drawn. name: for people. tokenizer: of a model, to read
-            a text with. progress: told each question, how many were done and of how many. shape: that an encoding is
+            a text with. dtypes: whose phase errors are measured. progress: told each question, how many were done and of how many. shape: that an encoding is
             made for, see posenc.analysis.codes.SHAPE.
 
     Raises:
@@ -169,7 +112,15 @@ def analyze(
     """
     if not isinstance(subject, Subject):
         subject = subject_of(
-            subject, length=length, trained=trained, steps=steps, seed=seed, name=name, tokenizer=tokenizer, **shape
+            subject,
+            length=length,
+            trained=trained,
+            steps=steps,
+            seed=seed,
+            name=name,
+            tokenizer=tokenizer,
+            dtypes=dtypes,
+            **shape,
         )
     sections, left_out = [], []
     for number, question in enumerate(QUESTIONS):
@@ -188,9 +139,8 @@ def _answered(question: Question, subject: Subject) -> Section:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(subject.seed)
         finding = question.find(subject)
-    pictures = [Picture(plot, subject.codes) for plot in question.of_codes]
-    pictures += [Picture(plot, finding) for plot in question.plots]
-    return Section(question.name, question.title, finding, tuple(pictures), time.perf_counter() - started)
+    pictures = tuple(question.show(subject, finding))
+    return Section(question.name, question.title, finding, pictures, time.perf_counter() - started)
 
 
 def _rounded(value: Any) -> Any:

@@ -167,7 +167,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both)
     drawn = torch.Generator().manual_seed(0)
-    num_heads, width = _heads(own), _width(own)
+    num_heads, width = heads_of(own), width_of(own)
     _share(own, width, num_heads)
     found = []
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
@@ -239,7 +239,7 @@ def scores(
     if samples < 2:
         raise InputError(f"samples={samples}: a spread needs at least 2")
     _check_length(length, made, name)
-    width, num_heads = _width(own), _heads(own)
+    width, num_heads = width_of(own), heads_of(own)
     drawn = torch.Generator().manual_seed(seed)
     _share(own, width, num_heads)
     moves, found, plain = own.training, [], []
@@ -298,7 +298,7 @@ def _sizes(encoding: Encoding, name: str) -> int | None:
     return next((size for part in _parts(encoding) if (size := getattr(part, name, None)) is not None), None)
 
 
-def _width(encoding: Encoding) -> int:
+def width_of(encoding: Encoding) -> int:
     """Channels of a token: a head's, and where something is added to the input, of that."""
     width, dim = _sizes(encoding, "head_dim"), _sizes(encoding, "dim")
     if "embed" not in encoding.sites():
@@ -310,7 +310,7 @@ def _width(encoding: Encoding) -> int:
     return dim or width or SHAPE["dim"]
 
 
-def _heads(encoding: Encoding) -> int:
+def heads_of(encoding: Encoding) -> int:
     return _sizes(encoding, "num_heads") or 1
 
 

@@ -1,7 +1,9 @@
 """Whatever somebody wants analysed, seen from the sides that analyses ask for: codes, an encoding, a trained model."""
 
+import copy
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -10,16 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from posenc.analysis.codes import SHAPE, Codes, codes_of
+from posenc.analysis.scores import heads_of, width_of
+from posenc.analysis.symmetry import encoder
 from posenc.analysis.trained import trained_model
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
+from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Transformer
+from posenc.transformer import Transformer, TransformerConfig
 
-TOKENS = 192
-"""How much of a text a model reads for an analysis."""
+DTYPES = ("bfloat16", "float16")
+"""Whose phase errors are measured, unless it is said otherwise."""
+TOKENS = 128
+"""How long the texts are, at most, that a model reads for an analysis."""
 
 
 BYTES = 256
@@ -53,6 +60,7 @@ class Subject:
     steps: int = 0
     seed: int = 0
     text: str | None = None
+    dtypes: Sequence[str] = DTYPES
     tokenizer: Any = field(default=None, repr=False)
 
     @property
@@ -80,11 +88,44 @@ class Subject:
         return module if isinstance(module, Encoding) else Coded(self.by_position)
 
     @cached_property
-    def model(self) -> tuple[nn.Module, Tensor]:
-        """A trained model and (1, n) tokens of a text that it was not trained on: the subject, or a small one trained
-        under it on the spot."""
+    def rotary(self) -> Rotary:
+        """RoPE, where it is what turns queries and keys."""
+        found = next((part for part in self.encoding.modules() if isinstance(part, Rotary)), None)
+        if found is None:
+            raise InputError("it has no frequencies of RoPE")
+        return found
+
+    @cached_property
+    def host(self) -> nn.Module:
+        """A model that has it: the subject, or a small random one."""
         if _is_model(self.thing):
-            return self.thing, self._read()
+            return self.thing
+        if self.text is not None:
+            return encoder(self.text, seed=self.seed)
+        encoding = copy.deepcopy(self.encoding)
+        width, heads = width_of(encoding), heads_of(encoding)
+        dim = getattr(encoding, "dim", None) or width * heads
+        config = TransformerConfig(
+            64, dim, num_layers=2, num_heads=heads, head_dim=width, causal=encoding.causal_only
+        )  # fmt: skip
+        return Transformer(config, encoding).double().eval()
+
+    @cached_property
+    def words(self) -> Any:
+        """What makes tokens of a text for `host`."""
+        return self.tokenizer or (None if _is_model(self.thing) else _words)
+
+    @cached_property
+    def _trained(self) -> tuple[nn.Module, Tensor]:
+        """A trained model, the subject or a small one, and the tokens of a text that a small one was not trained on."""
+        from posenc.tasks.haystack import pydoc
+
+        if _is_model(self.thing):
+            if self.tokenizer is not None:
+                return self.thing, torch.tensor(self.tokenizer(pydoc()[:40_000])["input_ids"])
+            if isinstance(self.thing, Transformer) and self.thing.config.vocab_size == BYTES:
+                return self.thing, torch.tensor(list(pydoc().encode()))
+            raise InputError("the model has no tokenizer to read a text with")
         if self.text is None:
             raise InputError(
                 "only a trained model shows it, and one is trained for encodings that posenc knows by name"
@@ -92,17 +133,24 @@ class Subject:
         if not self.steps:
             raise InputError("only a trained model shows it, and none was trained (steps 0)")
         model, text = trained_model(self.text, self.steps, self.seed)
-        return model, text[None, : min(TOKENS, 128)].long()
+        return model, text.long()
 
-    def _read(self) -> Tensor:
-        from posenc.tasks.haystack import pydoc
+    @property
+    def model(self) -> nn.Module:
+        """A trained model: the subject, or a small one trained under it on the spot."""
+        return self._trained[0]
 
-        if self.tokenizer is None and isinstance(self.thing, Transformer) and self.thing.config.vocab_size == BYTES:
-            return torch.tensor([list(pydoc().encode()[-TOKENS:])])
-        if self.tokenizer is None:
-            raise InputError("the model has no tokenizer to read a text with")
-        ids = self.tokenizer(pydoc()[: 40 * TOKENS], truncation=True, max_length=TOKENS)["input_ids"]
-        return torch.tensor([ids])
+    def texts(self, count: int, length: int = TOKENS) -> Tensor:
+        """(count, length) tokens for `model`, from anywhere in a text."""
+        tokens, length = self._trained[1], min(length, self.length)
+        starts = torch.randint(len(tokens) - length, (count, 1), generator=torch.Generator().manual_seed(self.seed))
+        return tokens[starts + torch.arange(length)]
+
+
+def _words(text: str) -> tuple[list[str], list[int]]:
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    return tokens, [numbers[token] for token in tokens]
 
 
 def subject_of(
@@ -114,6 +162,7 @@ def subject_of(
     seed: int = 0,
     name: str | None = None,
     tokenizer: Any = None,
+    dtypes: Sequence[str] = DTYPES,
     **shape: Any,
 ) -> Subject:
     """Make a `Subject` of an encoding, its text or class, a function positions -> vectors, a table or a model.
@@ -139,7 +188,7 @@ def subject_of(
         torch.manual_seed(seed)
         thing = _thing(subject, shape, name, asked)
     name = name or text or _name(subject)
-    return _checked(Subject(name, thing, length, trained, steps, seed, text, tokenizer))
+    return _checked(Subject(name, thing, length, trained, steps, seed, text, tuple(dtypes), tokenizer))
 
 
 def _thing(subject: Any, shape: dict[str, Any], name: str | None, asked: int | None) -> Any:

@@ -35,6 +35,7 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, metavar="N", help="attention heads (default: 4)")
     add("--head-dim", type=int, metavar="N", help="width of a head (default: 64)")
     add("--steps", type=int, metavar="N", default=120, help="of the small model trained on the spot; 0: none is")
+    add("--dtypes", nargs="+", metavar="DTYPE", default=["bfloat16", "float16"], help="whose phase errors are measured")
     add("--seed", type=int, metavar="N", default=0, help="of whatever is drawn")
     add_output(parser, also="and a page with figures, report.html,")
     parser.set_defaults(run=run_analyze)
@@ -65,6 +66,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
             seed=options.seed,
             name=options.subject,
             tokenizer=tokenizer,
+            dtypes=options.dtypes,
             **shape,
         )
         folder = None if options.out is None else Folder(options.out)  # nothing is made for a subject that is wrong

@@ -12,8 +12,9 @@ import torch
 from markupsafe import Markup
 
 import posenc
-from posenc.analysis.analyze import Analysis, Picture, Section
+from posenc.analysis.analyze import Analysis, Section
 from posenc.analysis.plots.frame import GROUND, INK, LINE, SOFT, STYLE
+from posenc.analysis.questions import Picture
 from posenc.machine import describe
 from posenc.report.template import filled
 
