@@ -22,6 +22,7 @@ from posenc.analysis.survival import survival
 from posenc.analysis.symmetry import equivariance
 from posenc.analysis.terms import four_terms
 from posenc.analysis.twins import twins
+from posenc.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,6 +86,26 @@ def verdicts(finding: Finding) -> str:
     return " ".join(sentence.split(". ")[0] + "." for sentence in finding.sentences())
 
 
+def _phase_errors(s: Subject) -> Several:
+    try:
+        found = [phase_error(s.encoding, max(8192, s.length), dtype) for dtype in s.dtypes]
+    except InputError as error:
+        raise InputError("it turns nothing by fixed frequencies, so there are no phases") from error
+    return Several(tuple(found))
+
+
+def _pairs(s: Subject) -> tuple[int, float]:
+    """Channels that rotate, and the base of their frequencies."""
+    turning = s.rotary
+    return turning.rotary_dim or turning.head_dim, turning.rope_theta
+
+
+def _schedules(s: Subject) -> tuple[Any, ...]:
+    """The subject's own schedule, and the usual ones."""
+    own = dict(s.rotary.schedule)
+    return SCHEDULES if own == {"name": "default"} else (own, *SCHEDULES)
+
+
 QUESTIONS: tuple[Question, ...] = (
     Question(
         "properties",
@@ -145,7 +166,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "precision",
         "What does half precision leave of the phases?",
-        lambda s: Several(tuple(phase_error(s.encoding, max(8192, s.length), dtype) for dtype in s.dtypes)),
+        _phase_errors,
         lambda s, f: tuple(Picture(plots.phase_error, (one,)) for one in f.findings),
         first,
     ),
@@ -217,15 +238,3 @@ QUESTIONS: tuple[Question, ...] = (
     ),
 )
 """Every section, in the order of the report."""
-
-
-def _pairs(s: Subject) -> tuple[int, float]:
-    """Channels that rotate, and the base of their frequencies."""
-    turning = s.rotary
-    return turning.rotary_dim or turning.head_dim, turning.rope_theta
-
-
-def _schedules(s: Subject) -> tuple[Any, ...]:
-    """The subject's own schedule, and the usual ones."""
-    own = dict(s.rotary.schedule)
-    return SCHEDULES if own == {"name": "default"} else (own, *SCHEDULES)

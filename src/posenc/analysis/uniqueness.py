@@ -114,9 +114,15 @@ def unique(
         searched=searched,
         tolerance=tolerance * norm,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        longest_wave=None if codes.waves is None else 2 * math.pi / float(codes.waves.frequencies.abs().min()),
+        longest_wave=None if codes.waves is None else _longest_wave(codes.waves.frequencies),
         claimed=None if searched <= max(CLAIM) else float(read(torch.tensor(CLAIM)).diff(dim=0).norm()),
     )
+
+
+def _longest_wave(frequencies: Tensor) -> float | None:
+    """Positions that the slowest pair that turns at all needs for a turn."""
+    turning = frequencies[frequencies != 0].abs()
+    return 2 * math.pi / float(turning.min()) if len(turning) else None
 
 
 def _held(codes: Codes, count: int, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:

@@ -10,6 +10,7 @@ from posenc.analysis.plots.codes import (
     step_sizes,
     wavelengths,
 )
+from posenc.analysis.plots.decay import base_against_length, bound, curves, integral_and_sum, kernel
 from posenc.analysis.plots.expansion import (
     expansion_remainder,
     expansion_terms,
@@ -17,6 +18,8 @@ from posenc.analysis.plots.expansion import (
     interaction_decay,
     interaction_diagonal,
 )
+from posenc.analysis.plots.precision import phase_error, phase_error_by_pair
+from posenc.analysis.plots.radix import counter, digits, squeeze
 from posenc.analysis.plots.scores import bias_by_distance, effective_scores, pair_wavelengths, scores_by_head
 from posenc.analysis.plots.subspaces import cosine_histogram, principal_angles, random_dots, read_back
 from posenc.analysis.plots.survival import probe_transfer, survival
@@ -24,18 +27,27 @@ from posenc.analysis.plots.symmetry import symmetry_bars, twins_apart
 from posenc.analysis.plots.terms import position_by_distance, position_map, pruning_cost, term_shares
 
 __all__ = [
+    "base_against_length",
     "bias_by_distance",
+    "bound",
     "cosine_histogram",
+    "counter",
+    "curves",
+    "digits",
     "dot_products",
     "effective_scores",
     "expansion_remainder",
     "expansion_terms",
     "heat_map",
+    "integral_and_sum",
     "interaction_block",
     "interaction_decay",
     "interaction_diagonal",
+    "kernel",
     "norms",
     "pair_wavelengths",
+    "phase_error",
+    "phase_error_by_pair",
     "position_by_distance",
     "position_map",
     "principal_angles",
@@ -47,6 +59,7 @@ __all__ = [
     "shift_error",
     "shift_matrix",
     "singular_values",
+    "squeeze",
     "step_sizes",
     "survival",
     "symmetry_bars",

@@ -40,7 +40,9 @@ def curves(ax: "Axes", found: Curves, *, sums: bool = False, log: bool = False) 
     ax.legend(title="theta", ncols=2)
 
 
-@plot("The sum over pairs follows the integral while distances are short, then leaves it: decay is a limit of many pairs.")
+@plot(
+    "The sum over pairs follows the integral while distances are short, then leaves it: decay is a limit of many pairs."
+)
 def integral_and_sum(ax: "Axes", found: Curves, row: int = 0) -> None:
     """One curve of frequencies: the integral, the sum over dim/2 pairs and the asymptote. row: of `found.names`."""
     name = found.names[row]
@@ -53,10 +55,10 @@ def integral_and_sum(ax: "Axes", found: Curves, row: int = 0) -> None:
     ax.legend()
 
 
-@plot("The bound falls in ripples as the distance grows, and faster for small bases; the score itself may do anything below.")
-def bound(
-    ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512
-) -> None:
+@plot(
+    "The bound falls in ripples as the distance grows, and faster for small bases; the score itself may do anything below."
+)
+def bound(ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512) -> None:
     """RoPE's decay bound over distances below length, a line for every base; for a single one give [base]."""
     distances = torch.arange(length)
     for base in bases:
@@ -72,6 +74,8 @@ def base_against_length(ax: "Axes", found: BaseBound, *, models: bool = True) ->
     ax.plot(found.lengths, found.limits, ls=":", color=SOFT, label="infinitely many channels")
     for model in found.models if models else ():
         ax.plot(model.length, model.base, marker="s", ms=5, ls="", color=PALETTE[1])
-        ax.annotate(model.name, (model.length, model.base), xytext=(5, -3), textcoords="offset points", fontsize=8, color=INK)
+        ax.annotate(
+            model.name, (model.length, model.base), xytext=(5, -3), textcoords="offset points", fontsize=8, color=INK
+        )
     ax.set(xlabel="length of context", ylabel="base", xscale="log", yscale="log")
     ax.legend()

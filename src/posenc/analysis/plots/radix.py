@@ -49,7 +49,9 @@ def digits(ax: "Axes", *found: Digits) -> None:
     ax.legend()
 
 
-@plot("A bar of height one keeps neighbours as far apart as in training; the schedule squeezes the pairs whose bar is high.")
+@plot(
+    "A bar of height one keeps neighbours as far apart as in training; the schedule squeezes the pairs whose bar is high."
+)
 def squeeze(ax: "Axes", *found: Digits) -> None:
     """How many times nearer neighbours come in each pair, a line for every schedule."""
     for other, color in zip(found, PALETTE * len(found), strict=False):
