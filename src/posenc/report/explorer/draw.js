@@ -204,7 +204,6 @@ posenc.draw = (() => {
       { label: x, ticks: wholes(columns, box.width / 55).map(at => [across(at), String(at)]) },
       { label: y, ticks: up.map(value => [down(value), tidy(value)]) },
     );
-    for (const mark of marks || []) drawMark(context, colours, box, mark, across, down);
     for (const one of series) {
       context.strokeStyle = one.colour;
       context.lineWidth = one.width || 1.8;
@@ -218,6 +217,7 @@ posenc.draw = (() => {
       }
     }
     context.setLineDash([]);
+    for (const mark of marks || []) drawMark(context, colours, box, mark, across, down);
     return {
       rows: series.length, columns,
       find: (px, py) => {
@@ -244,8 +244,16 @@ posenc.draw = (() => {
     context.textBaseline = mark.y === undefined ? "top" : "bottom";
     if (mark.y === undefined) {
       const fits = shown + 6 + wide <= box.x + box.width;
-      context.fillText(mark.label, fits ? shown + 6 : shown - 6 - wide, box.y + 2);
-    } else context.fillText(mark.label, box.x + box.width - 4 - wide, shown + 16);
+      written(context, colours, mark.label, fits ? shown + 6 : shown - 6 - wide, box.y + 2);
+    } else written(context, colours, mark.label, box.x + box.width - 4 - wide, shown + 16);
+  }
+
+  function written(context, colours, text, x, y) {  // over lines, with the ground around it
+    context.lineJoin = "round";
+    context.lineWidth = 4;
+    context.strokeStyle = colours.ground;
+    context.strokeText(text, x, y);
+    context.fillText(text, x, y);
   }
 
   function dot(context, x, y, one, at, box) {
