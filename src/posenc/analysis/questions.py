@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from posenc.analysis import plots
 from posenc.analysis.bounds import Model, base_bound
 from posenc.analysis.decay import kernel
@@ -92,6 +94,13 @@ def _phase_errors(s: Subject) -> Several:
     except InputError as error:
         raise InputError("it turns nothing by fixed frequencies, so there are no phases") from error
     return Several(tuple(found))
+
+
+def _adding(s: Subject) -> nn.Module:
+    """A trained model whose input has codes added."""
+    if "embed" not in s.encoding.sites():
+        raise InputError("it adds no code to the input, where content and position could be told apart")
+    return s.model
 
 
 def _pairs(s: Subject) -> tuple[int, float]:
@@ -202,7 +211,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "terms",
         "Content or position: what do the heads of a trained model score by?",
-        lambda s: four_terms(s.model, s.texts(4)),
+        lambda s: four_terms(_adding(s), s.texts(4)),
         lambda s, f: (
             Picture(plots.term_shares, (f,)),
             Picture(plots.position_map, (f,)),
@@ -214,14 +223,14 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "subspaces",
         "Do tokens and positions keep out of each other's way?",
-        lambda s: subspaces(s.model, seed=s.seed, name=s.name),
+        lambda s: subspaces(_adding(s), seed=s.seed, name=s.name),
         lambda s, f: (Picture(plots.cosine_histogram, (f,)), Picture(plots.principal_angles, (f,))),
         first,
     ),
     Question(
         "expansion",
         "Taken apart around p = 0, which term knows the distance?",
-        lambda s: expansion(s.model, s.texts(1, 16), seed=s.seed),
+        lambda s: expansion(_adding(s), s.texts(1, 16), seed=s.seed),
         lambda s, f: (
             Picture(plots.expansion_terms, (f,)),
             Picture(plots.interaction_block, (f,)),

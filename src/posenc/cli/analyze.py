@@ -73,7 +73,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
         tell = shown.counter("")
         found = analyze(subject, progress=lambda title, done, count: tell(done, count))
         numbers = results(found, command, time.perf_counter() - started)
-        html = "" if folder is None else page(found, numbers)
+        html = "" if folder is None else page(found, numbers, subject)
     if folder is not None:
         folder.write("analysis.json", json.dumps(numbers, indent=1))
         folder.write("report.html", html)
@@ -86,8 +86,15 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
     lines = [analysis.subject]
     for section in analysis.sections:
         lines += ["", section.title, *(_wrapped(sentence) for sentence in section.finding.sentences())]
-    if analysis.left_out:
-        lines += ["", "What does not apply", *(_wrapped(f"{left.title} {left.reason}") for left in analysis.left_out)]
+    reasons: dict[str, list[str]] = {}
+    for left in analysis.left_out:
+        reasons.setdefault(left.reason, []).append(left.title)
+    if reasons:
+        lines += [
+            "",
+            "What does not apply",
+            *(_wrapped(f"{why} {' '.join(titles)}") for why, titles in reasons.items()),
+        ]
     if folder is not None:
         files = ("Report", "report.html"), ("Numbers", "analysis.json")
         lines += ["", *(f"{what + ':':8} {(folder.directory / name).resolve()}" for what, name in files)]

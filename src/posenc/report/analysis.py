@@ -15,10 +15,18 @@ import posenc
 from posenc.analysis.analyze import Analysis, Section
 from posenc.analysis.plots.frame import GROUND, INK, LINE, SOFT, STYLE
 from posenc.analysis.questions import Picture
+from posenc.analysis.scores import heads_of
+from posenc.analysis.subject import Subject
+from posenc.encodings import Mapped, Rotary, Sinusoidal
+from posenc.errors import InputError
+from posenc.frequencies import as_text
 from posenc.machine import describe
+from posenc.report.explorer import block
 from posenc.report.template import filled
 
 SCHEMA = 1
+LONGEST = 1024
+"""Positions that the explorer shows."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
 """What plots are drawn in, and the page's variable for it, which is another colour in the dark."""
 
@@ -31,13 +39,18 @@ class Drawing:
     svg: Markup
 
 
-def page(analysis: Analysis, results: Mapping[str, Any], explorer: Markup | str = "") -> str:
-    """report.html of an analysis. results: what analysis.json holds. explorer: the interactive part, if any."""
+def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None = None) -> str:
+    """report.html of an analysis. results: what analysis.json holds. subject: what the explorer is set to; None: the page
+    has none."""
     numbers = count(1)
     drawn = [
         (section, [_drawing(picture, next(numbers)) for picture in section.pictures]) for section in analysis.sections
     ]
-    return filled("analyze.html", a=analysis, r=results, drawn=drawn, said=said, explorer=explorer)
+    reasons: dict[str, list[str]] = {}
+    for left in analysis.left_out:
+        reasons.setdefault(left.reason, []).append(left.title)
+    interactive = Markup() if subject is None else explorer(subject)
+    return filled("analyze.html", a=analysis, r=results, drawn=drawn, said=said, reasons=reasons, explorer=interactive)
 
 
 def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict[str, Any]:
@@ -59,6 +72,37 @@ def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict
         "sections": found["sections"],
         "left_out": found["left_out"],
     }
+
+
+def explorer(subject: Subject) -> Markup:
+    """The explorer, set to a subject; nothing where it cannot show it."""
+    try:
+        return block(state(subject))
+    except InputError:  # not in the explorer, or larger than it goes
+        return Markup()
+
+
+def state(subject: Subject) -> dict[str, Any]:
+    """What the explorer starts with.
+
+    Raises:
+        InputError: a subject that is nothing it could show.
+    """
+    encoding = subject.encoding
+    common = {"length": min(subject.length, LONGEST), "trained": subject.trained}
+    if isinstance(encoding, Mapped):
+        encoding, method = encoding.encoding, as_text(encoding.map.spec())
+    else:
+        method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
+    if type(encoding) is Rotary:
+        sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
+        return {"encoding": "rope", "method": method.replace("default", "none"), **sizes, **common}
+    if isinstance(encoding, Sinusoidal):
+        own = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
+        return {"encoding": "sinusoidal", **own, **common}
+    if subject.text is None or method != "none":
+        raise InputError(f"{subject.name}: is not in the explorer")
+    return {"encoding": subject.text, "heads": heads_of(encoding), **common}
 
 
 def said(section: Section) -> list[str]:
