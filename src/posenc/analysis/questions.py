@@ -36,12 +36,12 @@ SCHEDULES = ("default", "linear", "ntk", "yarn")
 
 @dataclass(frozen=True, eq=False)
 class Several(Finding):
-    """The same question asked several times."""
+    """The same question asked several times: the most important sentence of each answer."""
 
     findings: tuple[Any, ...]
 
     def sentences(self) -> list[str]:
-        return [sentence for finding in self.findings for sentence in finding.sentences()]
+        return [first(finding) for finding in self.findings]
 
     def to_dict(self) -> dict[str, Any]:
         return {"findings": [finding.to_dict() for finding in self.findings], "sentences": self.sentences()}
@@ -200,7 +200,6 @@ QUESTIONS: tuple[Question, ...] = (
         "symmetry",
         "Does a model with it see order at all?",
         lambda s: equivariance(s.host, seed=s.seed, name=s.name),
-        answer=first,
     ),
     Question(
         "twins",
@@ -218,14 +217,13 @@ QUESTIONS: tuple[Question, ...] = (
             Picture(plots.position_by_distance, (f,)),
             Picture(plots.pruning_cost, (f,)),
         ),
-        first,
+        lambda f: f.sentences()[1],
     ),
     Question(
         "subspaces",
         "Do tokens and positions keep out of each other's way?",
         lambda s: subspaces(_adding(s), seed=s.seed, name=s.name),
         lambda s, f: (Picture(plots.cosine_histogram, (f,)), Picture(plots.principal_angles, (f,))),
-        first,
     ),
     Question(
         "expansion",
@@ -236,7 +234,6 @@ QUESTIONS: tuple[Question, ...] = (
             Picture(plots.interaction_block, (f,)),
             Picture(plots.interaction_decay, (f,)),
         ),
-        first,
     ),
     Question(
         "survival",

@@ -70,8 +70,12 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
             **shape,
         )
         folder = None if options.out is None else Folder(options.out)  # nothing is made for a subject that is wrong
-        tell = shown.counter("")
-        found = analyze(subject, progress=lambda title, done, count: tell(done, count))
+        task = shown.bar.add_task("", total=None)
+
+        def asked(title: str, done: int, count: int) -> None:
+            shown.bar.update(task, description=title, completed=done, total=count)
+
+        found = analyze(subject, progress=asked)
         numbers = results(found, command, time.perf_counter() - started)
         html = "" if folder is None else page(found, numbers, subject)
     if folder is not None:

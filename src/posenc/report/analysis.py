@@ -25,6 +25,8 @@ from posenc.report.explorer import block
 from posenc.report.template import filled
 
 SCHEMA = 1
+SCALE = 1.25
+"""Pixels of the page to a point of a drawing, where there is room."""
 LONGEST = 1024
 """Positions that the explorer shows."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
@@ -90,10 +92,10 @@ def state(subject: Subject) -> dict[str, Any]:
     """
     encoding = subject.encoding
     common = {"length": min(subject.length, LONGEST), "trained": subject.trained}
+    method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
     if isinstance(encoding, Mapped):
-        encoding, method = encoding.encoding, as_text(encoding.map.spec())
-    else:
-        method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
+        method = as_text(encoding.map.spec())
+        encoding = encoding.encoding
     if type(encoding) is Rotary:
         sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
         return {"encoding": "rope", "method": method.replace("default", "none"), **sizes, **common}
@@ -134,5 +136,6 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
     label = Markup.escape(picture.see)
     head, rest = svg.split(">", 1)
+    width = float(head.split('viewBox="0 0 ')[1].split()[0]) * SCALE
     head = re.sub(r' (?:width|height)="[^"]*"', "", head)
-    return Markup(f'{head} role="img" aria-label="{label}">{rest}')
+    return Markup(f'{head} role="img" aria-label="{label}" style="max-width: {width:.0f}px">{rest}')
