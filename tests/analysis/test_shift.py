@@ -42,7 +42,7 @@ def test_the_fit_finds_the_known_rotation_on_the_codes(text):
     assert not fitted.exact
     assert fitted.holds
     assert fitted.residual < 1e-8
-    own = codes(torch.arange(256))
+    own = codes(torch.arange(250))
     assert torch.allclose(own @ fitted.matrix.T, own @ exact.matrix.T, atol=1e-7)
 
 
@@ -83,23 +83,25 @@ def test_an_untrained_table_has_no_such_matrix():
     found = shift_matrix("learned")
     assert not found.holds
     assert found.still == pytest.approx(math.sqrt(2), rel=0.05)  # independent codes
-    assert found.residual > 1
+    assert found.residual > 0.95
     assert "No one matrix" in found.sentences()[0]
 
 
-def test_a_fit_in_many_dimensions_is_exact_on_its_own_positions_alone():
+def test_more_dimensions_than_positions_do_not_make_a_fit_exact():
     table = torch.randn(60, 64, generator=torch.Generator().manual_seed(0))
     found = shift_matrix(table, length=60)
-    assert (found.fitted, found.rank) == (29, 29)
-    assert found.residual_fitted < 1e-12
-    assert found.residual > 0.5
+    assert found.fitted == 29
+    assert found.rank < 29  # all 29 directions would do: they would fit the positions that decide worse
+    assert found.residual > 0.9
     assert not found.holds
-    assert "any 29 can be in 64 dimensions" in found.sentences()[1]
+    assert "In 64 dimensions any 29 positions can be fitted exactly" in found.sentences()[1]
 
 
 def test_integers_move_by_adding_not_by_a_matrix():
     found = shift_matrix(lambda at: at[:, None].double(), length=64)
     assert not found.holds
+    assert found.added < 1e-12
+    assert "Adding one vector does it everywhere" in found.sentences()[1]
     two = shift_matrix(lambda at: torch.stack((at, torch.ones_like(at)), -1).double(), length=64)
     assert two.holds
     assert torch.allclose(two.matrix, torch.tensor([[1.0, 1], [0, 1]], dtype=torch.float64), atol=1e-10)
@@ -142,6 +144,5 @@ def test_the_table_of_a_trained_bert_is_not_shifted_by_a_matrix():
     model = transformers.AutoModel.from_pretrained(Path(spec.origin).parent / "model")
     found = shift_matrix(model)
     assert (found.fitted, len(found.matrix)) == (255, 384)
-    assert found.residual_fitted < 1e-9
-    assert found.residual > 0.05
+    assert 0.05 < found.residual < found.still  # it is smooth, not shifted
     assert not found.holds
