@@ -222,6 +222,15 @@ def test_models_that_rotate_as_they_are_now():
         codes_of(llama, layer=2)
 
 
+def test_a_model_under_a_position_map_has_codes_of_mapped_distances():
+    llama = small(transformers.LlamaConfig(**SMALL, max_position_embeddings=64))
+    plain = codes_of(llama)(AT)
+    posenc.extend(llama, "rerope", factor=4, window=8)
+    codes = codes_of(llama)
+    assert codes.of == "distance"
+    assert torch.allclose(codes(AT), plain[AT.clamp(max=8)])
+
+
 @pytest.mark.parametrize("kind", [transformers.T5Config, transformers.UMT5Config])
 def test_t5_gives_its_bias_of_the_distance(kind):
     model = small(kind(d_model=32, num_layers=2, num_heads=2, d_ff=32, d_kv=16, vocab_size=50))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posenc.analysis import bounded, codes_of, deterministic, properties, steps, unique
 from posenc.analysis.codes import SHAPE
-from posenc.encodings import create
+from posenc.encodings import ENCODINGS, create
 from posenc.errors import InputError
 from posenc.functional import sinusoidal
 
@@ -168,8 +168,8 @@ def test_codes_that_are_all_the_same_have_no_steps():
 
 def test_steps_that_do_not_fit_are_left_out():
     assert steps("sinusoidal", length=10).steps == [1, 2, 4, 8]
-    with pytest.raises(InputError, match=r"of=0: must be a whole number, at least 1"):
-        steps("sinusoidal", of=(0,))
+    with pytest.raises(InputError, match=r"by=0: must be a whole number, at least 1"):
+        steps("sinusoidal", by=(0,))
     with pytest.raises(InputError, match=r"lengths=100: table has codes of 60"):
         steps(table(0), 60, lengths=[100])
 
@@ -204,7 +204,7 @@ def test_a_table_ends_and_that_is_a_finding():
     found = bounded(table(0))
     assert not found.holds
     assert (found.trained, found.defined_to) == (60, 60)
-    assert "From position 60 on there is no code" in found.sentences()[1]
+    assert found.sentences()[1] == "From position 60 on there is no code: it is made for 60."
     assert found.to_dict()["past"] is None
     with pytest.raises(InputError, match=r"trained=61"):
         bounded(table(0), trained=61)
@@ -281,6 +281,9 @@ def test_positions_that_are_refused_are_said_to_be():
 
 # ---------------------------------------------------------------- all four
 
+WITHOUT = {
+    "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
+}  # fmt: skip
 VERDICTS = {  # unique, even steps, bounded and defined, deterministic
     "sinusoidal": (True, True, True, True),
     "rope": (True, True, True, True),
@@ -301,6 +304,13 @@ def test_verdicts(text):
     four = found.unique, found.steps, found.bounded, found.deterministic
     assert tuple(one.holds for one in four) == VERDICTS[text]
     assert [sentence.split(": ")[1][:2] in ("ye", "no") for sentence in found.sentences()] == [True] * 4
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in WITHOUT])
+def test_every_encoding_with_codes_has_the_four(name):
+    found = properties(name, 32, search=64, num_heads=2, head_dim=12, dim=24)
+    assert len(found.sentences()) == 4
     json.dumps(found.to_dict(), allow_nan=False)
 
 

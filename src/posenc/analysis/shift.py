@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import positions_of, whole
+from posenc.analysis.reading import in_chunks, positions_of, whole
 from posenc.errors import InputError
 
 MEANT = 1e-6
@@ -107,7 +107,8 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     if length - 2 * steps < 4:
         raise InputError(f"shift={shift}: too far for length={length}, which must be at least {2 * steps + 4}")
     at = torch.arange(2 * steps if shift < 0 else 0, int(last) + 1 - (2 * steps if shift > 0 else 0))
-    own, moved, twice = codes(at), codes(_plus(at, shift)), codes(_plus(at, 2 * shift))
+    read = in_chunks(codes, length) if shift == int(shift) else codes
+    own, moved, twice = read(at), read(_plus(at, shift)), read(_plus(at, 2 * shift))
     norm = float(moved.square().sum(-1).mean().sqrt()) or 1.0
     known = codes.waves is not None and not fit
     rest = torch.arange(len(at)) % 2 == 1
