@@ -25,8 +25,8 @@ class Uniqueness(Finding):
     holds: no two of the first `length` codes are equal. smallest: the distance (Euclidean) between the closest two of
     them, and pair: which. norm: of a code, root mean square. collision: the first position of 0 .. searched-1 whose code
     is within `tolerance` (a distance) of an earlier one, and that one; None: there is none. dtype: in which positions and
-    codes were held, None float64. longest_wave: positions that the slowest pair of channels needs to turn once, None where
-    the frequencies are not known. claimed: the distance between the codes of positions 1 and 10001, None where undefined.
+    codes were held, None float64. longest_wave: positions that the slowest pair of channels needs to turn once, inf where it
+    never does, None where the frequencies are not known. claimed: the distance between the codes of positions 1 and 10001, None where undefined.
     """
 
     name: str
@@ -114,15 +114,9 @@ def unique(
         searched=searched,
         tolerance=tolerance * norm,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        longest_wave=None if codes.waves is None else _longest_wave(codes.waves.frequencies),
+        longest_wave=None if codes.waves is None else float((2 * math.pi / codes.waves.frequencies.abs()).max()),
         claimed=None if searched <= max(CLAIM) else float(read(torch.tensor(CLAIM)).diff(dim=0).norm()),
     )
-
-
-def _longest_wave(frequencies: Tensor) -> float | None:
-    """Positions that the slowest pair that turns at all needs for a turn."""
-    turning = frequencies[frequencies != 0].abs()
-    return 2 * math.pi / float(turning.min()) if len(turning) else None
 
 
 def _held(codes: Codes, count: int, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
