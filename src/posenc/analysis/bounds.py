@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc import frequencies as schedules
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import CI_ZERO, Numbers
+from posenc.analysis.reading import whole
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.frequencies.bound import first_negative
@@ -97,7 +98,7 @@ def longest_length(
 
     Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm/archives/10122.
     """
-    return first_negative(frequencies_of(frequencies, head_dim, base), a_count("limit", limit))
+    return first_negative(frequencies_of(frequencies, head_dim, base), whole("limit", limit))
 
 
 def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
@@ -111,7 +112,7 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     Raises:
         InputError: a length below 1, an odd head_dim, a step outside 1e-6 .. 1, or no such base up to 1e15.
     """
-    a_count("length", length)
+    length = whole("length", length)
     check_even("head_dim", head_dim)
     if not 1e-6 <= step <= 1:
         raise InputError(f"step={step}: how far bases are apart, from 1e-6 to 1 of themselves")
@@ -239,14 +240,3 @@ def frequencies_of(given: Schedule | Frequencies | Tensor | None, head_dim: int,
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")
     return found.detach().to("cpu", torch.float64)
-
-
-def a_count(name: str, value: int) -> int:
-    """The number of positions.
-
-    Raises:
-        InputError: it is no whole number, or below 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}={value}: a number of positions, at least 1")
-    return value

@@ -94,6 +94,12 @@ def table_of(model: nn.Module) -> tuple[str | None, int]:
     return None if original is None else original.method, len(_weight(module)) - _first(module)
 
 
+def rows_of_table(model: nn.Module) -> Tensor:
+    """The table of a model as it is now, a row per token: (positions, dim). Rows that are no token's are left out."""
+    _, module = _find(unwrapped(model))
+    return _weight(module)[_first(module) :]
+
+
 def extend_table(
     model: nn.Module,
     method: str,
