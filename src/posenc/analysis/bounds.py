@@ -20,8 +20,8 @@ Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
 LARGEST_BASE = 1e15
-AHEAD, WORST = 64, 8
-"""Bases tried at once with the distances at which one fails, and how many of those."""
+TRIED, AHEAD, WORST = 512, 64, 8
+"""Bases made at once, those tried at once with the distances at which one fails, and how many of these."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,10 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     check_even("head_dim", head_dim)
     if not 1e-6 <= step <= 1:
         raise InputError(f"step={step}: how far bases are apart, from 1e-6 to 1 of themselves")
-    start, number = 1 + step, 2048
+    start = 1 + step
     while start < LARGEST_BASE:
-        bases = start * (1 + step) ** torch.arange(number, dtype=torch.float64, device="cpu")
+        bases = start * (1 + step) ** torch.arange(TRIED, dtype=torch.float64, device="cpu")
+        bases = bases[bases <= LARGEST_BASE]
         theta = torch.stack([frequencies_of(schedule, head_dim, base) for base in bases.tolist()])
         found = _first_without(theta, length)
         if found is not None:
@@ -197,21 +198,22 @@ def _about(model: Model, longest: int | None) -> str:
 
 
 def base_bound(
-    lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384),
+    lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384, 32768),
     head_dim: int = 128,
     *,
     schedule: Schedule | None = None,
     step: float = 1e-3,
-    models: Sequence[Model] = MODELS,
+    models: Sequence[Model] | None = None,
 ) -> BaseBound:
-    """`smallest_base` of several lengths beside what known models take. Arguments as there; models: any of `MODELS`, or
-    others.
+    """`smallest_base` of several lengths beside what known models take. Arguments as there; models: those of `MODELS` with
+    as many channels if None.
 
     Raises:
         InputError: as `smallest_base`; no length.
     """
     if not lengths:
         raise InputError("lengths is empty: pass at least one")
+    models = [model for model in MODELS if model.rotary_dim == head_dim] if models is None else models
     named = "plain RoPE" if schedule is None else schedule if isinstance(schedule, str) else schedules.as_text(schedule)
     return BaseBound(
         head_dim,

@@ -21,12 +21,12 @@ def counter(ax: "Axes", found: Counter) -> None:
     gap = torch.full((found.length, 1), torch.nan, dtype=torch.float64)
     parts = [2 * found.bits - 1, found.waves, found.codes]
     together = torch.cat([columns for part in parts for columns in (part, gap)][:-1], 1)
-    ax.imshow(together, aspect="auto", cmap=AROUND, vmin=-1, vmax=1, interpolation="nearest")
+    ax.imshow(together.numpy(), aspect="auto", cmap=AROUND, vmin=-1, vmax=1, interpolation="nearest")
     ax.grid(False)
     digits = found.bits.shape[1]
     names = ["bits", "sines of their periods", f"codes, base {found.base:g}"]
     ax.set_xticks([i * (digits + 1) + (digits - 1) / 2 for i in range(3)], names)
-    ax.set(ylabel="position")
+    ax.set(xlabel="digits and pairs, fast ones first", ylabel="position")
 
 
 @plot(
@@ -42,7 +42,7 @@ def digits(ax: "Axes", *found: Digits) -> None:
     part = int((first.trained < TURN).int().argmax())  # the first pair that did not finish a turn
     ax.set(xlabel="pair", ylabel=f"turn met in {first.factor * first.length:.0f} positions")
     ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
-    ax.legend(fontsize=8)
+    ax.legend(loc="upper right", fontsize=8)
 
 
 @plot("At one neighbours are as far apart as in training; the higher a line, the more that schedule squeezes the pair.")
