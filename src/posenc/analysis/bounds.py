@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc import frequencies as schedules
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import CI_ZERO, Numbers
+from posenc.analysis.reading import whole
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.frequencies.bound import first_negative
@@ -19,8 +20,8 @@ Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
 LARGEST_BASE = 1e15
-AHEAD, WORST = 64, 8
-"""Bases tried at once with the distances at which one fails, and how many of those."""
+TRIED, AHEAD, WORST = 512, 64, 8
+"""Bases made at once, those tried at once with the distances at which one fails, and how many of these."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def longest_length(
 
     Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm/archives/10122.
     """
-    return first_negative(frequencies_of(frequencies, head_dim, base), a_count("limit", limit))
+    return first_negative(frequencies_of(frequencies, head_dim, base), whole("limit", limit))
 
 
 def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
@@ -111,13 +112,14 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     Raises:
         InputError: a length below 1, an odd head_dim, a step outside 1e-6 .. 1, or no such base up to 1e15.
     """
-    a_count("length", length)
+    length = whole("length", length)
     check_even("head_dim", head_dim)
     if not 1e-6 <= step <= 1:
         raise InputError(f"step={step}: how far bases are apart, from 1e-6 to 1 of themselves")
-    start, number = 1 + step, 2048
+    start = 1 + step
     while start < LARGEST_BASE:
-        bases = start * (1 + step) ** torch.arange(number, dtype=torch.float64, device="cpu")
+        bases = start * (1 + step) ** torch.arange(TRIED, dtype=torch.float64, device="cpu")
+        bases = bases[bases <= LARGEST_BASE]
         theta = torch.stack([frequencies_of(schedule, head_dim, base) for base in bases.tolist()])
         found = _first_without(theta, length)
         if found is not None:
@@ -196,21 +198,22 @@ def _about(model: Model, longest: int | None) -> str:
 
 
 def base_bound(
-    lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384),
+    lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384, 32768),
     head_dim: int = 128,
     *,
     schedule: Schedule | None = None,
     step: float = 1e-3,
-    models: Sequence[Model] = MODELS,
+    models: Sequence[Model] | None = None,
 ) -> BaseBound:
-    """`smallest_base` of several lengths beside what known models take. Arguments as there; models: any of `MODELS`, or
-    others.
+    """`smallest_base` of several lengths beside what known models take. Arguments as there; models: those of `MODELS` with
+    as many channels if None.
 
     Raises:
         InputError: as `smallest_base`; no length.
     """
     if not lengths:
         raise InputError("lengths is empty: pass at least one")
+    models = [model for model in MODELS if model.rotary_dim == head_dim] if models is None else models
     named = "plain RoPE" if schedule is None else schedule if isinstance(schedule, str) else schedules.as_text(schedule)
     return BaseBound(
         head_dim,
@@ -239,14 +242,3 @@ def frequencies_of(given: Schedule | Frequencies | Tensor | None, head_dim: int,
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")
     return found.detach().to("cpu", torch.float64)
-
-
-def a_count(name: str, value: int) -> int:
-    """The number of positions.
-
-    Raises:
-        InputError: it is no whole number, or below 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}={value}: a number of positions, at least 1")
-    return value

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import CI_ZERO, Numbers, decay_asymptote, decay_integral, first_zero
+from posenc.analysis.reading import positions_of
 from posenc.errors import InputError
 from posenc.functional import frequency_curve
 
@@ -98,22 +99,21 @@ class Kernel(Finding):
         return f"{told}: codes {self.like_random} positions apart are as unrelated as these."
 
 
-def kernel(subject: Any, length: int = 512, **shape: Any) -> Kernel:
+def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """The dot product of codes by distance, over all pairs of the first `length` positions.
 
-    subject, shape: see `codes_of`. length: at most what the subject defines is taken. Memory grows with the length, time
+    subject, options: see `codes_of`. Memory grows with the length, time
     with its square: 16384 positions of 64 channels take some seconds.
 
     Raises:
-        InputError: a subject whose codes belong to distances, a length below 2, codes that are all zero.
+        InputError: a subject whose codes belong to distances, a length below 2 or past what it defines, codes
+            that are all zero.
     """
-    codes = codes_of(subject, **shape)
+    codes = codes_of(subject, **options)
     if codes.of == "distance":
         raise InputError(f"{codes.name} adds to the scores and has no code per position: plot its bias by distance")
-    if isinstance(length, bool) or not isinstance(length, int) or length < 2:
-        raise InputError(f"length={length}: distances need two positions at least")
-    length = length if codes.limit is None else min(length, codes.limit)
-    values = codes(torch.arange(length))
+    positions = positions_of(codes, length)
+    values, length = codes(positions), len(positions)
     power = float(values.pow(2).sum(-1).mean())
     if power == 0:
         raise InputError(f"{codes.name}: every code is zero, so there is nothing to compare")

@@ -4,14 +4,13 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.bounds import a_count
-from posenc.analysis.codes import SHAPE
+from posenc.analysis.codes import SHAPE, codes_of
 from posenc.analysis.finding import Finding
+from posenc.analysis.reading import Waves, whole
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Sinusoidal
@@ -114,10 +113,10 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
         InputError: an encoding without frequencies, a length below 1, another dtype than torch's four of real numbers.
     """
     encoding = create(encoding, **SHAPE) if isinstance(encoding, str) else encoding
-    theta = _frequencies(encoding)
-    a_count("length", length)
-    dtype = _a_dtype(dtype)
-    module = _module(encoding, dtype)
+    waves = _waves(encoding)
+    theta = waves.frequencies
+    length, dtype = whole("length", length), _a_dtype(dtype)
+    module = _module(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1).round().long().unique()
     tallies: dict[str, _Tally] = {}
     distinct, last = 0, math.nan
@@ -127,7 +126,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
         visible = _seen(exact.cos(), exact.sin())
         phases = {name: cause(n[:, None], theta, dtype) for name, cause in CAUSES.items()}
         if module is not None:
-            phases["module"] = module(n)
+            phases["module"] = module(first, len(n))
         for name, phase in phases.items():
             if name in ("cos_sin", "module"):
                 error = (phase - visible).abs()
@@ -172,12 +171,14 @@ class _Tally:
         return Cause(name, float(self.by_position[at]), rms, at, tenth)
 
 
-def _frequencies(encoding: Any) -> Tensor:
-    for name in ("inv_freq", "frequencies"):
-        found = getattr(encoding, name, None)
-        if isinstance(found, Tensor) and found.dim() == 1:
-            return found.detach().to("cpu", torch.float64)
-    raise InputError(f"encoding: {type(encoding).__name__} has no frequencies; pass a rotary or a sinusoidal encoding")
+def _waves(encoding: Encoding) -> Waves:
+    waves = codes_of(encoding).waves
+    if waves is None:
+        raise InputError(
+            f"encoding: the codes of {type(encoding).__name__} are no rotation by fixed frequencies; pass a rotary or a "
+            "sinusoidal encoding, for XPos the Rotary of its frequencies"
+        )
+    return waves
 
 
 def _a_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -187,28 +188,24 @@ def _a_dtype(dtype: torch.dtype | str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _module(encoding: Encoding, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-    """The phases that the encoding's own results in a dtype have, (n,) positions -> (n, pairs); None: it shows none."""
+def _module(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:
+    """The phases in the encoding's own results in a dtype: (first position, number n) -> (n, pairs). None: it has none
+    that can be read off a unit vector."""
     own = copy.deepcopy(encoding).to(dtype)
     if isinstance(own, Sinusoidal):
-        pairs, split = own.dim // 2, own.layout == "interleaved"
 
-        def codes(n: Tensor) -> Tensor:
-            found = own.codes(Positions.from_ids(n.long()))[0].to(dtype)  # as `embed` casts them
-            sin, cos = (found[:, 0::2], found[:, 1::2]) if split else (found[:, :pairs], found[:, pairs:])
-            return _seen(cos, sin)
+        def codes(first: int, count: int) -> Tensor:
+            found = own.codes(Positions.arange(count, first))[0].to(dtype)  # as `embed` casts them
+            return _seen(found[:, waves.first], found[:, waves.second])
 
         return codes
     if isinstance(own, Rotary):
-        first, pairs = own.first_channel, len(own.inv_freq)
-        step, beside = (2, 1) if own.layout == "interleaved" else (1, pairs)
-        along = first + step * torch.arange(pairs)
 
-        def turned(n: Tensor) -> Tensor:
-            x = torch.zeros(1, 1, len(n), own.head_dim, dtype=dtype)
-            x[..., along] = 1
-            found = own.rotate(x, x, Positions.from_ids(n.long()))[0][0, 0]
-            return _seen(found[:, along], found[:, along + beside])
+        def turned(first: int, count: int) -> Tensor:
+            x = torch.zeros(1, 1, count, own.head_dim, dtype=dtype)
+            x[..., waves.first] = 1
+            found = own.rotate_queries(x, Positions.arange(count, first))[0, 0]
+            return _seen(found[:, waves.first], found[:, waves.second])
 
         return turned
     return None

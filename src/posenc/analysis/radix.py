@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies as schedules
-from posenc.analysis.bounds import Schedule, a_count
+from posenc.analysis.bounds import Schedule
 from posenc.analysis.finding import Finding
+from posenc.analysis.reading import whole
 from posenc.errors import InputError
 from posenc.frequencies.vector import a_length, at_least_one
 from posenc.functional import binary_digits, frequency_curve
@@ -57,8 +58,7 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     Raises:
         InputError: a length below 2, digits outside 1 .. 62, a base not above 0.
     """
-    if a_count("length", length) < 2:
-        raise InputError(f"length={length}: a counter needs two positions at least")
+    length = whole("length", length, 2)
     at = torch.arange(length)
     bits = binary_digits(at, digits).double()
     periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)

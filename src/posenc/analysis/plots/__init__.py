@@ -10,7 +10,15 @@ from posenc.analysis.plots.codes import (
     step_sizes,
     wavelengths,
 )
-from posenc.analysis.plots.decay import base_against_length, bound, curves, integral_and_sum, kernel
+from posenc.analysis.plots.decay import (
+    base_against_length,
+    base_bound,
+    bound,
+    curves,
+    integral_and_sum,
+    kernel,
+    rope_bound,
+)
 from posenc.analysis.plots.expansion import (
     expansion_remainder,
     expansion_terms,
@@ -28,6 +36,7 @@ from posenc.analysis.plots.terms import position_by_distance, position_map, prun
 
 __all__ = [
     "base_against_length",
+    "base_bound",
     "bias_by_distance",
     "bound",
     "cosine_histogram",
@@ -55,6 +64,7 @@ __all__ = [
     "pruning_cost",
     "random_dots",
     "read_back",
+    "rope_bound",
     "scores_by_head",
     "shift_error",
     "shift_matrix",

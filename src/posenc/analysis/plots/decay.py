@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from posenc.analysis.bounds import BaseBound, rope_bound
+from posenc.analysis import bounds
+from posenc.analysis.bounds import BaseBound
 from posenc.analysis.decay import Curves, Kernel
 from posenc.analysis.plots.frame import INK, LINE, PALETTE, SOFT, plot
 
@@ -58,24 +59,28 @@ def integral_and_sum(ax: "Axes", found: Curves, row: int = 0) -> None:
 @plot(
     "The bound falls in ripples as the distance grows, and faster for small bases; the score itself may do anything below."
 )
-def bound(ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512) -> None:
+def rope_bound(ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512) -> None:
     """RoPE's decay bound over distances below length, a line for every base; for a single one give [base]."""
     distances = torch.arange(length)
     for base in bases:
-        ax.plot(distances, rope_bound(distances, head_dim, base), label=f"base {base:g}")
+        ax.plot(distances, bounds.rope_bound(distances, head_dim, base), label=f"base {base:g}")
     ax.set(xlabel="distance", ylabel="mean of |S|, partial sums of the rotations", ylim=(0, None))
     ax.legend()
 
 
 @plot("Models above the line keep all their trained distances on the safe side of the bound; those below it do not.")
-def base_against_length(ax: "Axes", found: BaseBound, *, models: bool = True) -> None:
+def base_bound(ax: "Axes", found: BaseBound, *, models: bool = True) -> None:
     """The smallest base of each length, its limit for infinitely many pairs, and known models where they are."""
     ax.plot(found.lengths, found.bases, marker="o", ms=4, label=f"smallest base, {found.head_dim} channels")
     ax.plot(found.lengths, found.limits, ls=":", color=SOFT, label="infinitely many channels")
+    places: dict[tuple[int, float], list[str]] = {}
     for model in found.models if models else ():
-        ax.plot(model.length, model.base, marker="s", ms=5, ls="", color=PALETTE[1])
+        places.setdefault((model.length, model.base), []).append(model.name)
+    for place, names in places.items():
+        ax.plot(*place, marker="s", ms=5, ls="", color=PALETTE[1])
         ax.annotate(
-            model.name, (model.length, model.base), xytext=(5, -3), textcoords="offset points", fontsize=8, color=INK
+            "\n".join(names), place, xytext=(5, -4), textcoords="offset points", fontsize=8, color=INK, va="top"
         )
+    ax.margins(x=0.2)
     ax.set(xlabel="length of context", ylabel="base", xscale="log", yscale="log")
     ax.legend()

@@ -1,6 +1,6 @@
 """Pictures of the phases that a dtype loses."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posenc.analysis.plots.frame import INK, SOFT, plot
 from posenc.analysis.precision import TURN, PhaseError
@@ -23,10 +23,10 @@ def phase_error(ax: "Axes", found: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
     for name, row in zip(found.causes, found.by_position, strict=True):
         if float(row.max()) == 0:
-            continue  # a logarithm has no place for it
-        own = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
+            continue  # a logarithmic axis has no place for it
+        own: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
         ax.plot(found.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **own)
-    ax.axhline(TURN / 10, color=SOFT, ls="--", lw=0.9)
+    ax.axhline(TURN / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{found.name} in {found.dtype}")
     ax.legend(fontsize=8)
 
@@ -37,6 +37,6 @@ def phase_error_by_pair(ax: "Axes", found: PhaseError) -> None:
     for name, row in zip(found.causes, found.by_pair, strict=True):
         if float(row.max()) > 0:
             ax.plot(row.where(row > 0, float("nan")), label=NAMES[name])
-    ax.axhline(TURN / 10, color=SOFT, ls="--", lw=0.9)
+    ax.axhline(TURN / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="pair", ylabel="radians", yscale="log", title=f"{found.name} in {found.dtype}")
     ax.legend(fontsize=8)

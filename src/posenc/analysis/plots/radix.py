@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from posenc.analysis.plots.frame import AROUND, LINE, PALETTE, SOFT, plot
+from posenc.analysis.plots.frame import AROUND, LINE, PALETTE, plot
 from posenc.analysis.radix import TURN, Counter, Digits
 
 if TYPE_CHECKING:
@@ -21,37 +21,31 @@ def counter(ax: "Axes", found: Counter) -> None:
     gap = torch.full((found.length, 1), torch.nan, dtype=torch.float64)
     parts = [2 * found.bits - 1, found.waves, found.codes]
     together = torch.cat([columns for part in parts for columns in (part, gap)][:-1], 1)
-    ax.imshow(together, aspect="auto", cmap=AROUND, vmin=-1, vmax=1, interpolation="nearest")
+    ax.imshow(together.numpy(), aspect="auto", cmap=AROUND, vmin=-1, vmax=1, interpolation="nearest")
     ax.grid(False)
     digits = found.bits.shape[1]
     names = ["bits", "sines of their periods", f"codes, base {found.base:g}"]
     ax.set_xticks([i * (digits + 1) + (digits - 1) / 2 for i in range(3)], names)
-    ax.set(ylabel="position")
+    ax.set(xlabel="digits and pairs, fast ones first", ylabel="position")
 
 
 @plot(
-    "Where a line rises above the grey, a pair turns to angles it never met in training; the lower it lies elsewhere, the "
-    "more neighbours are squeezed together."
+    "Where a line rises out of the grey, a pair turns to angles that it never met in training; at one it has met all."
 )
 def digits(ax: "Axes", *found: Digits) -> None:
-    """How far each pair turned in training, and how far it turns in the longer text under each schedule."""
+    """The turn that each pair made in training, and makes in the longer text under each schedule, up to a whole one."""
     first = found[0]
     pairs = torch.arange(len(first.trained))
-    ax.fill_between(pairs, first.trained / TURN, color=LINE, lw=0, label=f"met in {first.length} trained positions")
-    for other in found:
-        ax.plot(pairs, other.factor * other.length * other.inv_freq / TURN, label=other.schedule)
-        beyond = torch.tensor(other.beyond, dtype=torch.long)
-        ax.plot(beyond, other.reached[beyond] / TURN, ls="", marker=".", ms=4, color=ax.lines[-1].get_color())
-    ax.axhline(1, color=SOFT, lw=0.8)
-    longest = first.factor * first.length
-    ax.set(xlabel="pair", ylabel=f"turns in {longest:.0f} positions", yscale="log")
-    ax.set_ylim(float((first.trained / TURN).min()) / 2, max(2.0, longest / TURN * 1.5))
-    ax.legend()
+    ax.fill_between(pairs, first.trained / TURN, color=LINE, lw=0, label=f"met in {first.length} positions")
+    for other, color in zip(found, PALETTE * len(found), strict=False):
+        ax.plot(pairs, other.reached / TURN, label=other.schedule, color=color)
+    part = int((first.trained < TURN).int().argmax())  # the first pair that did not finish a turn
+    ax.set(xlabel="pair", ylabel=f"turn met in {first.factor * first.length:.0f} positions")
+    ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
+    ax.legend(loc="upper right", fontsize=8)
 
 
-@plot(
-    "A bar of height one keeps neighbours as far apart as in training; the schedule squeezes the pairs whose bar is high."
-)
+@plot("At one neighbours are as far apart as in training; the higher a line, the more that schedule squeezes the pair.")
 def squeeze(ax: "Axes", *found: Digits) -> None:
     """How many times nearer neighbours come in each pair, a line for every schedule."""
     for other, color in zip(found, PALETTE * len(found), strict=False):
