@@ -18,6 +18,8 @@ from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.curvature import Scalar, Shape, column, gradient, interactions, shape_of, shape_of_noise
 from posenc.analysis.finding import Finding
 from posenc.analysis.interaction import Decay, by_distance, decay
+from posenc.encoding import Encoding
+from posenc.encodings import create
 from posenc.errors import InputError
 
 AMPLITUDES = tuple(2.0**-k for k in range(12))
@@ -250,10 +252,10 @@ def _codes(body: Body, codes: Any, width: int, positions: int) -> Codes:
         if body.codes is None:
             raise InputError(f"codes: {body.name} adds none to its input; pass an encoding, a table or a function")
         return body.codes
-    found = codes_of(codes, dim=width, max_positions=positions) if isinstance(codes, str) else codes_of(codes)
-    if found.of != "position":
-        raise InputError(f"codes={found.name}: adds to the scores and has no code per position; pass a sinusoidal one")
-    return found
+    made = create(codes, dim=width, num_heads=1, max_positions=positions) if isinstance(codes, str) else codes
+    if isinstance(made, Encoding) and "embed" not in made.sites():
+        raise InputError(f"codes={codes}: adds nothing to the input; pass one that does, as sinusoidal or learned")
+    return codes_of(made, name=codes if isinstance(codes, str) else None)
 
 
 def _checked(codes: Codes, at: Tensor, width: int) -> Tensor:
