@@ -123,8 +123,8 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
 
 def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:
     inner = model.base_model
-    if hasattr(inner, "set_attn_implementation"):
-        inner.set_attn_implementation("eager")
+    if getattr(inner, "_supports_sdpa", False):  # many eager ones compute their softmax in float32
+        inner.set_attn_implementation("sdpa")
     if layers is not None:
         owner, stack = _stack(inner, name)
         kept = _first(getattr(owner, stack), layers, name)
@@ -135,7 +135,8 @@ def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:
 
     def run(x: Tensor, at: Tensor) -> Tensor:
         where = {} if table is not None else {"position_ids": at[None].expand(len(x), -1)}
-        return inner(inputs_embeds=x, use_cache=False, **where)[0]
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            return inner(inputs_embeds=x, use_cache=False, **where)[0]
 
     if table is None:
         return Body(name, words.shape[1], run, words=words, reads_positions=True)
@@ -166,7 +167,7 @@ def _plain(model: nn.Module, x: Tensor) -> Tensor:
     attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
     turned = isinstance(model, own) and attention is not None and not attention.batch_first
     x = x.transpose(0, 1) if turned else x
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+    with sdpa_kernel(SDPBackend.MATH):
         y = model(x, x, x, need_weights=False) if isinstance(model, nn.MultiheadAttention) else model(x)
     y = y[0] if isinstance(y, tuple) else y
     return y.transpose(0, 1) if turned else y

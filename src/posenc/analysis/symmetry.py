@@ -118,11 +118,11 @@ def equivariance(
     order = pooled = last = 0.0
     for _ in range(permutations):
         p = torch.randperm(length, generator=draw)
-        moved = called(body, x[:, p], at)
+        moved = body(x[:, p], at)
         order, pooled = max(order, far(moved, base[:, p])), max(pooled, far(moved.mean(1), base.mean(1)))
         p = torch.cat((torch.randperm(length - 1, generator=draw), at[-1:]))
-        last = max(last, far(called(body, x[:, p], at)[:, -1], base[:, -1]))
-    mirror = far(called(body, x.flip(1), at), base.flip(1))
+        last = max(last, far(body(x[:, p], at)[:, -1], base[:, -1]))
+    mirror = far(body(x.flip(1), at), base.flip(1))
     return Equivariance(
         body.name,
         length,
@@ -140,7 +140,7 @@ def _shifted(body: Body, x: Tensor, at: Tensor) -> Tensor | None:
     if not body.reads_positions:
         return None
     try:
-        return called(body, x, at + SHIFT)
+        return body(x, at + SHIFT)
     except InputError:  # it has no such positions: past the end of its table, or defined from 0 on only
         return None
 
