@@ -65,7 +65,7 @@ def interaction_block(ax: "Axes", expansion: Expansion) -> None:
     """The mean of H = ∂ₘ∂ₙ f over pairs of positions, channel by channel."""
     matrix = _blocks(expansion).matrix
     most = float(matrix.abs().max())
-    image = ax.imshow(matrix, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
+    image = ax.imshow(matrix.numpy(), cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
     ax.set(xlabel="channel of pₙ", ylabel="channel of pₘ")
     ax.figure.colorbar(image, ax=ax)
