@@ -135,6 +135,8 @@ def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:
 
     def run(x: Tensor, at: Tensor) -> Tensor:
         where = {} if table is not None else {"position_ids": at[None].expand(len(x), -1)}
+        # without a mask, positions that do not rise by ones are taken for several packed texts
+        where["attention_mask"] = torch.ones(x.shape[:2], dtype=torch.long)
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             return inner(inputs_embeds=x, use_cache=False, **where)[0]
 
