@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import posenc
-from posenc.analysis import breakers, encoder, equivariance, plots
+from posenc.analysis import breakers, equivariance, plots
 from posenc.analysis.body import Body, body_of
-from posenc.analysis.symmetry import EVERY, ROUNDING, SHIFT
+from posenc.analysis.symmetry import EVERY, ROUNDING, SHIFT, encoder
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -181,7 +181,7 @@ def test_the_body_is_the_model():
         (lambda x: x.sum(1), {"dim": 4}, r"gave \(1, 4\) for vectors \(1, 12, 4\)"),
         (lambda x: x.tolist(), {"dim": 4}, r"gave list"),
         (3, {}, r"int is neither a module nor a function"),
-        ("none", {"length": 2}, r"length=2, permutations=16: needs at least 3"),
+        ("none", {"length": 2}, r"length=2: must be a whole number, at least 3"),
         ("none", {"permutations": 0}, r"permutations=0"),
         ("nope", {}, r"unknown encoding"),
     ],

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.analysis import encoder, plots, trained_model, twins
-from posenc.analysis.symmetry import ROUNDING
+from posenc.analysis import plots, trained_model, twins
+from posenc.analysis.symmetry import ROUNDING, encoder
 from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
 from references.minilm import minilm
@@ -119,7 +119,7 @@ def test_a_model_without_its_tokenizer():
     config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16)
     with pytest.raises(InputError, match=r"tokenizer=None: pass the one that BertModel was trained with"):
         twins(model=transformers.BertModel(config))
-    words = posenc.analysis.encoder("none", config=TransformerConfig(9, 16, 1, 2))
+    words = encoder("none", config=TransformerConfig(9, 16, 1, 2))
     with pytest.raises(InputError, match=r"tokenizer=None"):
         twins(model=words)
 

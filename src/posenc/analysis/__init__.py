@@ -8,7 +8,7 @@ from posenc.analysis.interaction import diagonal_parts
 from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.shift import shift_matrix
 from posenc.analysis.spectrum import spectrum
-from posenc.analysis.symmetry import Breakers, Equivariance, breakers, encoder, equivariance
+from posenc.analysis.symmetry import Breakers, Equivariance, breakers, equivariance
 from posenc.analysis.trained import trained_model
 from posenc.analysis.twins import Twins, twins
 from posenc.analysis.uniqueness import unique
@@ -27,7 +27,6 @@ __all__ = [
     "codes_of",
     "deterministic",
     "diagonal_parts",
-    "encoder",
     "equivariance",
     "expansion",
     "properties",

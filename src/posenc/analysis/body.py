@@ -57,15 +57,15 @@ class Body:
             raise InputError(f"{self.name} reads vectors, not tokens: pass (n, dim) vectors in a floating dtype")
         if tokens.dim() != 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
             raise InputError(f"tokens {tuple(tokens.shape)}: pass (n,) token ids between 0 and {len(self.words) - 1}")
-        return self.words[tokens.long()]
+        return self.words[tokens.long().cpu()]
 
 
 def body_of(subject: Any, *, layers: int | None = None, name: str | None = None) -> Body:
-    """The body of a model, on a copy of it in float64 and in eval mode.
+    """The body of a model, on a copy of it in float64, on the CPU and in eval mode.
 
     Args:
         subject: a `posenc.Transformer`, a transformers model, nn.TransformerEncoder, nn.TransformerEncoderLayer,
-            nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors.
+            nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors in float64.
         layers: only the first ones of a model with several; None: all. name: for people.
 
     Raises:
@@ -78,7 +78,7 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
         if not callable(subject):
             raise InputError(f"model: a {type(subject).__name__} is neither a module nor a function of vectors")
         return Body(named, None, lambda x, at: subject(x))
-    model = copy.deepcopy(subject).double().eval().requires_grad_(False)
+    model = copy.deepcopy(subject).to("cpu", torch.float64).eval().requires_grad_(False)
     if isinstance(model, Transformer):
         return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):

@@ -10,6 +10,7 @@ from torch.nn.functional import conv1d
 
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
+from posenc.analysis.reading import whole
 from posenc.encodings import ENCODINGS, create, lookup, parts
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
@@ -95,8 +96,8 @@ def equivariance(
         InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, that
             change between calls or that are not a vector per token.
     """
-    if length < 3 or permutations < 1:
-        raise InputError(f"length={length}, permutations={permutations}: needs at least 3 tokens and 1 permutation")
+    whole("length", length, 3)
+    whole("permutations", permutations)
     claimed = None
     if isinstance(module, str):
         name, module = name or module, encoder(module, seed=seed)

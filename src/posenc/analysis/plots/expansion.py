@@ -92,11 +92,16 @@ def interaction_decay(ax: "Axes", expansion: Expansion) -> None:
     assert decay is not None
     for name, curve in (("identity", decay.identity), ("diagonal", decay.diagonal), ("full", decay.full)):
         label = f"{name} H: distance explains {decay.relative[name]:.0%}"
-        most = curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny).copysign(curve[0])
-        ax.plot(curve / most, label=label)
+        ax.plot(curve / _largest(curve).copysign(curve[0]), label=label)
+    own = torch.tensor(expansion.by_distance)
+    ax.plot(range(1, 1 + len(own)), own / _largest(own), ".", color=INK, label="each pair its own H")
     ax.axhline(0, color=SOFT, linewidth=1)
     ax.set(xlabel="distance n - m", ylabel="mean pₘ H pₙ, over its largest")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
+
+
+def _largest(curve: torch.Tensor) -> torch.Tensor:
+    return curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny)
 
 
 def _blocks(expansion: Expansion) -> "Blocks":
