@@ -57,15 +57,15 @@ class Body:
             raise InputError(f"{self.name} reads vectors, not tokens: pass (n, dim) vectors in a floating dtype")
         if tokens.dim() != 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
             raise InputError(f"tokens {tuple(tokens.shape)}: pass (n,) token ids between 0 and {len(self.words) - 1}")
-        return self.words[tokens.long()]
+        return self.words[tokens.long().cpu()]
 
 
 def body_of(subject: Any, *, layers: int | None = None, name: str | None = None) -> Body:
-    """The body of a model, on a copy of it in float64 and in eval mode.
+    """The body of a model, on a copy of it in float64, on the CPU and in eval mode.
 
     Args:
         subject: a `posenc.Transformer`, a transformers model, nn.TransformerEncoder, nn.TransformerEncoderLayer,
-            nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors.
+            nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors in float64.
         layers: only the first ones of a model with several; None: all. name: for people.
 
     Raises:
@@ -78,7 +78,7 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
         if not callable(subject):
             raise InputError(f"model: a {type(subject).__name__} is neither a module nor a function of vectors")
         return Body(named, None, lambda x, at: subject(x))
-    model = copy.deepcopy(subject).double().eval().requires_grad_(False)
+    model = copy.deepcopy(subject).to("cpu", torch.float64).eval().requires_grad_(False)
     if isinstance(model, Transformer):
         return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
@@ -123,8 +123,8 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
 
 def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:
     inner = model.base_model
-    if hasattr(inner, "set_attn_implementation"):
-        inner.set_attn_implementation("eager")
+    if getattr(inner, "_supports_sdpa", False):  # many eager ones compute their softmax in float32
+        inner.set_attn_implementation("sdpa")
     if layers is not None:
         owner, stack = _stack(inner, name)
         kept = _first(getattr(owner, stack), layers, name)
@@ -135,7 +135,10 @@ def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:
 
     def run(x: Tensor, at: Tensor) -> Tensor:
         where = {} if table is not None else {"position_ids": at[None].expand(len(x), -1)}
-        return inner(inputs_embeds=x, use_cache=False, **where)[0]
+        # without a mask, positions that do not rise by ones are taken for several packed texts
+        where["attention_mask"] = torch.ones(x.shape[:2], dtype=torch.long)
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            return inner(inputs_embeds=x, use_cache=False, **where)[0]
 
     if table is None:
         return Body(name, words.shape[1], run, words=words, reads_positions=True)
@@ -166,7 +169,7 @@ def _plain(model: nn.Module, x: Tensor) -> Tensor:
     attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
     turned = isinstance(model, own) and attention is not None and not attention.batch_first
     x = x.transpose(0, 1) if turned else x
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+    with sdpa_kernel(SDPBackend.MATH):
         y = model(x, x, x, need_weights=False) if isinstance(model, nn.MultiheadAttention) else model(x)
     y = y[0] if isinstance(y, tuple) else y
     return y.transpose(0, 1) if turned else y

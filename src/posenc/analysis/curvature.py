@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posenc.errors import InputError
+
 Scalar = Callable[[Tensor], Tensor]
 """(batch, n, dim) vectors -> (batch,) numbers, each row's by itself."""
 
@@ -15,10 +17,16 @@ CHUNK = 64
 
 
 def gradient(f: Scalar, x: Tensor) -> tuple[Tensor, Tensor]:
-    """f and its gradient at x, (n, dim): a number and (n, dim)."""
+    """f and its gradient at x, (n, dim): a number and (n, dim).
+
+    Raises:
+        InputError: a value that does not depend on x as far as autograd can see.
+    """
     with torch.enable_grad():
         at = x[None].clone().requires_grad_()
         value = f(at)
+        if not value.requires_grad:
+            raise InputError("model: autograd finds no way from its value to its input; compute it with torch alone")
         (found,) = torch.autograd.grad(value.sum(), at)
     return value.detach()[0], found[0]
 

@@ -18,6 +18,9 @@ from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.curvature import Scalar, Shape, column, gradient, interactions, shape_of, shape_of_noise
 from posenc.analysis.finding import Finding
 from posenc.analysis.interaction import Decay, by_distance, decay
+from posenc.analysis.reading import whole
+from posenc.encoding import Encoding
+from posenc.encodings import create
 from posenc.errors import InputError
 
 AMPLITUDES = tuple(2.0**-k for k in range(12))
@@ -122,14 +125,15 @@ class Expansion(Finding):
         if self.words is not None:
             found.append(
                 f"A word's vector has norm {self.words.norm:.3g}, a code {self.positions.norm:.3g}, "
-                f"{self.positions.norm / self.words.norm:.2f} of it."
+                f"{self.positions.norm / self.words.norm:.2f} of it; the entries on the diagonal of their covariances are "
+                f"{self.words.dominance:.3g} and {self.positions.dominance:.3g} times those off it."
             )
         return found
 
 
 def expansion(
     model: Any,
-    texts: Tensor | None = None,
+    texts: Tensor | int = 4,
     *,
     codes: Any = None,
     layers: int | None = None,
@@ -148,8 +152,8 @@ def expansion(
     Args:
         model: what `body_of` understands: posenc's and transformers' models, torch's layers, a function of (batch, n,
             dim) vectors to (batch,) numbers, or to (batch, width) or (batch, n, width) vectors. It stays as it is.
-        texts: (n,) or (texts, n) token ids, or (n, dim) or (texts, n, dim) vectors in a floating dtype. None: one text
-            of `length` random tokens, or of N(0, 1) vectors where there are no tokens.
+        texts: (n,) or (texts, n) token ids, or (n, dim) or (texts, n, dim) vectors in a floating dtype; or how many
+            texts of `length` random tokens, of N(0, 1) vectors where there are no tokens.
         codes: what `codes_of` understands, per position. None: those that the model adds itself.
         layers: only the first ones of a model with several; None: all.
         readout: whose representation f reads, a token's or the mean's. direction: (width,) what it is multiplied by;
@@ -161,52 +165,77 @@ def expansion(
 
     Raises:
         InputError: no codes, codes of another width than the model's, texts that do not fit, a function that changes
-            between calls, mixes the rows of its batch or is not finite, or amplitudes that are not positive.
+            between calls, mixes the rows of its batch, is not finite or has no derivative, or amplitudes that are not
+            positive.
     """
-    if len(amplitudes) < 2 or not all(0 < a < math.inf for a in amplitudes):
-        raise InputError(f"amplitudes={list(amplitudes)}: pass two or more positive numbers")
+    if len(set(amplitudes)) < 2 or not all(0 < a < math.inf for a in amplitudes):
+        raise InputError(f"amplitudes={list(amplitudes)}: pass two or more different positive numbers")
+    for option, value in (("pairs", pairs), ("columns", columns), ("distances", distances)):
+        whole(option, value)
     body, draw = body_of(model, layers=layers), torch.Generator().manual_seed(seed)
     x = _vectors(body, texts, length, dim, draw)
     count, n, width = x.shape
-    if n < 2:
-        raise InputError(f"texts of {n} token: two positions are needed to interact")
     added = _codes(body, codes, width, max(n, distances))
-    at = torch.arange(n)
-    p = _checked(added, at, width)
-    f = _scalar(body, at, x, readout, direction, draw)
-
-    whole, two, blocks = [], [], []
-    scale = torch.tensor([1.0, *amplitudes], dtype=torch.float64)
-    rests, tables, largest = torch.zeros(len(scale), dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64), 1.0
-    for text in x:
-        value, first = gradient(f, text)
-        second, linear = interactions(f, text, p), (first * p).sum(-1)
-        single, both = second.diagonal().sum() / 2, second.triu(1).sum()
-        with torch.no_grad():
-            found = f(text + scale[:, None, None] * p)
-        rest = found - value - scale * linear.sum() - scale.square() * (single + both)
-        whole.append(torch.stack((found[0] - value, linear.sum(), single, both, rest[0])))
-        two.append(_pairwise(f, text, p, value, linear, second, pairs, draw))
-        blocks += [column(f, text, j)[:j] for j in (1 + torch.randperm(n - 1, generator=draw)[:columns]).tolist()]
-        rests, tables = rests + rest.abs() / count, tables + second / count
-        largest = max(largest, float(found.abs().max()), float((scale * linear.abs().sum()).max()))
-    rows = _checked(added, torch.arange(min(distances, added.limit or distances)), width)
+    p = _checked(added, n, width)
+    f = _scalar(body, x, readout, direction, draw)
+    found = [_expanded(f, text, p, torch.tensor(amplitudes, dtype=torch.float64), pairs, draw) for text in x]
+    blocks = [
+        column(f, text, j)[:j] for text in x for j in (1 + torch.randperm(n - 1, generator=draw)[:columns]).tolist()
+    ]
     shapes = _blocks(torch.cat(blocks))
+    rows = _checked(added, min(distances, added.limit or distances), width)
+    remainders = torch.stack([one.remainders.abs() for one in found]).mean(0)
     return Expansion(
         name=body.name,
         codes=added.name,
         texts=count,
         length=n,
-        whole=_terms(torch.stack(whole)),
-        pair=_terms(torch.cat(two)),
+        whole=_terms(torch.stack([one.whole for one in found])),
+        pair=_terms(torch.cat([one.pairs for one in found])),
         amplitudes=list(amplitudes),
-        remainders=rests[1:].tolist(),
-        slope=_slope(scale[1:], rests[1:], ROUNDING * largest),
+        remainders=remainders.tolist(),
+        slope=_slope(amplitudes, remainders.tolist(), ROUNDING * max(one.largest for one in found)),
         blocks=shapes,
         decay=None if shapes is None else decay(rows, shapes.matrix),
-        by_distance=by_distance(tables)[1:].tolist(),
+        by_distance=by_distance(torch.stack([one.interactions for one in found]).mean(0))[1:].tolist(),
         words=None if body.words is None else statistics(body.words),
         positions=statistics(rows),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _OfText:
+    """The expansion of one text. whole: (5,) as `Terms`, with signs; pairs: (pairs, 5). remainders: by amplitude.
+    interactions: (n, n) p_m^T H_mn p_n. largest: number that went into a sum."""
+
+    whole: Tensor
+    pairs: Tensor
+    remainders: Tensor
+    interactions: Tensor
+    largest: float
+
+
+def _expanded(f: Scalar, x: Tensor, p: Tensor, amplitudes: Tensor, most: int, draw: torch.Generator) -> _OfText:
+    value, slopes = gradient(f, x)
+    second, first = interactions(f, x, p), (slopes * p).sum(-1)
+    if not bool(first.isfinite().all() and second.isfinite().all()):
+        raise InputError("model: its derivatives are not finite at codes of zero; expand it at other texts")
+    single, both = second.diagonal().sum() / 2, second.triu(1).sum()
+    scale = torch.cat((amplitudes.new_ones(1), amplitudes))
+    places = torch.combinations(torch.arange(len(x)))
+    m, n = places[torch.randperm(len(places), generator=draw)[:most]].T
+    only = torch.zeros(len(m), len(x), 1, dtype=x.dtype)
+    only[torch.arange(len(m)), m] = only[torch.arange(len(m)), n] = 1
+    with torch.no_grad():
+        moved, two = f(x + scale[:, None, None] * p), f(x + only * p)
+    rest = moved - value - scale * first.sum() - scale.square() * (single + both)
+    ends, own = first[m] + first[n], (second.diagonal()[m] + second.diagonal()[n]) / 2
+    return _OfText(
+        whole=torch.stack((moved[0] - value, first.sum(), single, both, rest[0])),
+        pairs=torch.stack((two - value, ends, own, second[m, n], two - value - ends - own - second[m, n]), -1),
+        remainders=rest[1:],
+        interactions=second,
+        largest=max(1.0, float(moved.abs().max()), float(scale.max() * first.abs().sum())),
     )
 
 
@@ -223,21 +252,23 @@ def statistics(table: Tensor) -> Table:
     )
 
 
-def _vectors(body: Body, texts: Tensor | None, length: int, dim: int | None, draw: torch.Generator) -> Tensor:
+def _vectors(body: Body, texts: Tensor | int, length: int, dim: int | None, draw: torch.Generator) -> Tensor:
     """(texts, n, dim) content."""
-    width = body.dim or dim
-    if texts is None:
-        if length < 2:
-            raise InputError(f"length={length}: two positions are needed to interact")
+    width = body.dim if dim is None else dim
+    if not isinstance(texts, Tensor):
+        whole("texts", texts)
+        whole("length", length, 2)
         if body.words is not None:
-            return body.content(torch.randint(len(body.words), (length,), generator=draw))[None]
+            return body.words[torch.randint(len(body.words), (texts, length), generator=draw)]
         if width is None:
             raise InputError(f"dim: {body.name} does not say how wide its vectors are; pass dim=, or texts of vectors")
-        return torch.randn(1, length, width, generator=draw, dtype=torch.float64)
+        return torch.randn(texts, length, width, generator=draw, dtype=torch.float64)
     if not texts.is_floating_point():
         rows = texts if texts.dim() == 2 else texts[None]
-        return torch.stack([body.content(row) for row in rows])
-    x = (texts if texts.dim() == 3 else texts[None]).detach().double()
+        if rows.shape[-1] < 2:
+            raise InputError(f"texts of shape {tuple(texts.shape)}: two positions are needed to interact")
+        return torch.stack([body.content(row) for row in rows.cpu()])
+    x = (texts if texts.dim() == 3 else texts[None]).detach().to("cpu", torch.float64)
     if x.dim() != 3 or x.shape[2] != (width or x.shape[2]) or x.shape[1] < 2 or not bool(x.isfinite().all()):
         raise InputError(
             f"texts of shape {tuple(texts.shape)}: pass finite vectors (texts, n, {width or 'dim'}), n at least 2"
@@ -250,16 +281,15 @@ def _codes(body: Body, codes: Any, width: int, positions: int) -> Codes:
         if body.codes is None:
             raise InputError(f"codes: {body.name} adds none to its input; pass an encoding, a table or a function")
         return body.codes
-    found = codes_of(codes, dim=width, max_positions=positions) if isinstance(codes, str) else codes_of(codes)
-    if found.of != "position":
-        raise InputError(f"codes={found.name}: adds to the scores and has no code per position; pass a sinusoidal one")
-    return found
+    made = create(codes, dim=width, num_heads=1, max_positions=positions) if isinstance(codes, str) else codes
+    if isinstance(made, Encoding) and "embed" not in made.sites():
+        raise InputError(f"codes={codes}: adds nothing to the input; pass one that does, as sinusoidal or learned")
+    return codes_of(made, name=codes if isinstance(codes, str) else None)
 
 
-def _checked(codes: Codes, at: Tensor, width: int) -> Tensor:
-    if codes.limit is not None and len(at) > codes.limit:
-        raise InputError(f"{codes.name}: has codes for {codes.limit} positions, the text {len(at)}; pass shorter texts")
-    found = codes(at)
+def _checked(codes: Codes, count: int, width: int) -> Tensor:
+    """The codes of positions 0 .. count-1."""
+    found = codes(torch.arange(count))
     if found.shape[1] != width:
         raise InputError(
             f"{codes.name}: its codes are {found.shape[1]} wide, the model's vectors {width}; make them so"
@@ -267,10 +297,9 @@ def _checked(codes: Codes, at: Tensor, width: int) -> Tensor:
     return found
 
 
-def _scalar(
-    body: Body, at: Tensor, x: Tensor, readout: int | str, direction: Tensor | None, draw: torch.Generator
-) -> Scalar:
+def _scalar(body: Body, x: Tensor, readout: int | str, direction: Tensor | None, draw: torch.Generator) -> Scalar:
     """The function that is expanded, once it has been found to be one."""
+    at = torch.arange(x.shape[1])
     if not (readout == "mean" or (isinstance(readout, int) and -x.shape[1] <= readout < x.shape[1])):
         raise InputError(f"readout={readout!r}: pass 'mean' or a token of a text of {x.shape[1]}")
     with torch.no_grad():
@@ -295,7 +324,7 @@ def _scalar(
             direction = direction / direction.norm()
         if direction.shape != (width,):
             raise InputError(f"direction of shape {tuple(direction.shape)}: {body.name} gives ({width},)")
-    along = None if direction is None else direction.detach().double()
+    along = None if direction is None else direction.detach().to("cpu", torch.float64)
 
     def f(vectors: Tensor) -> Tensor:
         out = body.run(vectors, at)
@@ -306,28 +335,13 @@ def _scalar(
     return f
 
 
-def _pairwise(
-    f: Scalar, x: Tensor, p: Tensor, value: Tensor, linear: Tensor, second: Tensor, most: int, draw: torch.Generator
-) -> Tensor:
-    """Of pairs of positions that alone have codes, (pairs, 5): the numbers of `Terms`."""
-    places = torch.combinations(torch.arange(len(x)))
-    m, n = places[torch.randperm(len(places), generator=draw)[:most]].T
-    only = torch.zeros(len(m), len(x), 1, dtype=x.dtype)
-    only[torch.arange(len(m)), m] = only[torch.arange(len(m)), n] = 1
-    with torch.no_grad():
-        change = f(x + only * p) - value
-    single = (second.diagonal()[m] + second.diagonal()[n]) / 2
-    rest = change - linear[m] - linear[n] - single - second[m, n]
-    return torch.stack((change, linear[m] + linear[n], single, second[m, n], rest), -1)
-
-
 def _terms(rows: Tensor) -> Terms:
     return Terms(*rows.abs().mean(0).tolist())
 
 
-def _slope(amplitudes: Tensor, remainders: Tensor, rounding: float) -> float | None:
+def _slope(amplitudes: Sequence[float], remainders: Sequence[float], rounding: float) -> float | None:
     """Least squares in logarithms, over the smallest amplitudes whose remainder is not rounding."""
-    kept = [(a, r) for a, r in sorted(zip(amplitudes.tolist(), remainders.tolist(), strict=True)) if r > rounding]
+    kept = [(a, r) for a, r in sorted(zip(amplitudes, remainders, strict=True)) if r > rounding]
     if len(kept) < 2:
         return None
     x, y = torch.tensor(kept[:FITTED], dtype=torch.float64).log().T

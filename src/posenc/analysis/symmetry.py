@@ -10,6 +10,7 @@ from torch.nn.functional import conv1d
 
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
+from posenc.analysis.reading import whole
 from posenc.encodings import ENCODINGS, create, lookup, parts
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
@@ -95,8 +96,8 @@ def equivariance(
         InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, that
             change between calls or that are not a vector per token.
     """
-    if length < 3 or permutations < 1:
-        raise InputError(f"length={length}, permutations={permutations}: needs at least 3 tokens and 1 permutation")
+    whole("length", length, 3)
+    whole("permutations", permutations)
     claimed = None
     if isinstance(module, str):
         name, module = name or module, encoder(module, seed=seed)
@@ -118,11 +119,11 @@ def equivariance(
     order = pooled = last = 0.0
     for _ in range(permutations):
         p = torch.randperm(length, generator=draw)
-        moved = called(body, x[:, p], at)
+        moved = body(x[:, p], at)
         order, pooled = max(order, far(moved, base[:, p])), max(pooled, far(moved.mean(1), base.mean(1)))
         p = torch.cat((torch.randperm(length - 1, generator=draw), at[-1:]))
-        last = max(last, far(called(body, x[:, p], at)[:, -1], base[:, -1]))
-    mirror = far(called(body, x.flip(1), at), base.flip(1))
+        last = max(last, far(body(x[:, p], at)[:, -1], base[:, -1]))
+    mirror = far(body(x.flip(1), at), base.flip(1))
     return Equivariance(
         body.name,
         length,
@@ -140,7 +141,7 @@ def _shifted(body: Body, x: Tensor, at: Tensor) -> Tensor | None:
     if not body.reads_positions:
         return None
     try:
-        return called(body, x, at + SHIFT)
+        return body(x, at + SHIFT)
     except InputError:  # it has no such positions: past the end of its table, or defined from 0 on only
         return None
 

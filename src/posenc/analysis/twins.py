@@ -1,5 +1,6 @@
 """One word at two places: "Can you open a can?" What attention makes of the two, with and without positions."""
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -128,9 +129,9 @@ def twins(
 def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tensor]:
     """The model with its positions taken away."""
     if isinstance(model, Transformer):
-        own = Transformer(model.config, NoPE())
-        own.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("encoding.")})
-        return body_of(own, layers=layers)
+        model = copy.deepcopy(model)
+        model.encoding = NoPE()
+        return body_of(model, layers=layers)
     body = body_of(model, layers=layers)
     return lambda x, at: body.run(x, torch.zeros_like(at))
 

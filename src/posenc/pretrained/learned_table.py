@@ -191,18 +191,10 @@ def restore_table(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def take_table(model: nn.Module) -> Tensor:
-    """Take a model's positions away: its table becomes zeros, in place. Gives the rows it had, (positions, dim), that of
-    the first token first: adding them to the embeddings of tokens is what the model did.
-
-    Raises:
-        InputError: a model of a type that is not in TABLES.
-    """
-    inner = unwrapped(model)
-    if inner.config.model_type not in TABLES:
-        raise unknown("model type with a learned table", inner.config.model_type, TABLES)
-    _, module = _find(inner)
-    rows = module.weight[_first(module) :].clone()
-    module.weight.zero_()
+    """Take a model's positions away: its table becomes zeros, in place. Gives the rows that were tokens', (positions,
+    dim): adding them to the embeddings of tokens is what the model did."""
+    rows = rows_of_table(model).clone()
+    _weight(_find(unwrapped(model))[1]).zero_()
     return rows
 
 

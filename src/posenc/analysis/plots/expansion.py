@@ -65,7 +65,7 @@ def interaction_block(ax: "Axes", expansion: Expansion) -> None:
     """The mean of H = ∂ₘ∂ₙ f over pairs of positions, channel by channel."""
     matrix = _blocks(expansion).matrix
     most = float(matrix.abs().max())
-    image = ax.imshow(matrix, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
+    image = ax.imshow(matrix.numpy(), cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
     ax.set(xlabel="channel of pₙ", ylabel="channel of pₘ")
     ax.figure.colorbar(image, ax=ax)
@@ -92,11 +92,16 @@ def interaction_decay(ax: "Axes", expansion: Expansion) -> None:
     assert decay is not None
     for name, curve in (("identity", decay.identity), ("diagonal", decay.diagonal), ("full", decay.full)):
         label = f"{name} H: distance explains {decay.relative[name]:.0%}"
-        most = curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny).copysign(curve[0])
-        ax.plot(curve / most, label=label)
+        ax.plot(curve / _largest(curve).copysign(curve[0]), label=label)
+    own = torch.tensor(expansion.by_distance)
+    ax.plot(range(1, 1 + len(own)), own / _largest(own), ".", color=INK, label="each pair its own H")
     ax.axhline(0, color=SOFT, linewidth=1)
     ax.set(xlabel="distance n - m", ylabel="mean pₘ H pₙ, over its largest")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
+
+
+def _largest(curve: torch.Tensor) -> torch.Tensor:
+    return curve.abs().max().clamp(min=torch.finfo(curve.dtype).tiny)
 
 
 def _blocks(expansion: Expansion) -> "Blocks":
