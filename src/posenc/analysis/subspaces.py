@@ -51,7 +51,7 @@ class RandomDots(Finding):
 
 
 def random_dots(
-    dim: int, *, samples: int = 20000, epsilons: Sequence[float] = (0.05, 0.1, 0.2, 0.3), seed: int = 0
+    dim: int, *, samples: int = 20000, epsilons: Sequence[float] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4), seed: int = 0
 ) -> RandomDots:
     """Sample the dot product of two independent unit vectors, uniform on the sphere.
 

@@ -94,17 +94,15 @@ def table_of(model: nn.Module) -> tuple[str | None, int]:
     return None if original is None else original.method, len(_weight(module)) - _first(module)
 
 
-def table_module(model: nn.Module) -> tuple[nn.Embedding, int]:
-    """The module that holds a model's table, and the row of its first token.
+def table_module(model: nn.Module) -> nn.Embedding:
+    """The module that holds the table of a model."""
+    return _find(unwrapped(model))[1]
 
-    Raises:
-        InputError: a model of a type that is not in TABLES.
-    """
-    inner = unwrapped(model)
-    if inner.config.model_type not in TABLES:
-        raise unknown("model type with a learned table", inner.config.model_type, TABLES)
-    _, module = _find(inner)
-    return module, _first(module)
+
+def rows_of_table(model: nn.Module) -> Tensor:
+    """The table of a model as it is now, a row per token: (positions, dim). Rows that are no token's are left out."""
+    module = table_module(model)
+    return _weight(module)[_first(module) :]
 
 
 def extend_table(

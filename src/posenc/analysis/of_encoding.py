@@ -1,0 +1,287 @@
+"""The codes of an encoding: what it adds to the input; else what its rotation makes of a constant vector; else its bias
+of every distance."""
+
+from collections.abc import Callable, Iterable
+from copy import copy
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from posenc.analysis.reading import Codes, Waves
+from posenc.bias import dense_sum
+from posenc.encoding import Encoding, Sum, as_terms
+from posenc.encodings import (
+    FLOATER,
+    TUPE,
+    Absolute,
+    AxialRotary,
+    ComplexOrder,
+    CoPE,
+    DeBERTaV2,
+    Mapped,
+    PoPE,
+    Rotary,
+    Sinusoidal,
+    XPos,
+)
+from posenc.encodings.denominator import QueryScale
+from posenc.encodings.rotary_axes import AxesRotary
+from posenc.errors import InputError
+from posenc.functional import Layout
+from posenc.positions import Positions
+
+HEAD_DIM = 64
+"""Width of a head where the encoding takes any."""
+
+Part = tuple[Encoding, int]
+"""An encoding that acts in a layer, and which of its own layers that is."""
+
+
+def of_encoding(encoding: Encoding, layer: int, name: str, site: str | None = None, head: int = 0) -> Codes:
+    """See `codes_of`."""
+    parts = acting(encoding, layer)
+    makers = {"embed": _of_input, "rotate": _of_rotation, "bias": _of_bias}
+    if site is not None and site not in makers:
+        raise InputError(f"site={site!r}: codes are read where it acts, one of {', '.join(makers)}")
+    for maker in makers.values() if site is None else [makers[site]]:
+        codes = maker(encoding, parts, name, head)
+        if codes is not None:
+            return codes
+    raise InputError(f"{name}: {_why_not(parts, layer, site)}")
+
+
+def acting(encoding: Encoding, layer: int) -> list[Part]:
+    """What acts in a layer, sums and layers' turns resolved."""
+    own, number = encoding.at(layer)
+    if isinstance(own, Sum):
+        return [part for term in own for part in acting(term, number)]
+    return [(own, number)]
+
+
+def _why_not(parts: list[Part], layer: int, site: str | None) -> str:
+    sites = {at for part, _ in parts for at in part.sites()}
+    if any(isinstance(part, CoPE) for part, _ in parts):
+        return "it counts the tokens that the text makes it count, so there is no code before there is a text"
+    if site is not None:
+        return f"it has no code at {site!r}; leave site= out"
+    if not sites:
+        return f"it does nothing with positions in layer {layer}, so there is no code to analyse"
+    if sites <= {"place"}:
+        return "it moves positions and has no codes of its own; add it to one that has, as in shape+sinusoidal"
+    if sites <= {"place", "sink"}:
+        return "it adds to the softmax's denominator, whatever the position: it has no code"
+    if all(isinstance(part, QueryScale) for part, _ in parts):
+        return "it makes scores sharper or flatter (their temperature) and points nowhere: it has no code"
+    return f"it acts on {', '.join(sorted(sites))} and has no code per position or distance"
+
+
+# ---------------------------------------------------------------- at the input
+
+
+def _of_input(encoding: Encoding, parts: list[Part], name: str, head: int) -> Codes | None:
+    found = [part for part in parts if "embed" in part[0].sites() or isinstance(part[0], TUPE)]
+    if not found:
+        return None
+    if len(found) > 1 and any(getattr(part, "merge", "add") != "add" for part, _ in found):
+        raise InputError(f"{name}: several codes that are not all added to the input; analyse them one by one")
+
+    def codes(at: Tensor) -> Tensor:
+        positions = _placed(encoding, at)
+        return torch.stack([_input_codes(part, number, positions, head) for part, number in found]).sum(0)
+
+    waves = _input_waves(found[0][0]) if len(found) == 1 else None
+    return _codes(name, codes, encoding, [part for part, _ in found], waves)
+
+
+def _input_codes(part: Encoding, layer: int, positions: Positions, head: int) -> Tensor:
+    if isinstance(part, (Absolute, TUPE)):
+        return part.codes(positions)[0]
+    if isinstance(part, ComplexOrder):
+        return torch.cat(part.waves(torch.ones(1, 1, part.dim, device=_device(part)), positions), -1)[0]
+    if isinstance(part, FLOATER):  # beside its code at the input, what the flow adds to the queries of a layer
+        flow = part.codes(positions)[0][0, :, 0, part.own_layer(layer)]
+        return torch.cat((part.sinusoidal.codes(positions)[0].to(flow), flow), -1)
+    width = getattr(part, "dim", None)
+    if width is None:
+        raise InputError(f"{type(part).__name__}: its width is not known; keep it as self.dim, as Encoding asks")
+    zeros = torch.zeros(1, positions.num_queries, width, device=_device(part))
+    added = part.embed(zeros, positions, layer)
+    if not torch.allclose(part.embed(zeros + 1, positions, layer), added + 1, atol=1e-5):
+        raise InputError(f"{type(part).__name__}: it is not added to the input; pass its codes as a function")
+    return added[0]
+
+
+def _input_waves(part: Encoding) -> Waves | None:
+    if isinstance(part, Sinusoidal):
+        sines, cosines = _pairs(len(part.frequencies), "half" if part.layout == "concat" else "interleaved")
+        return Waves(part.frequencies.cpu(), cosines, sines)
+    if isinstance(part, ComplexOrder):
+        frequencies = part.frequency(torch.ones(part.dim, device=_device(part))).detach().cpu().double()
+        return Waves(frequencies, *_pairs(part.dim, "half"))
+    return None
+
+
+# ---------------------------------------------------------------- on queries and keys
+
+
+def _of_rotation(encoding: Encoding, parts: list[Part], name: str, head: int) -> Codes | None:
+    turning = [part for part in parts if "rotate" in part[0].sites() and not isinstance(part[0], QueryScale)]
+    turning.sort(key=lambda part: part[0].rotates_last)
+    if not turning:
+        return None
+    if len(turning) == 1 and isinstance(turning[0][0], Mapped):
+        return _of_mapped(turning[0][0], turning[0][1], name, head)
+
+    def codes(at: Tensor) -> Tensor:
+        return _turned(turning, _placed(encoding, at, key_at_zero=True), head)
+
+    if bool((codes(torch.arange(4)).diff(dim=0) == 0).all()):
+        return None  # it prepares queries and keys for the bias, whatever their position
+    waves = _rotation_waves(*turning[0], head) if len(turning) == 1 else None
+    return _codes(name, codes, encoding, [part for part, _ in turning], waves)
+
+
+def _turned(parts: list[Part], positions: Positions, head: int) -> Tensor:
+    """What becomes of queries that are all ones; the only key is at position 0, so that no code depends on others."""
+    first = parts[0][0]
+    heads = _heads(first)
+    groups = getattr(first, "num_kv_heads", None) or heads
+    width = getattr(first, "head_dim", HEAD_DIM)
+    q, k = (
+        torch.ones(1, count, n, width, dtype=torch.float64, device=positions.q.device)
+        for count, n in ((heads, positions.num_queries), (groups, positions.num_keys))
+    )
+    for part, layer in parts:
+        q, k = part.rotate(q, k, positions, layer)
+    return q[0, _head(head, heads)]
+
+
+def _rotation_waves(part: Encoding, layer: int, head: int) -> Waves | None:
+    if isinstance(part, PoPE):
+        return Waves(part.inv_freq.cpu(), *_pairs(part.head_dim, "half"))
+    if isinstance(part, Rotary) and not isinstance(part, XPos):
+        return Waves(part.inv_freq.cpu(), *_pairs(len(part.inv_freq), part.layout, part.first_channel))
+    if isinstance(part, AxesRotary) and not (isinstance(part, AxialRotary) and part.centred):
+        vectors = part.vectors(layer).detach().cpu().double()
+        per_group = _heads(part) // (len(vectors) if vectors.dim() == 3 else 1)
+        own = vectors[head // per_group] if vectors.dim() == 3 else vectors
+        return Waves(own.sum(-1), *_pairs(len(own), part.layout))  # text is at its number on every axis
+    return None
+
+
+def _pairs(count: int, layout: Layout, start: int = 0) -> tuple[Tensor, Tensor]:
+    """The channels of each pair."""
+    channels = start + torch.arange(2 * count)
+    if layout == "half":
+        return channels[:count], channels[count:]
+    return channels[0::2], channels[1::2]
+
+
+def _of_mapped(part: Mapped, layer: int, name: str, head: int) -> Codes:
+    """Of a distance: the rotation by what the map makes of it."""
+    if not part.map.shift_invariant:
+        raise InputError(f"{name}: its map depends on more than the distance, so there is no code of a distance")
+
+    def codes(distances: Tensor) -> Tensor:
+        at = part.map.relative(Positions.from_ids(distances, distances.new_zeros(1)))[0, :, 0]
+        if bool(at.isnan().any()):
+            raise InputError(f"{name}: it hides keys from distance {int(distances[at.isnan()][0])} on; ask for fewer")
+        moved = at.to(_device(part))
+        return _turned([(part.encoding, layer)], Positions.from_ids(moved, moved.new_zeros(1)), head)
+
+    return Codes(name, codes, of="distance", module=part)
+
+
+# ---------------------------------------------------------------- on the scores
+
+
+def _of_bias(encoding: Encoding, parts: list[Part], name: str, head: int) -> Codes | None:
+    adding = [part for part in parts if "bias" in part[0].sites()]
+    if not adding or any(isinstance(part, (CoPE, TUPE)) for part, _ in adding):
+        return None
+    adding = [(_projecting(part, layer), layer) for part, layer in adding]
+
+    def codes(distances: Tensor) -> Tensor:
+        """(n, heads): what a query at that distance after position 0 adds to its score with it, of content all ones."""
+        positions = _placed(encoding, distances, key_at_zero=True)
+        return torch.stack([_bias(part, layer, positions) for part, layer in adding]).sum(0)
+
+    return _codes(name, codes, encoding, [part for part, _ in adding], of_distance=True)
+
+
+def _bias(part: Encoding, layer: int, positions: Positions) -> Tensor:
+    heads, width, device = _heads(part), getattr(part, "head_dim", HEAD_DIM), positions.q.device
+    q, k = (
+        torch.ones(1, heads, n, width, dtype=torch.float64, device=device)
+        for n in (positions.num_queries, positions.num_keys)
+    )
+    bias = dense_sum(as_terms(part.bias(q, k, positions, layer)), device)
+    if bias is None:
+        raise InputError(f"{type(part).__name__}: its bias has no terms; give it some")
+    return bias[0, :, :, 0].T
+
+
+def _projecting(part: Encoding, layer: int) -> Encoding:
+    """DeBERTa of version 2 without a model gets projections that leave its table as it is, cut into heads."""
+    if not isinstance(part, DeBERTaV2) or not part.shared or layer < len(part.projections):
+        return part
+    width = part.num_heads * part.head_dim
+
+    def project(x: Tensor) -> Tensor:
+        return x.repeat(1, -(-width // x.shape[-1]))[..., :width]
+
+    alone = copy(part)
+    alone.share([(project, project)] * (layer + 1))
+    return alone
+
+
+# ---------------------------------------------------------------- shared
+
+
+def _codes(
+    name: str,
+    function: Callable[[Tensor], Tensor],
+    encoding: Encoding,
+    parts: Iterable[Encoding],
+    waves: Waves | None = None,
+    of_distance: bool = False,
+) -> Codes:
+    used = [*parts, *(part for part in encoding.modules() if isinstance(part, Encoding) and "place" in part.sites())]
+    limits = [p.max_positions for p in used if p.max_positions is not None and getattr(p, "beyond", "") != "clamp"]
+    moves = "place" in encoding.sites() and (encoding.training or encoding.needs_length)
+    return Codes(
+        name,
+        function,
+        of="distance" if of_distance else "position",
+        limit=min(limits, default=None),
+        waves=None if moves else waves,
+        module=encoding,
+        needs_length=encoding.needs_length,
+        reach=2048 if any(isinstance(part, FLOATER) for part in used) else None,
+    )
+
+
+def _placed(encoding: Encoding, at: Tensor, key_at_zero: bool = False) -> Positions:
+    """The positions of a text, where the encoding moves them to. key_at_zero: its queries' alone, the only key at 0."""
+    ids = at if at.is_floating_point() and bool((at != at.floor()).any()) else at.long()
+    ids = ids.to(_device(encoding))
+    own = Positions.from_ids(ids if ids.dim() == 1 else ids[None])
+    if "place" in encoding.sites():
+        own = encoding.place(own, 1)
+    return Positions.from_ids(own.q, torch.zeros_like(own.q[:, :1])) if key_at_zero else own
+
+
+def _device(encoding: Encoding) -> torch.device:
+    held = next(chain(encoding.parameters(), encoding.buffers()), None)
+    return torch.device("cpu") if held is None else held.device
+
+
+def _heads(part: Encoding) -> int:
+    return getattr(part, "num_heads", None) or 1
+
+
+def _head(head: int, heads: int) -> int:
+    if not 0 <= head < heads:
+        raise InputError(f"head={head}: there are heads 0 .. {heads - 1}")
+    return head

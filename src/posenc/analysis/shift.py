@@ -1,0 +1,181 @@
+"""The shift matrix: is there one matrix M with M p(t) = p(t + k) at every t?"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.analysis.codes import codes_of
+from posenc.analysis.finding import Finding
+from posenc.analysis.reading import positions_of, whole
+from posenc.errors import InputError
+
+MEANT = 1e-6
+"""A matrix that misses by less, as a share of the codes' norm, shifts them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shift(Finding):
+    """One matrix for a shift by `shift` positions, (dim, dim), and how well it does at every position.
+
+    exact: it is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
+    position. holds: it misses codes it was not fitted to by less than 1e-6 of their norm. residual: how far M p(t) is
+    from p(t + shift) there, root mean square over that of p; residual_fitted: on what it was fitted to; still: what doing
+    nothing misses by. by_position: the same at every t = first, first + 1, .. (a share of the root mean square norm).
+    fitted, rank: how many positions it was fitted to, of how many dimensions. composition: how far M M is from the
+    matrix of twice the shift, on the codes. orthogonality: the largest entry of V^T M^T M V - 1, V the directions that
+    codes use (a singular value above 1e-4 of the largest). angles: by how much M turns
+    its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2. known_angles: those that the frequencies
+    give, and angle_error, how far the nearest found one is at most; None where they are not known.
+    """
+
+    name: str
+    of: str
+    shift: float
+    length: int
+    exact: bool
+    holds: bool
+    matrix: Tensor
+    residual: float
+    residual_fitted: float
+    still: float
+    by_position: Tensor
+    first: int
+    fitted: int
+    rank: int
+    composition: float
+    orthogonality: float
+    angles: Tensor
+    known_angles: Tensor | None
+    angle_error: float | None
+
+    def sentences(self) -> list[str]:
+        dim = len(self.matrix)
+        places = self.of if abs(self.shift) == 1 else f"{self.of}s"
+        later = f"{abs(self.shift):g} {places} {'later' if self.shift > 0 else 'earlier'}"
+        if self.holds:
+            said = [
+                f"One {dim} x {dim} matrix takes every code to that of {later}, wherever it is "
+                f"(it misses by {self.residual:.1g} of a code's norm)."
+            ]
+        else:
+            said = [
+                f"No one matrix takes every code to that of {later}: the best for half of them "
+                f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
+            ]
+        if self.exact:
+            said.append(
+                "It turns each pair of channels by the shift times its frequency, so it is known without a fit."
+            )
+        elif not self.holds and self.residual_fitted < MEANT:
+            said.append(
+                f"It fits the {self.fitted} positions it was made from exactly, as any {self.fitted} can be in {dim} "
+                "dimensions; only the others tell."
+            )
+        if self.holds:
+            norms = "keeps every length" if self.orthogonality < 1e-3 else "does not keep lengths"
+            said.append(
+                f"It {norms} (M^T M is within {self.orthogonality:.1g} of 1 where codes are); applied twice it "
+                f"shifts by {2 * self.shift:g} (within {self.composition:.1g})."
+            )
+        if self.known_angles is not None and self.angle_error is not None:
+            said.append(f"Its angles are the known frequencies times the shift, within {self.angle_error:.1g} rad.")
+        return said
+
+
+def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool = False, **options: Any) -> Shift:
+    """The matrix that moves codes by `shift` positions: exact where the frequencies are known (sinusoidal codes, and what
+    rotation makes of a vector), else fitted by least squares to every other position and tested on the rest.
+
+    Args:
+        subject: anything `codes_of` takes, with its options. shift: positions; negative, and fractional where codes of
+            fractional positions exist. length: codes p(0) .. p(length-1) are used. fit: fit even where the frequencies
+            are known.
+
+    Raises:
+        InputError: codes that cannot be read, or a shift that is 0 or leaves fewer than 4 pairs.
+    """
+    codes = codes_of(subject, **options)
+    if not math.isfinite(shift) or shift == 0:
+        raise InputError(f"shift={shift}: how many positions to move by, not 0")
+    length = whole("length", length, 6)
+    last = positions_of(codes, length)[-1]
+    steps = math.ceil(abs(shift))
+    if length - 2 * steps < 4:
+        raise InputError(f"shift={shift}: too far for length={length}, which must be at least {2 * steps + 4}")
+    at = torch.arange(2 * steps if shift < 0 else 0, int(last) + 1 - (2 * steps if shift > 0 else 0))
+    own, moved, twice = codes(at), codes(_plus(at, shift)), codes(_plus(at, 2 * shift))
+    norm = float(moved.square().sum(-1).mean().sqrt()) or 1.0
+    known = codes.waves is not None and not fit
+    rest = torch.arange(len(at)) % 2 == 1
+    if known:
+        assert codes.waves is not None
+        matrix, double = (codes.waves.matrix(k, own.shape[1]) for k in (shift, 2 * shift))
+        rank, rest = own.shape[1], torch.ones_like(rest)
+    else:
+        matrix, rank = _fitted(own[~rest], moved[~rest])
+        double, _ = _fitted(own[~rest], twice[~rest])
+    missed = (own @ matrix.T - moved).norm(dim=-1) / norm
+    angles = _angles(matrix)
+    expected = None if codes.waves is None else _folded(shift * codes.waves.frequencies)
+    residual = _mean(missed[rest])
+    return Shift(
+        name=codes.name,
+        of=codes.of,
+        shift=shift,
+        length=length,
+        exact=known,
+        holds=residual < MEANT,
+        matrix=matrix,
+        residual=residual,
+        residual_fitted=_mean(missed if known else missed[~rest]),
+        still=_mean((own - moved).norm(dim=-1) / norm),
+        by_position=missed,
+        first=int(at[0]),
+        fitted=0 if known else int((~rest).sum()),
+        rank=rank,
+        composition=_mean((own @ (matrix @ matrix - double).T).norm(dim=-1) / norm),
+        orthogonality=_orthogonality(matrix, own),
+        angles=angles,
+        known_angles=expected,
+        angle_error=None if expected is None or not len(angles) else _furthest(expected, angles),
+    )
+
+
+def _plus(at: Tensor, shift: float) -> Tensor:
+    return at + int(shift) if shift == int(shift) else at.double() + shift
+
+
+def _fitted(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
+    """The smallest M with M before = after in the sense of least squares, and the rank it was found in."""
+    found = torch.linalg.lstsq(before, after, rcond=1e-10, driver="gelsd")
+    return found.solution.T, int(found.rank)
+
+
+def _mean(shares: Tensor) -> float:
+    return float(shares.square().mean().sqrt())
+
+
+def _orthogonality(matrix: Tensor, codes: Tensor) -> float:
+    _, singular, directions = torch.linalg.svd(codes, full_matrices=False)
+    used = matrix @ directions[singular > 1e-4 * singular[0]].T
+    return float((used.T @ used - torch.eye(used.shape[1], dtype=used.dtype)).abs().max()) if used.numel() else 0.0
+
+
+def _angles(matrix: Tensor) -> Tensor:
+    """By how much planes and lines are turned, ascending: one for each pair of complex eigenvalues or real one."""
+    values = torch.linalg.eigvals(matrix)
+    values = values[(values.abs() > 0.5) & (values.imag >= 0)]
+    return values.angle().abs().sort().values
+
+
+def _folded(angles: Tensor) -> Tensor:
+    """Angles as a plane shows them, 0 to pi, ascending."""
+    turned = angles.abs() % (2 * math.pi)
+    return torch.minimum(turned, 2 * math.pi - turned).sort().values
+
+
+def _furthest(expected: Tensor, found: Tensor) -> float:
+    return float((expected[:, None] - found).abs().amin(-1).max())
