@@ -15,6 +15,7 @@ from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
 from posenc.transformer import Block, Transformer
 
+RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
 """Share of the texts, at the end, on which a probe is tested."""
 
@@ -55,13 +56,14 @@ class Survival(Finding):
 
     def sentences(self) -> list[str]:
         intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
-        first, last = float(intact.r2[0]), float(intact.r2[-1])
+        best = int(intact.r2[1:].argmax()) + 1
+        first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         said = [
-            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
-            f"{_share(last)} behind the last of {len(intact.r2) - 1} layers, where it errs by {intact.error[-1]:.1f} tokens "
-            f"of {self.length} (guessing the middle: {self.guess:.1f}).",
+            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input, {_share(most)} "
+            f"behind layer {best} and {_share(last)} behind the last, {len(intact.r2) - 1}, where it errs by "
+            f"{intact.error[-1]:.1f} tokens of {self.length} (guessing the middle: {self.guess:.1f}).",
         ]
-        if first < 0.1 < last:
+        if first < 0.1 < most:
             said.append("There is no code at the input: what is found later, the layers have made of who sees whom.")
         if CUT in self.curves:
             said.append(
@@ -86,7 +88,7 @@ def survival(
     tokens: Tensor,
     *,
     untrained: nn.Module | None = None,
-    ridge: float = 0.01,
+    ridge: float | None = None,
     batch_size: int = 8,
     seed: int = 0,
 ) -> Survival:
@@ -97,7 +99,7 @@ def survival(
             without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
             same token, leave position to the model.
         untrained: the control; None: the same architecture with fresh weights. ridge: its weight, for channels of unit
-            variance. batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
+            variance; None: that of RIDGES with the least generalised cross-validation error, for each probe. batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
 
     Raises:
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
@@ -106,7 +108,7 @@ def survival(
         raise InputError(
             f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, 4 texts or more, 2 tokens each"
         )
-    if not 0 < ridge < float("inf"):
+    if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")
     streams, name = _streams(model, tokens, batch_size)
     other = _afresh(model, seed) if untrained is None else untrained
@@ -139,15 +141,24 @@ def _share(r2: Tensor | float) -> str:
 class _Probe:
     """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts."""
 
-    def __init__(self, features: Tensor, targets: Tensor, ridge: float) -> None:
+    def __init__(self, features: Tensor, targets: Tensor, ridge: float | None) -> None:
         fitted, tested = _split(features)
         wanted, truth = _split(targets)
         self.mean, self.middle = fitted.mean(0), wanted.mean()
         spread = fitted.std(0)
         spread = spread.where(spread > 1e-12 * spread.max(), torch.inf)  # a channel that never changes says nothing
-        x = (fitted - self.mean) / spread
-        gram = x.T @ x / len(x) + ridge * torch.eye(x.shape[1], dtype=x.dtype)
-        self.direction = torch.linalg.solve(gram, x.T @ (wanted - self.middle) / len(x)) / spread
+        x, y = (fitted - self.mean) / spread, wanted - self.middle
+        energy, axes = torch.linalg.eigh(x.T @ x / len(x))
+        energy, along = energy.clamp(min=0), axes.T @ (x.T @ y) / len(x)
+
+        def expected_error(weight: float) -> float:
+            """Generalised cross-validation (Golub, Heath and Wahba 1979)."""
+            missed = y.square().mean() - ((energy + 2 * weight) * (along / (energy + weight)).square()).sum()
+            freedom = 1 + (energy / (energy + weight)).sum()
+            return float(missed / (1 - freedom / len(x)) ** 2)
+
+        chosen = min(RIDGES, key=expected_error) if ridge is None else ridge
+        self.direction = axes @ (along / (energy + chosen)) / spread
         missed = self.read(tested) - truth
         self.r2 = float(1 - missed.square().sum() / (truth - self.middle).square().sum())
         self.error = float(missed.abs().mean())
