@@ -94,19 +94,38 @@ def test_terms_add_up_to_the_scores_of_our_model(encoding, config):
         assert found.loss is None
 
 
-def test_position_position_is_the_formula():
+@torch.no_grad()
+def test_the_terms_are_those_of_the_formula():
     model = ours("learned").double()
     found = four_terms(model, TOKENS[:1])
-    attention, norm = model.blocks[0].attention, model.blocks[0].attention_norm
-    for i, j, head in ((0, 0, 0), (7, 3, 1), (11, 10, 3)):
-        sides = []
-        for at, projection in ((i, attention.query), (j, attention.key)):
-            p = model.encoding.table[at]
-            x = model.embedding.weight[TOKENS[0, at]] * 32**0.5
-            rms = (sum((x + p) ** 2) / 32) ** 0.5
-            sides.append((projection.weight @ (p / rms * norm.weight))[8 * head : 8 * head + 8])
-        assert found.map[head, i, j].item() == pytest.approx((sides[0] @ sides[1] / 8**0.5).item(), rel=1e-6)
-    assert found.map[0, 3, 7].isnan()  # hidden from the query
+    attention, gain = model.blocks[0].attention, model.blocks[0].attention_norm.weight
+    x, p = model.embedding.weight[TOKENS[0]] * 32**0.5, model.encoding.table[:12]
+    rms = ((x + p) ** 2).mean(-1, keepdim=True) ** 0.5
+    parts = [(part / rms * gain).double() for part in (x, p)]
+    for head in range(4):
+        wq, wk = (w.weight[8 * head : 8 * head + 8] for w in (attention.query, attention.key))
+        terms = [(a @ wq.T) @ (b @ wk.T).T / 8**0.5 for a in parts for b in parts]  # in the order of TERMS
+        rows = [[term[i, : i + 1] for i in range(12)] for term in terms]
+        spread = [torch.cat([row - row.mean() for row in term]) for term in rows]
+        energy = torch.stack([values.square().sum() for values in spread])
+        assert torch.allclose(found.share[head], energy / energy.sum())
+        cosine = spread[0] @ spread[1] / (energy[0] * energy[1]).sqrt()
+        assert found.correlation[head, 0, 1].item() == pytest.approx(cosine.item())
+        for index, term in enumerate(rows):
+            moved = []
+            for i in range(12):
+                whole = sum(other[i] for other in rows)
+                moved.append((whole.softmax(0) - (whole - term[i]).softmax(0)).abs().sum() / 2)
+            assert found.removed[head, index].item() == pytest.approx(sum(moved).item() / 12)
+        position = rows[3]
+        values = torch.cat(position)
+        far = torch.cat([i - torch.arange(i + 1) for i in range(12)])
+        means = torch.stack([values[far == distance].mean() for distance in range(12)])
+        assert torch.allclose(found.by_distance[head], means - values.mean())
+        left = (values - means[far]).square().sum() / (values - values.mean()).square().sum()
+        assert found.explained[head].item() == pytest.approx(1 - left.item())
+        assert found.map[head, 7, 3].item() == pytest.approx(position[7][3].item())
+        assert found.map[head, 3, 7].isnan()  # hidden from the query
 
 
 @torch.no_grad()
