@@ -33,7 +33,7 @@ def test_a_planted_position_is_read_perfectly_and_noise_gives_nothing():
     assert probe.follows(planted, at) == pytest.approx(1)
     assert abs(_Probe(noise, at, 1e-2).r2) < 0.02
     wide = torch.randn(40, 16, 300, generator=draws, dtype=torch.float64)  # as many channels as rows, nearly
-    assert abs(_Probe(wide, at[:40], None).r2) < 0.02 < abs(_Probe(wide, at[:40], 1e-2).r2)
+    assert abs(_Probe(wide, at[:40], None).r2) < 0.05 < abs(_Probe(wide, at[:40], 1e-2).r2)
     assert _Probe(planted, at, None).r2 == pytest.approx(1, abs=1e-6)
     assert probe.follows(noise, at) < 0.02
     still = torch.cat((planted, torch.full_like(planted[..., :1], 7.0)), -1)
