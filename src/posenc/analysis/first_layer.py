@@ -19,7 +19,7 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.learned_table import TABLES, has_learned_table, table_module
+from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
 from posenc.transformer import Attention, Transformer
 
 NAME = "posenc_first_layer"
@@ -99,8 +99,7 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
         codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
         return model.embedding.weight.detach().to("cpu", torch.float64) * width**0.5, codes
     _check_has_table(model)
-    module, first = table_module(model)
-    codes = module.weight.detach().to("cpu", torch.float64)[first:]
+    codes = rows_of_table(model).detach().to("cpu", torch.float64)
     if length is not None and length > len(codes):
         raise InputError(f"length={length}: the model's table has {len(codes)} positions")
     inner: Any = model
@@ -263,7 +262,7 @@ class _Theirs(_Host):
         self.name = str(self.model.config.model_type)
         self.predicts = self.model.can_generate()
         self.without("content", self.model.get_input_embeddings())
-        self.without("position", table_module(self.model)[0])
+        self.without("position", table_module(self.model))
         _register()
         try:
             self.model.set_attn_implementation(NAME)

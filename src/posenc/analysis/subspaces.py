@@ -51,7 +51,7 @@ class RandomDots(Finding):
 
 
 def random_dots(
-    dim: int, *, samples: int = 20000, epsilons: Sequence[float] = (0.05, 0.1, 0.2, 0.3), seed: int = 0
+    dim: int, *, samples: int = 20000, epsilons: Sequence[float] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4), seed: int = 0
 ) -> RandomDots:
     """Sample the dot product of two independent unit vectors, uniform on the sphere.
 
@@ -191,7 +191,7 @@ def subspaces(
             raise InputError(f"tokens: ids must lie between 0 and {len(words) - 1}, the vocabulary")
         words = words[used]
     dim = words.shape[1]
-    centred_words, centred_codes = words - words.mean(0), codes - codes.mean(0)
+    centred_words, centred_codes = _centred("tokens", words), _centred("codes", codes)
     raw, centred = _cosines(words, codes), _cosines(centred_words, centred_codes)
     of_words, of_codes = (torch.linalg.svd(x, full_matrices=False) for x in (centred_words, centred_codes))
     held = of_codes.S.square().cumsum(0) / of_codes.S.square().sum()
@@ -236,13 +236,20 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
     words = words.detach().to("cpu", torch.float64)
     if length is not None and length < 2:
         raise InputError(f"length={length}: compare at least 2 positions")
-    found = codes_of(codes, dim=words.shape[1])
+    found = codes_of(codes, dim=words.shape[1]) if isinstance(codes, str) else codes_of(codes)
     if found.of != "position":
         raise InputError(f"{found.name}: it has no code per position, so there is nothing to compare with tokens")
     vectors = found(torch.arange(found.limit or 512 if length is None else length))
     if vectors.shape[1] != words.shape[1]:
         raise InputError(f"codes are {vectors.shape[1]} wide and token vectors {words.shape[1]}: give both one width")
     return words, vectors, found.name
+
+
+def _centred(name: str, x: Tensor) -> Tensor:
+    centred = x - x.mean(0)
+    if float(centred.norm()) <= 1e-12 * float(x.norm()):
+        raise InputError(f"{name}: all alike, so that they have no directions to compare")
+    return centred
 
 
 def _cosines(one: Tensor, other: Tensor) -> Tensor:
@@ -358,7 +365,7 @@ def _read_back(name: str, words: Tensor, codes: Tensor, pairs: int, draws: torch
         kind: torch.randint(len(table), (pairs,), generator=draws)
         for kind, table in (("tokens", words), ("positions", codes))
     }
-    centred = {"tokens": words - words.mean(0), "positions": codes - codes.mean(0)}
+    centred = {"tokens": _centred("tokens", words), "positions": _centred("codes", codes)}
     covariance = {kind: x.T @ x / len(x) for kind, x in centred.items()}
     inverse = torch.linalg.pinv(covariance["tokens"] + covariance["positions"], hermitian=True)
     whole = centred["tokens"][chosen["tokens"]] + centred["positions"][chosen["positions"]]

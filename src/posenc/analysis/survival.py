@@ -15,6 +15,7 @@ from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
 from posenc.transformer import Block, Transformer
 
+RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
 """Share of the texts, at the end, on which a probe is tested."""
 
@@ -55,13 +56,14 @@ class Survival(Finding):
 
     def sentences(self) -> list[str]:
         intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
-        first, last = float(intact.r2[0]), float(intact.r2[-1])
+        best = int(intact.r2[1:].argmax()) + 1
+        first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         said = [
-            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
-            f"{_share(last)} behind the last of {len(intact.r2) - 1} layers, where it errs by {intact.error[-1]:.1f} tokens "
-            f"of {self.length} (guessing the middle: {self.guess:.1f}).",
+            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input, {_share(most)} "
+            f"behind layer {best} and {_share(last)} behind the last, {len(intact.r2) - 1}, where it errs by "
+            f"{intact.error[-1]:.1f} tokens of {self.length} (guessing the middle: {self.guess:.1f}).",
         ]
-        if first < 0.1 < last:
+        if first < 0.1 < most:
             said.append("There is no code at the input: what is found later, the layers have made of who sees whom.")
         if CUT in self.curves:
             said.append(
@@ -86,7 +88,7 @@ def survival(
     tokens: Tensor,
     *,
     untrained: nn.Module | None = None,
-    ridge: float = 0.01,
+    ridge: float | None = None,
     batch_size: int = 8,
     seed: int = 0,
 ) -> Survival:
@@ -97,7 +99,7 @@ def survival(
             without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
             same token, leave position to the model.
         untrained: the control; None: the same architecture with fresh weights. ridge: its weight, for channels of unit
-            variance. batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
+            variance; None: that of RIDGES which serves best on texts held out from the fit, for each probe. batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
 
     Raises:
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
@@ -106,7 +108,7 @@ def survival(
         raise InputError(
             f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, 4 texts or more, 2 tokens each"
         )
-    if not 0 < ridge < float("inf"):
+    if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")
     streams, name = _streams(model, tokens, batch_size)
     other = _afresh(model, seed) if untrained is None else untrained
@@ -136,37 +138,54 @@ def _share(r2: Tensor | float) -> str:
     return f"{float(r2):.0%}" if r2 >= 0.005 else "nothing"
 
 
+class _Ridge:
+    """Ridge regressions of (rows,) targets on (rows, dim) features, for every weight at the price of one."""
+
+    def __init__(self, features: Tensor, targets: Tensor) -> None:
+        self.mean, self.middle = features.mean(0), targets.mean()
+        spread = features.std(0)
+        self.spread = spread.where(
+            spread > 1e-12 * spread.max(), torch.inf
+        )  # a channel that never changes says nothing
+        x = (features - self.mean) / self.spread
+        energy, self.axes = torch.linalg.eigh(x.T @ x / len(x))
+        self.energy, self.along = energy.clamp(min=0), self.axes.T @ (x.T @ (targets - self.middle)) / len(x)
+
+    def read(self, features: Tensor, weight: float) -> Tensor:
+        direction = self.axes @ (self.along / (self.energy + weight)) / self.spread
+        return (features - self.mean) @ direction + self.middle
+
+
 class _Probe:
-    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts."""
+    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts. ridge: its weight;
+    None: that of RIDGES which is best on the last of the other texts, when fitted to those before them."""
 
-    def __init__(self, features: Tensor, targets: Tensor, ridge: float) -> None:
-        fitted, tested = _split(features)
-        wanted, truth = _split(targets)
-        self.mean, self.middle = fitted.mean(0), wanted.mean()
-        spread = fitted.std(0)
-        spread = spread.where(spread > 1e-12 * spread.max(), torch.inf)  # a channel that never changes says nothing
-        x = (fitted - self.mean) / spread
-        gram = x.T @ x / len(x) + ridge * torch.eye(x.shape[1], dtype=x.dtype)
-        self.direction = torch.linalg.solve(gram, x.T @ (wanted - self.middle) / len(x)) / spread
-        missed = self.read(tested) - truth
-        self.r2 = float(1 - missed.square().sum() / (truth - self.middle).square().sum())
-        self.error = float(missed.abs().mean())
+    def __init__(self, features: Tensor, targets: Tensor, ridge: float | None) -> None:
+        (early, tested), (wanted, truth) = _split(features), _split(targets)
+        if ridge is None:
+            (first, later), (of_first, of_later) = _split(early), _split(wanted)
+            trial = _Ridge(first.flatten(0, 1), of_first.flatten())
+            missed = {weight: trial.read(later, weight).sub(of_later).square().sum() for weight in RIDGES}
+            ridge = min(RIDGES, key=lambda weight: float(missed[weight]))
+        self.fitted, self.ridge = _Ridge(early.flatten(0, 1), wanted.flatten()), ridge
+        error = self.read(tested) - truth
+        self.r2 = float(1 - error.square().sum() / (truth - self.fitted.middle).square().sum())
+        self.error = float(error.abs().mean())
 
-    def read(self, rows: Tensor) -> Tensor:
-        return (rows - self.mean) @ self.direction + self.middle
+    def read(self, features: Tensor) -> Tensor:
+        return self.fitted.read(features, self.ridge)
 
     def follows(self, features: Tensor, targets: Tensor) -> float:
         """Squared correlation of what it reads from the tested texts with their targets."""
-        read, truth = self.read(_split(features)[1]), _split(targets)[1]
-        read, truth = read - read.mean(), truth - truth.mean()
+        read, truth = (x.flatten() - x.mean() for x in (self.read(_split(features)[1]), _split(targets)[1]))
         energy = read.square().sum() * truth.square().sum()
         return float((read @ truth).square() / energy) if energy > 0 else 0.0
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to fit, rows to test, apart by text."""
+    """Texts to fit, texts to test."""
     tested = max(1, round(len(x) * TESTED))
-    return x[:-tested].flatten(0, 1), x[-tested:].flatten(0, 1)
+    return x[:-tested], x[-tested:]
 
 
 def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[str, list[Tensor]], str]:

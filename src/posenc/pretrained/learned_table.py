@@ -94,23 +94,15 @@ def table_of(model: nn.Module) -> tuple[str | None, int]:
     return None if original is None else original.method, len(_weight(module)) - _first(module)
 
 
+def table_module(model: nn.Module) -> nn.Embedding:
+    """The module that holds the table of a model."""
+    return _find(unwrapped(model))[1]
+
+
 def rows_of_table(model: nn.Module) -> Tensor:
     """The table of a model as it is now, a row per token: (positions, dim). Rows that are no token's are left out."""
-    module, first = table_module(model)
-    return _weight(module)[first:]
-
-
-def table_module(model: nn.Module) -> tuple[nn.Embedding, int]:
-    """The module that holds a model's table, and the row of its first token.
-
-    Raises:
-        InputError: a model of a type that is not in TABLES.
-    """
-    inner = unwrapped(model)
-    if inner.config.model_type not in TABLES:
-        raise unknown("model type with a learned table", inner.config.model_type, TABLES)
-    _, module = _find(inner)
-    return module, _first(module)
+    module = table_module(model)
+    return _weight(module)[_first(module) :]
 
 
 def extend_table(
@@ -187,15 +179,6 @@ def restore_table(model: nn.Module) -> bool:
     inner.config.max_position_embeddings = original.max_position_embeddings
     delattr(inner, RECORD)
     return True
-
-
-@torch.no_grad()
-def take_table(model: nn.Module) -> Tensor:
-    """Take a model's positions away: its table becomes zeros, in place. Gives the rows that were tokens', (positions,
-    dim): adding them to the embeddings of tokens is what the model did."""
-    rows = rows_of_table(model).clone()
-    _weight(_find(unwrapped(model))[1]).zero_()
-    return rows
 
 
 def _longer(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:

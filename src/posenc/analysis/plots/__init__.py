@@ -29,7 +29,7 @@ from posenc.analysis.plots.expansion import (
 from posenc.analysis.plots.precision import phase_error, phase_error_by_pair
 from posenc.analysis.plots.radix import counter, digits, squeeze
 from posenc.analysis.plots.scores import bias_by_distance, effective_scores, pair_wavelengths, scores_by_head
-from posenc.analysis.plots.subspaces import cosine_histogram, principal_angles, random_dots, read_back
+from posenc.analysis.plots.subspaces import cosine_histogram, principal_angles, random_dots, random_tails, read_back
 from posenc.analysis.plots.survival import probe_transfer, survival
 from posenc.analysis.plots.symmetry import symmetry_bars, twins_apart
 from posenc.analysis.plots.terms import position_by_distance, position_map, pruning_cost, term_shares
@@ -63,6 +63,7 @@ __all__ = [
     "probe_transfer",
     "pruning_cost",
     "random_dots",
+    "random_tails",
     "read_back",
     "rope_bound",
     "scores_by_head",

@@ -10,29 +10,31 @@ from posenc.analysis.subspaces import AddOrConcat, RandomDots, Subspaces, dot_de
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_INSIDE = torch.linspace(-0.999, 0.999, 1001, dtype=torch.float64)
+"""Where densities are drawn."""
 
-@plot(
-    "Nearly all dot products of random directions lie close to zero, and far closer than Chebyshev's bound can promise."
-)
+
+@plot("Nearly all random directions are close to orthogonal: the more dimensions, the narrower the bell.")
 def random_dots(ax: "Axes", found: RandomDots) -> None:
-    """Histogram of dot products of random unit vectors, the exact density, and Chebyshev's bound of the tails."""
+    """Histogram of the dot products of random unit vectors, with the exact density."""
     ax.stairs(found.density, found.edges, fill=True, color=PALETTE[0], alpha=0.35, label="sampled")
-    at = torch.linspace(-0.999, 0.999, 801, dtype=torch.float64)
-    ax.plot(at, dot_density(at, found.dim), color=PALETTE[0], label="exact")
-    ax.set(xlabel=f"dot product of two random unit vectors, {found.dim} dimensions", ylabel="density", xlim=(-1, 1))
-    tails = ax.twinx()
-    eps = torch.linspace(0.02, 1, 200, dtype=torch.float64)
-    bound = (1 / (found.dim * eps.square())).clamp(max=1)
-    for sign in (-1, 1):
-        tails.plot(sign * eps, bound, color=PALETTE[1], linestyle="--", label="Chebyshev" if sign > 0 else None)
-        tails.plot(
-            [sign * e for e in found.epsilons], found.measured, "o", color=PALETTE[2],
-            label="measured tail" if sign > 0 else None,
-        )  # fmt: skip
-    tails.set(ylabel="share of pairs with |dot| beyond", ylim=(0, 1.05))
-    tails.grid(False)
-    handles = [*ax.get_legend_handles_labels()[0], *tails.get_legend_handles_labels()[0]]
-    ax.legend(handles=handles, fontsize="small", loc="upper left")
+    ax.plot(_INSIDE, dot_density(_INSIDE, found.dim), color=PALETTE[1], label="exact")
+    widest = min(1.0, 5 * found.dim**-0.5)
+    ax.set(xlabel=f"dot product of two random unit vectors, {found.dim} dimensions", ylabel="density")
+    ax.set(xlim=(-widest, widest))
+    ax.legend(fontsize="small")
+
+
+@plot("Chebyshev's bound holds, and promises far less than is true: the exact tail falls off like a bell's.")
+def random_tails(ax: "Axes", found: RandomDots) -> None:
+    """How often a dot product of random unit vectors exceeds epsilon: measured, exactly, and at most by Chebyshev."""
+    ax.plot(found.epsilons, found.chebyshev, "v--", color=PALETTE[1], label="at most (Chebyshev)")
+    ax.plot(found.epsilons, found.exact, "-", color=PALETTE[0], label="exactly")
+    ax.plot(
+        found.epsilons, found.measured.where(found.measured > 0, torch.nan), "o", color=PALETTE[2], label="measured"
+    )
+    ax.set(xlabel="epsilon", ylabel="share of pairs with |dot| > epsilon", yscale="log")
+    ax.legend(fontsize="small")
 
 
 @plot(
@@ -42,8 +44,7 @@ def cosine_histogram(ax: "Axes", found: Subspaces) -> None:
     """Cosines of all token-position pairs, as they are and less the mean vectors, against random vectors."""
     ax.stairs(found.raw, found.edges, color=SOFT, label="as they are")
     ax.stairs(found.centred, found.edges, fill=True, color=PALETTE[0], alpha=0.35, label="less the mean vectors")
-    at = torch.linspace(-0.999, 0.999, 801, dtype=torch.float64)
-    ax.plot(at, dot_density(at, found.dim), color=PALETTE[1], label="random vectors")
+    ax.plot(_INSIDE, dot_density(_INSIDE, found.dim), color=PALETTE[1], label="random vectors")
     most = float(found.edges[1:][(found.raw + found.centred) > 0].abs().max())
     widest = max(most, 4 * found.expected)
     ax.set(xlabel="cosine between a token's and a position's vector", ylabel="density", xlim=(-widest, widest))

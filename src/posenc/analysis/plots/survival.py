@@ -42,7 +42,7 @@ def survival(ax: "Axes", found: Survival) -> None:
 )
 def probe_transfer(ax: "Axes", found: Survival) -> None:
     """How well the probe of one layer follows position behind another."""
-    image = ax.imshow(found.transfer, cmap=UP, vmin=0, vmax=1, interpolation="nearest")
+    image = ax.imshow(found.transfer.numpy(), cmap=UP, vmin=0, vmax=1, interpolation="nearest")
     ax.grid(False)
     marks = torch.arange(0, len(found.transfer), max(1, len(found.transfer) // 12)).tolist()
     ax.set(xlabel="read behind layer", ylabel="probe of layer", xticks=marks, yticks=marks)

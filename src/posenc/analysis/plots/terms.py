@@ -34,7 +34,7 @@ def position_map(ax: "Axes", found: FourTerms, head: int | None = None) -> None:
     chosen = int(shares.argmax()) if head is None else head
     values = found.map[chosen] - found.map[chosen].nanmean()
     most = float(values.nan_to_num().abs().max()) or 1.0
-    image = ax.imshow(values, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
+    image = ax.imshow(values.numpy(), cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
     ax.set(xlabel="position of the key", ylabel="position of the query", title=f"head {chosen}")
     ax.figure.colorbar(image, ax=ax, label="score, above its mean")
