@@ -2,7 +2,7 @@
 // The controls: one for each field of the state, and one for each option that the chosen encoding or method has.
 posenc.controls = (() => {
   const { FIELDS } = posenc.state;
-  const CURVES = { "geometric:1": "base^−t, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
+  const CURVES = { "geometric:1": "base⁻ᵗ, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
   const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line"] };
   const NAMES = { sinusoidal: "sinusoidal", rope: "RoPE", p_rope: "p-RoPE", decoupled_rope: "decoupled RoPE (DeepSeek)", xpos: "xPos", alibi: "ALiBi", t5: "T5’s buckets", kerple: "KERPLE", sandwich: "Sandwich", sines: "sines of the distance", none: "none" };
 
@@ -21,9 +21,11 @@ posenc.controls = (() => {
       const fields = root.querySelector(place);
       for (const name of names) fields.append((controls[name] = field(name, FIELDS[name])));
     }
-    const extra = { encoding: element("div", { className: "fields" }), method: element("div", { className: "fields" }) };
-    controls.encoding.after(extra.encoding);
+    const more = element("details", { className: "more" }, element("summary", {}, "Options of this encoding"));
+    const extra = { encoding: element("div", { className: "fields" }), method: element("div", { className: "fields wide" }) };
+    more.append(extra.encoding);
     controls.factor.after(extra.method);
+    root.querySelector(".controls > .fields").append(more);
 
     function field(name, data) {
       const id = `explorer-${name}`, wrap = element("div", { className: `field ${["encoding", "method", "tokens", "curve"].includes(name) ? "wide" : ""}` });
@@ -62,7 +64,7 @@ posenc.controls = (() => {
         for (const of of ["encoding", "method"]) {
           const own = Object.entries(posenc.state.options(of, state[of]));
           extra[of].replaceChildren(...own.map(([name, data]) => option(of, name, data)));
-          extra[of].hidden = own.length === 0;
+          (of === "encoding" ? more : extra[of]).hidden = own.length === 0;
         }
         shape = key;
       }

@@ -67,12 +67,14 @@ posenc.draw = (() => {
     return { context, width, height, dense };
   }
 
+  const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
   function number(value) {
     if (value === null || Number.isNaN(value)) return "–";
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
     const size = Math.abs(value);
-    const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? exponential(value) : Number(value.toPrecision(4)).toString();
-    return text.replace("-", "−");
+    if (size !== 0 && (size < 1e-3 || size >= 1e9)) return exponential(value).replace("-", "−");
+    return (size >= 1000 ? grouped.format(value) : String(Number(value.toPrecision(4)))).replace("-", "−");
   }
 
   function exponential(value) {
@@ -133,13 +135,11 @@ posenc.draw = (() => {
     context.restore();
   }
 
-  // {rows, columns, value(row, column), pixel(value), x, y: their labels, marks: {x, y: where a limit lies}}
-  function heat(canvas, colours, { rows, columns, value, pixel, x, y, limit }) {
+  // {rows, columns, values: row by row, pixel(value), x, y: labels, limit: the distance that training went to}
+  function heat(canvas, colours, { rows, columns, values, pixel, x, y, limit }) {
     const { context, box, dense } = frame(canvas, colours, 50);
     const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-    for (let row = 0, at = 0; row < rows; row++) {
-      for (let column = 0; column < columns; column++, at++) pixels[at] = pixel(value(row, column));
-    }
+    for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
     const small = new OffscreenCanvas(columns, rows);
     small.getContext("2d").putImageData(image, 0, 0);
     context.imageSmoothingEnabled = rows > box.height * dense || columns > box.width * dense;
@@ -181,7 +181,7 @@ posenc.draw = (() => {
   // {series: [{values, colour, width, dash, points}], from, to: of the horizontal axis, low, high: of the vertical one,
   // log, x, y: labels, marks: [{x or y, label}], past: from where the ground is shaded}
   function lines(canvas, colours, { series, x, y, low, high, log, marks, past, whole: counted }) {
-    const { context, box } = frame(canvas, colours, 54);
+    const { context, box } = frame(canvas, colours, log ? 66 : 56);
     const columns = Math.max(...series.map(s => s.values.length)), last = Math.max(columns - 1, 1);
     const inset = counted ? 0.5 : 0;
     const across = at => box.x + ((at + inset) / (last + 2 * inset)) * box.width;
@@ -245,7 +245,7 @@ posenc.draw = (() => {
     if (mark.y === undefined) {
       const fits = shown + 6 + wide <= box.x + box.width;
       context.fillText(mark.label, fits ? shown + 6 : shown - 6 - wide, box.y + 2);
-    } else context.fillText(mark.label, box.x + 6, shown - 3);
+    } else context.fillText(mark.label, box.x + box.width - 4 - wide, shown + 16);
   }
 
   function dot(context, x, y, one, at, box) {

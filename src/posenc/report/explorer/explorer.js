@@ -3,11 +3,12 @@
 posenc.explorer = (() => {
   const { element } = posenc.controls;
   const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
+  const views = [...root.querySelectorAll(".view")];
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
   const timings = [], probes = {};
-  let state, frame = 0, notes = [], stepped = { what: "", at: 0 };
+  let drawn = [], state, frame = 0, notes = [], stepped = { what: "", at: 0 };
   root.explorerState = () => state;
 
   const start = () => posenc.state.clean({ ...JSON.parse(document.getElementById("explorer-state").textContent) });
@@ -67,7 +68,9 @@ posenc.explorer = (() => {
       controls.show(state);
       showPreset();
       tokens.show(state, model, colours);
-      for (const figure of root.querySelectorAll(".view")) view(figure, model, colours);
+      const now = [model, colours.ink, root.clientWidth, devicePixelRatio];
+      if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
+      drawn = now;
     } catch (error) {  // what a formula refuses, it refuses with a sentence
       if (error.constructor !== Error) throw error;
       refuse(error.message);
@@ -84,6 +87,7 @@ posenc.explorer = (() => {
 
   function view(figure, model, colours) {
     const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
+    figure.classList.toggle("empty", Boolean(absent));
     figure.querySelector(".absent").hidden = !absent;
     figure.querySelector(".absent").textContent = absent;
     figure.querySelector(".shown").hidden = Boolean(absent);
@@ -126,7 +130,7 @@ posenc.explorer = (() => {
 
   // ------------------------------------------------------------------ reading values
 
-  for (const figure of root.querySelectorAll(".view")) {
+  for (const figure of views) {
     const id = figure.dataset.view, canvas = figure.querySelector("canvas"), cursor = figure.querySelector(".cursor");
     let at = { row: 0, column: 0 };
     const read = found => {

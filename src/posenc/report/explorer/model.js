@@ -16,7 +16,7 @@ posenc.model = (() => {
       Object.defineProperty(target, name, {
         configurable: true,
         get() {
-          const value = get.call(target);
+          const value = get();
           Object.defineProperty(target, name, { value });
           return value;
         },
@@ -36,50 +36,56 @@ posenc.model = (() => {
     const map = chosen === "map" && !refused ? method : null;
     const mapOptions = map && posenc.state.arguments("method", s, map);
     const settings = { dim: s.dim, ...posenc.state.arguments("encoding", s, entry) };
+    const added = bias && bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads });
     const plain = waves ? frequencies(s, settings, rotates, null) : null;
     const turned = chosen === "schedule" && !refused ? frequencies(s, settings, rotates, method) : plain;
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
     const changed = Boolean(map) || turned !== plain;
 
-    return lazily({ state: s, entry, kind, rotates, waves, refused, map, n, positions, plain, turned, changed, kernel }, {
+    const target = { state: s, entry, kind, rotates, waves, refused, map, n, positions, plain, turned, changed, kernel };
+    return lazily(target, {
       codes: () => (kind === "position" ? entry.codes(positions, of(turned)) : null),
       relative() {
         return kind === "distance" || rotates ? posenc.maps.grid(map && s.method, n, mapOptions || {}) : null;
       },
       products() {
         if (kind === "nothing") return null;
-        if (kind === "distance") return toeplitz(this.ofHead, n);
-        if (map) return kernel ? mapped(this.relative, kernel, of(turned)) : null;
+        if (kind === "distance") return toeplitz(target.ofHead, n);
+        if (map) return kernel ? mapped(target.relative, kernel, of(turned)) : null;
         if (kernel) return posenc.codes.ofDistance(kernel(positions, of(turned)));
-        return s.encoding === "xpos" ? null : posenc.codes.dots(this.codes, n, s.dim);
+        return s.encoding === "xpos" ? null : posenc.codes.dots(target.codes, n, s.dim);
       },
+      codesTop: () => greatest(target.codes),
+      productsTop: () => greatest(target.products),
+      ofDistance: () => posenc.codes.byDistance(target.products, n),
+      seen: () => distances(target.relative, n, s.trained),
       decay() {
-        if (kind !== "position" || !this.products) return null;
+        if (kind !== "position" || !target.products) return null;
         if (kernel && !map) return { mean: kernel(positions, of(turned)), spread: new Float64Array(n) };
-        return posenc.codes.byDistance(this.products, n);
+        return target.ofDistance;
       },
       decayPlain: () => (kernel && changed ? kernel(positions, of(plain)) : null),
       wavelengths: () => turned && posenc.frequencies.wavelengths(turned.invFreq),
       wavelengthsPlain: () => (plain && turned !== plain ? posenc.frequencies.wavelengths(plain.invFreq) : null),
-      heads: () => bias && bias.heads(s.heads, biasOptions(settings, s)),
+      heads: () => bias && bias.heads(s.heads),
       bias() {  // (heads, n): what a query adds to its score with a key so many positions before it
         if (!bias) return null;
-        const first = positions.map(distance => bias.bias(0, distance, biasOptions(settings, s)));
+        const first = positions.map(distance => added(0, distance));
         const found = new Float64Array(s.heads * n);
-        this.heads.forEach((weight, head) => first.forEach((value, at) => {
-          found[head * n + at] = (value * weight) / this.heads[0];
+        target.heads.forEach((weight, head) => first.forEach((value, at) => {
+          found[head * n + at] = (value * weight) / target.heads[0];
         }));
         return found;
       },
       ofHead() {  // of the head shown, for distances 1-n .. n-1
         const at = Float64Array.from({ length: 2 * n - 1 }, (_, index) => index - n + 1);
-        return at.map(distance => bias.bias(s.head - 1, distance, biasOptions(settings, s)));
+        return at.map(distance => added(s.head - 1, distance));
       },
       codesAt: () => at => (kind === "position" ? entry.codes(at, of(turned)) : null),
       score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
         if (kind === "nothing") return 0;
-        if (kind === "distance") return bias.bias(s.head - 1, query - key, biasOptions(settings, s));
+        if (kind === "distance") return added(s.head - 1, query - key);
         const [late, early] = [Math.max(query, key), Math.min(query, key)];
         if (kernel) return kernel([map ? map.of(mapOptions)(late, early) : late - early], of(turned))[0];
         if (s.encoding === "xpos") return null;
@@ -90,10 +96,6 @@ posenc.model = (() => {
         return map ? map.of(mapOptions)(late, early) : late - early;
       },
     });
-  }
-
-  function biasOptions(settings, s) {
-    return { ...settings, num_heads: s.heads };
   }
 
   function refusal(s, rotates, chosen) {
@@ -122,10 +124,41 @@ posenc.model = (() => {
   }
 
   function mapped(relative, kernel, settings) {  // the product at each pair's relative position; hidden ones stay NaN
-    const places = new Map();
-    for (const r of relative) if (!Number.isNaN(r) && !places.has(r)) places.set(r, places.size);
+    const places = new Map(), found = new Float64Array(relative.length), which = new Int32Array(relative.length).fill(-1);
+    for (let at = 0; at < relative.length; at++) {
+      const r = relative[at];
+      if (Number.isNaN(r)) continue;
+      let place = places.get(r);
+      if (place === undefined) places.set(r, (place = places.size));
+      which[at] = place;
+    }
     const products = kernel(Float64Array.from(places.keys()), settings);
-    return relative.map(r => (Number.isNaN(r) ? NaN : products[places.get(r)]));
+    for (let at = 0; at < found.length; at++) found[at] = which[at] < 0 ? NaN : products[which[at]];
+    return found;
+  }
+
+  function greatest(values) {  // in size, of those that are numbers
+    let top = 0;
+    for (let at = 0; at < values.length; at++) {
+      const size = Math.abs(values[at]);
+      if (size > top) top = size;
+    }
+    return top;
+  }
+
+  // Of the pairs with no key after its query: the largest distance, the shares of those beyond training and of hidden ones.
+  function distances(relative, n, trained) {
+    let top = 0, past = 0, seen = 0;
+    for (let i = 0; i < n; i++) {
+      for (let at = i * n; at <= i * n + i; at++) {
+        const r = relative[at];
+        if (Number.isNaN(r)) continue;
+        seen += 1;
+        if (r > top) top = r;
+        if (r >= trained) past += 1;
+      }
+    }
+    return { top, past: past / seen, hidden: 1 - seen / ((n * (n + 1)) / 2) };
   }
 
   return { of };

@@ -28,7 +28,8 @@ posenc.state = (() => {
   function options(of, name) {
     const found = LOOKUPS[of].of(name);
     const all = Object.entries((found && found.options) || {});
-    return Object.fromEntries(all.filter(([option]) => !sharedBy[of][option]));
+    const own = ([option, data]) => !sharedBy[of][option] && !(of === "encoding" && data.kind === "schedule");
+    return Object.fromEntries(all.filter(own));
   }
 
   function defaults() {

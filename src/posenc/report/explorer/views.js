@@ -35,17 +35,15 @@ posenc.views = (() => {
         return `${what}: ${turn}.`;
       }
       if (m.state.encoding === "binary") return "Each row is a position in binary: channel 0 flips at every step, each next one half as often.";
-      const top = most(m.codes);
+      const top = m.codesTop;
       return `All of the code is in one channel (of ${d}; the library learns its direction): it goes up to ${number(top)} at position ${m.n - 1}.`;
     },
     draw(canvas, colours, m) {
-      const d = m.state.dim, top = most(m.codes);
       return posenc.draw.heat(canvas, colours, {
-        rows: m.n, columns: d, value: (row, column) => m.codes[row * d + column],
-        pixel: posenc.draw.around(colours, top), x: "channel", y: "position",
+        rows: m.n, columns: m.state.dim, values: m.codes, pixel: posenc.draw.around(colours, m.codesTop), x: "channel", y: "position",
       });
     },
-    legend: (m, colours) => aroundZero(most(m.codes), colours),
+    legend: (m, colours) => aroundZero(m.codesTop, colours),
     read: (m, row, column) => `position ${row}, channel ${column}: ${number(m.codes[row * m.state.dim + column])}`,
     table(m) {
       const d = m.state.dim, columns = [...new Set([0, 1, 2, 3, d / 2, d / 2 + 1, d - 2, d - 1])].filter(c => c < d);
@@ -67,9 +65,9 @@ posenc.views = (() => {
     },
     see(m) {
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour.`;
-      const top = most(m.products.filter(v => !Number.isNaN(v))) || 1, apart = off(m) / top;
+      const apart = off(m) / (m.productsTop || 1);
       if (m.map) {
-        const hidden = hiddenShare(m);
+        const { hidden } = m.seen;
         const rest = hidden ? `; ${percent(hidden)} of the pairs before the query are hidden` : "";
         return apart < 1e-9
           ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}.`
@@ -80,14 +78,10 @@ posenc.views = (() => {
         : `Diagonals change colour: at one distance the products still differ by ${number(off(m))} or more, so they say where as well as how far.`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
-      rows: m.n, columns: m.n, value: (i, j) => m.products[i * m.n + j],
-      pixel: posenc.draw.around(colours, most(m.products.filter(v => !Number.isNaN(v)))), x: "key’s position", y: "query’s position",
-      limit: m.state.trained,
+      rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
+      x: "key’s position", y: "query’s position", limit: m.state.trained,
     }),
-    legend(m, colours) {
-      const top = most(m.products.filter(v => !Number.isNaN(v)));
-      return [...aroundZero(top, colours), ...hiddenMark(m), ...beyondMark(m, colours)];
-    },
+    legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
     read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
     table(m) {
       const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.products[i * m.n + j])]);
@@ -96,13 +90,7 @@ posenc.views = (() => {
   };
 
   function off(m) {  // the largest spread at one distance, twice: from least to greatest at least that
-    return 2 * most(posenc.codes.byDistance(m.products, m.n).spread.filter(v => !Number.isNaN(v)));
-  }
-
-  function hiddenShare(m) {
-    let hidden = 0;
-    for (let i = 0; i < m.n; i++) for (let j = 0; j <= i; j++) hidden += Number.isNaN(m.relative[i * m.n + j]);
-    return hidden / ((m.n * (m.n + 1)) / 2);
+    return 2 * most(m.ofDistance.spread.filter(v => !Number.isNaN(v)));
   }
 
   const hiddenMark = m => (m.map ? [{ blank: true, text: "hidden from the query" }] : []);
@@ -206,21 +194,19 @@ posenc.views = (() => {
       return m.kind === "nothing" ? "Without an encoding, scores see no distance at all." : "These codes are added to the input: scores see them only through learned weights, not as a distance.";
     },
     see(m) {
-      const { top, past, hidden } = distances(m);
+      const { top, past, hidden } = m.seen;
       const what = m.map ? `With ${m.state.method}, the` : "The";
       const far = `${what} largest distance that a score sees is ${number(top)}`;
       const rest = past ? `${percent(past)} of the visible pairs are at distances that training on ${count(m.state.trained)} positions never showed` : "training showed every one of them";
       return `${far}: ${rest}${hidden ? `, and ${percent(hidden)} of all pairs are hidden` : ""}.`;
     },
     draw(canvas, colours, m) {
-      const { top } = distances(m);
       return posenc.draw.heat(canvas, colours, {
-        rows: m.n, columns: m.n, value: (i, j) => m.relative[i * m.n + j],
-        pixel: posenc.draw.upTo(colours, m.state.trained, top), x: "key’s position", y: "query’s position",
+        rows: m.n, columns: m.n, values: m.relative, pixel: posenc.draw.upTo(colours, m.state.trained, m.seen.top), x: "key’s position", y: "query’s position",
       });
     },
     legend(m, colours) {
-      const { top } = distances(m), past = top >= m.state.trained;
+      const { top } = m.seen, past = top >= m.state.trained;
       const seen = ramp(posenc.draw.gradient(colours.up), ["0", past ? count(m.state.trained - 1) : number(Math.max(top, m.state.trained - 1))]);
       const beyond = past ? [ramp(posenc.draw.gradient(colours.over), ["never trained", number(top)])] : [];
       return [seen, ...beyond, { blank: true, text: "hidden" }];
@@ -234,17 +220,6 @@ posenc.views = (() => {
       return { caption: "Queries down, keys across; a dash is hidden", head: ["position", ...at.map(String)], rows };
     },
   };
-
-  function distances(m) {
-    let top = 0, past = 0, seen = 0;
-    for (const r of m.relative) {
-      if (Number.isNaN(r)) continue;
-      seen += 1;
-      if (r > top) top = r;
-      if (r >= m.state.trained) past += 1;
-    }
-    return { top, past: past / seen, hidden: hiddenShare(m) };
-  }
 
   const bias = {
     absent(m) {
