@@ -8,7 +8,6 @@ import torch
 
 from posenc import Positions, encodings, frequencies, position_maps
 from posenc.analysis import codes_of
-from posenc.encodings import read_map
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
 from posenc.report.explorer import fields, page
@@ -80,11 +79,8 @@ def test_codes_at_the_input(shown, choice):
     at = torch.arange(full["length"])
     waves = {key: full[key] for key in ("base", "curve", "exponent")} if "sinusoidal" in choice["encoding"] else {}
     of_length = {"length": full["length"]} if "normalized" in choice["encoding"] else {}
-    encoding = encodings.create(f"{choice['encoding']}", dim=full["dim"]) if not waves | of_length else None
-    if encoding is None:
-        options = [f"{key}={value}" for key, value in (waves | of_length).items()]
-        encoding = encodings.create(":".join((choice["encoding"], *options)), dim=full["dim"])
-    codes = codes_of(encoding)(at)
+    options = [f"{key}={value}" for key, value in (waves | of_length).items()]
+    codes = codes_of(encodings.create(":".join((choice["encoding"], *options)), dim=full["dim"]))(at)
     same(found["codes"], codes, **TOLERANCE)
     products = codes @ codes.T
     same(found["products"], products, **TOLERANCE)
@@ -106,7 +102,7 @@ ROTATIONS = [
 
 
 def rotation(full):
-    """The library's encoding for a choice, and its map or None."""
+    """The library's encoding for a choice, but for its map."""
     name = full["method"].split(":")[0]
     schedule = {"name": "default"}
     if name not in MAPS and name != "none":
@@ -116,8 +112,7 @@ def rotation(full):
         schedule = taken | given
     encoding, *options = full["encoding"].split(":")
     text = ":".join((encoding, f"rope_theta={full['base']}", *options))
-    made = encodings.create(text, head_dim=full["dim"], schedule=schedule)
-    return made, read_map(full["method"]) if name in MAPS else None
+    return encodings.create(text, head_dim=full["dim"], schedule=schedule)
 
 
 @pytest.mark.parametrize("choice", ROTATIONS, ids=str)
@@ -125,7 +120,7 @@ def test_rotations_under_a_schedule(shown, choice):
     full = usual(choice)
     found = shown(**choice)
     assert found["notes"] == []
-    made, _ = rotation(full)
+    made = rotation(full)
     codes = codes_of(made)(torch.arange(full["length"]))
     same(found["frequencies"]["invFreq"], made.frequencies().inv_freq, **TOLERANCE)
     same(found["frequencies"]["attentionFactor"], made.attention_factor, **TOLERANCE)
@@ -144,7 +139,7 @@ def test_rotations_under_a_map(shown, encoding, name, options):
     choice = {"encoding": encoding, "method": method, "length": 40, "dim": 16, "factor": options.get("factor", 4)}
     found = shown(**choice)
     assert found["notes"] == []
-    made, _ = rotation(usual(choice))
+    made = rotation(usual(choice))
     expected = position_maps.create({"name": name, **options}).relative(Positions.arange(40, causal=True))[0]
     same(found["relative"], expected, **TOLERANCE)
     ones = torch.ones(1, 1, 1600, 16, dtype=torch.float64)
@@ -187,7 +182,8 @@ def test_biases(shown, choice):
 
 def test_nothing_is_nothing(shown):
     found = shown(encoding="none")
-    assert found["codes"] is None and found["products"] is None
+    assert found["codes"] is None
+    assert found["products"] is None
     assert {token["score"] for token in found["tokens"]} == {0}
 
 
