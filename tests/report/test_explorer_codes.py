@@ -1,5 +1,6 @@
 """The explorer's codes and biases, in a browser, are what posenc.analysis reads off the library's encodings."""
 
+import json
 from itertools import product
 
 import pytest
@@ -59,8 +60,13 @@ def test_dot_products_of_all_pairs(ask):
         cases, each(ask, "given => posenc.codes.allPairs(...given)", cases), strict=True
     ):
         options = {key: value for key, value in settings.items() if key != "dim"}
-        expected = codes(name, options, settings["dim"])(torch.arange(n))
-        same(found, expected @ expected.T, atol=1e-10)
+        dim, at = settings["dim"], torch.arange(n)
+        queries = keys = codes(name, options, dim)(at)
+        if name == "xpos":  # whose keys have codes of their own
+            ones = torch.ones(1, 1, n, dim, dtype=torch.float64)
+            xpos = encodings.create(name, head_dim=dim, **options)
+            queries, keys = (turned[0, 0] for turned in xpos.rotate(ones, ones, Positions.from_ids(at)))
+        same(found, queries @ keys.T, atol=1e-10)
 
 
 def test_means_and_spreads_by_distance(ask):
@@ -77,32 +83,27 @@ def test_means_and_spreads_by_distance(ask):
     same(found, torch.stack(means + spreads))
 
 
-@pytest.mark.parametrize("schedule", [{"name": "default"}, YARN, {"name": "proportional", "fraction": 0.5}], ids=str)
-def test_scores_are_those_of_the_rotation_at_mapped_positions(ask, schedule):
+ROTATIONS = [
+    ("rope", {}), ("rope", {"schedule": YARN}), ("rope", {"rotary_dim": 8, "schedule": YARN}),
+    ("p_rope", {"fraction": 0.5}), ("decoupled_rope", {}), ("xpos", {"scale_base": 20.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), ROTATIONS, ids=str)
+def test_scores_are_those_of_the_rotation_at_mapped_positions(ask, name, options):
     """The score of two vectors of ones, of a query turned to its relative position and a key at 0."""
-    rope = encodings.create("rope", head_dim=16, schedule=schedule)
-    cases = [None, *({"name": name, **options} for name, options in SIZES)]
-    inv = frequencies.create(schedule, 16, 10000.0)
-    function = f"""map => posenc.codes.scores(40, {{
-        invFreq: {inv.inv_freq.tolist()}, attentionFactor: {inv.attention_factor}, map
-    }})"""
+    rotation = encodings.create(name, head_dim=16, **options)
+    cases = [[None, {}], *SIZES]
+    function = f"""([map, sizes]) => posenc.codes.scores(posenc.maps.grid(map, 40, sizes), 40,
+        distances => posenc.codes.ENCODINGS.{name}.kernel(distances, {json.dumps({"dim": 16, **options})}))"""
     ones = torch.ones(1, 1, 1600, 16, dtype=torch.float64)
     plain = Positions.arange(40, causal=True)
-    for spec, found in zip(cases, each(ask, function, cases), strict=True):
-        at = (position_maps.create(spec) if spec else position_maps.rerope(41)).relative(plain).flatten()
-        turned, _ = rope.rotate(ones, ones, Positions.from_ids(at.nan_to_num()))
-        _, key = rope.rotate(ones[:, :, :1], ones[:, :, :1], Positions.from_ids(torch.zeros(1)))
-        expected = (turned[0, 0] @ key[0, 0, 0]) / 16
-        same(found, expected.masked_fill(at.isnan(), torch.nan))
-
-
-def test_pairs_that_do_not_turn_keep_their_part_of_the_score(ask):
-    inv = frequencies.create(YARN, 8, 10000.0)
-    given = {"invFreq": inv.inv_freq.tolist(), "attentionFactor": inv.attention_factor, "pairs": 8}
-    (found,) = each(ask, "given => posenc.codes.scores(30, given)", [given])
-    of_library = codes("rope", {"rotary_dim": 8, "schedule": YARN}, 16)(torch.arange(30))
-    expected = (of_library @ of_library.T / 16).masked_fill(torch.ones(30, 30).triu(1) > 0, torch.nan)
-    same(found, expected)
+    for (map_name, sizes), found in zip(cases, each(ask, function, cases), strict=True):
+        spec = {"name": map_name, **sizes} if map_name else {"name": "rerope", "window": 41}
+        at = position_maps.create(spec).relative(plain).flatten()
+        place = Positions.from_ids(at.nan_to_num(), torch.zeros(1))
+        query, key = rotation.rotate(ones, ones[:, :, :1], place)
+        same(found, (query @ key.mT).flatten().masked_fill(at.isnan(), torch.nan))
 
 
 REFUSED_CODES = [

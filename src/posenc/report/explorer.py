@@ -61,6 +61,11 @@ def fields() -> dict[str, dict[str, Any]]:
     return found
 
 
+def methods() -> list[str]:
+    """What can extend a rotation in the explorer: "none", the frequency schedules and the position maps."""
+    return ["none", *(name for name in SCHEDULES if name not in UNSHOWN), *MAPS]
+
+
 def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
     """The state, if the page can show it.
 
@@ -68,10 +73,8 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
         InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer, an
             option that the method does not take.
     """
-    names = {
-        "encoding": [name for group in settings()["encodings"].values() for name in group],
-        "method": ["none", *(set(SCHEDULES) - UNSHOWN), *MAPS],
-    }
+    encodings = [name for group in settings()["encodings"].values() for name in group]
+    names = {"encoding": encodings, "method": methods()}
     for name, value in (state or {}).items():
         if name not in fields():
             raise unknown("field of the explorer", name, fields())

@@ -123,11 +123,12 @@ posenc.biases = (() => {
     }));
   }
 
-  // The bias of every head (rows) and distance, (num_heads, n).
+  // The bias of every head (rows) and distance, (num_heads, n): that of the first, times what tells the others apart.
   function rows(name, distances, settings) {
-    const bias = lookup("bias", BIASES, name).of(settings);
-    const n = distances.length;
-    return each(settings.num_heads * n, at => bias(Math.floor(at / n), distances[at % n]));
+    const { of, heads } = lookup("bias", BIASES, name);
+    const bias = of(settings), n = distances.length, factors = heads(settings.num_heads);
+    const first = each(n, at => bias(0, distances[at]));
+    return each(factors.length * n, at => (first[at % n] * factors[Math.floor(at / n)]) / factors[0]);
   }
 
   // The same as codes of distances, (n, num_heads), as posenc.analysis.codes_of gives them.

@@ -94,28 +94,36 @@ posenc.codes = (() => {
   // Latent attention (DeepSeek-AI 2024, section 2.1.3): the last channels turn, a third unless said otherwise.
   const decoupled = o => ({ ...o, rotary_dim: o.rotary_dim ?? Math.max(2, Math.floor(o.dim / 6) * 2) });
 
-  // xPos (Sun et al. 2022, section 2.2): queries fade by zeta_c^(m / scale_base), m from the middle of the text.
+  // xPos (Sun et al. 2022, section 2.2): queries fade by zeta_c^(m / scale_base), m from the middle of the text, and
+  // keys grow by as much.
   function xpos(positions, o) {
-    positive("gamma", o.gamma);
-    positive("scale_base", o.scale_base);
     const middle = (Math.min(...positions) + Math.max(...positions)) / 2;
-    const pairs = rotation(o).invFreq.length;
-    const logZeta = c => Math.log((c / pairs + o.gamma) / (1 + o.gamma));
-    return rope(positions, o, undefined, (c, position) => Math.exp(((position - middle) / o.scale_base) * logZeta(c)));
+    const fade = fading(o);
+    return rope(positions, o, undefined, (c, position) => fade(c, position - middle));
   }
 
-  // ------------------------------------------------------------------ dot products as functions of the distance
+  // zeta_c^(distance / scale_base), of pair c.
+  function fading(o) {
+    positive("gamma", o.gamma);
+    positive("scale_base", o.scale_base);
+    const pairs = rotation(o).invFreq.length;
+    return (c, distance) => ((c / pairs + o.gamma) / (1 + o.gamma)) ** (distance / o.scale_base);
+  }
 
-  // sum_c cos(distance theta_c), for each distance.
-  const cosines = (distances, theta) =>
-    Float64Array.from(distances, distance => theta.reduce((sum, speed) => sum + Math.cos(distance * speed), 0));
+  // ------------------------------------------------------------------ products as functions of the distance
+
+  // sum_c cos(distance theta_c), for each distance, each pair with its weight.
+  const cosines = (distances, theta, weight = () => 1) => Float64Array.from(distances).map(distance =>
+    theta.reduce((sum, speed, c) => sum + weight(c, distance) * Math.cos(distance * speed), 0));
 
   const sinusoidalKernel = (distances, o) => cosines(distances, waves(o)).map(sum => o.amplitude ** 2 * sum);
 
-  function ropeKernel(distances, o) {
+  function ropeKernel(distances, o, weight) {
     const { invFreq, attentionFactor } = rotation(o);
-    return cosines(distances, invFreq).map(sum => 2 * attentionFactor ** 2 * sum + o.dim - 2 * invFreq.length);
+    return cosines(distances, invFreq, weight).map(sum => 2 * attentionFactor ** 2 * sum + o.dim - 2 * invFreq.length);
   }
+
+  const turnedKernel = (distances, o) => ropeKernel(distances, o);
 
   // ------------------------------------------------------------------ the registry
 
@@ -146,23 +154,24 @@ posenc.codes = (() => {
       exponent: number(1, 0.1, 4, "of the power curve"),
       endpoint: flag(false, "the last frequency is exactly theta(1)"),
     }, sinusoidal, sinusoidalKernel],
-    rope: ["RoPE: pair c turns by position times theta_c", "position", rotary("half"), turned, ropeKernel],
+    rope: ["RoPE: pair c turns by position times theta_c", "position", rotary("half"), turned, turnedKernel],
     p_rope: ["p-RoPE: only the fastest frequencies turn", "position", {
       ...wholeHead, fraction: number(0.75, 0, 1, "of the pairs that turn"),
-    }, turned, ropeKernel],
+    }, turned, turnedKernel],
     decoupled_rope: ["the last channels turn, the others are content only (DeepSeek)", "position", {
       ...rotary("interleaved"), rotary_dim: { ...rotaryDim, meaning: "channels that turn; unless given, a third" },
     }, (p, o) => rope(p, decoupled(o), still => still), (d, o) => ropeKernel(d, decoupled(o))],
-    xpos: ["RoPE whose scores fade with the distance; here the queries' part", "position", {
+    xpos: ["RoPE whose scores fade with the distance; the codes are the queries', keys grow instead", "position", {
       ...rotary("interleaved"),
       gamma: number(0.4, 0.01, 4, "how little the fast pairs fade"),
       scale_base: number(512, 16, 4096, "positions over which they do"),
-    }, xpos],
+    }, xpos, (distances, o) => ropeKernel(distances, o, fading(o))],
   });
 
   // codes: positions -> (n, dim), with settings {dim, ...options}; dim is the model's width, or the head's. kernel:
-  // distances -> dot products, for codes whose dot products depend on the distance alone, else null. biases.js adds
-  // those of "distance": distances -> (n, num_heads), with settings {num_heads, ...options}.
+  // distances -> product of the later position's code (a query's) and the earlier one's (a key's), where the distance
+  // alone decides it, else null. biases.js adds those of "distance": distances -> (n, num_heads), with settings
+  // {num_heads, ...options}.
   function registered(entries) {
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, of, options, formula, kernel]]) => {
       const settings = given => {
@@ -205,20 +214,23 @@ posenc.codes = (() => {
     return found;
   }
 
-  // The symmetric (n, n) matrix of a function of the distance, of which n values are given.
-  function ofDistance(values) {
+  // The (n, n) matrix of a function of the distance, row's position less column's: its values for 0 .. n-1 and, unless
+  // they are the same, for 0 .. 1-n.
+  function ofDistance(values, negative = values) {
     const n = values.length;
     const found = new Float64Array(n * n);
     for (let i = 0; i < n; i++) {
-      for (let j = 0; j < n; j++) found[i * n + j] = values[Math.abs(i - j)];
+      for (let j = 0; j < n; j++) found[i * n + j] = j <= i ? values[i - j] : negative[j - i];
     }
     return found;
   }
 
-  // The dot products of the codes of positions 0 .. n-1 under an encoding, from n values where these suffice.
+  // The products of positions 0 .. n-1 under an encoding, queries in rows, from 2n values where these suffice.
   function allPairs(name, n, settings) {
     const { codes, kernel } = lookup("encoding", ENCODINGS, name);
-    return kernel ? ofDistance(kernel(range(n), settings)) : dots(codes(range(n), settings), n, settings.dim);
+    const at = range(n);
+    if (!kernel) return dots(codes(at, settings), n, settings.dim);
+    return ofDistance(kernel(at, settings), kernel(at.map(distance => -distance), settings));
   }
 
   // The mean and the spread (standard deviation) of an (n, n) matrix over the pairs at each distance, the row's less
@@ -241,23 +253,23 @@ posenc.codes = (() => {
     return { mean, spread };
   }
 
-  // What RoPE makes of the score of two vectors of ones, which is 1 without it: the mean of cos(r theta_c) over the
-  // pairs, times the attention factor squared, for n queries (rows) and the keys up to them, at the relative positions
-  // of a map, {name, ...options}, or at their distances. NaN where the key is hidden. pairs: of the head, if some of
-  // them do not turn.
-  function scores(n, { invFreq, attentionFactor = 1, map = null, pairs = invFreq.length }) {
-    const { name, ...options } = map ?? { name: null };
-    const found = posenc.maps.grid(name, n, options);
-    const known = new Map(); // relative positions are few: n of them, or n times the map's fractions
-    const still = pairs - invFreq.length;
-    const score = r => (attentionFactor ** 2 * cosines([r], invFreq)[0] + still) / pairs;
-    for (let at = 0; at < n * n; at++) {
-      const r = found[at];
-      if (Number.isNaN(r)) continue;
-      if (!known.has(r)) known.set(r, score(r));
-      found[at] = known.get(r);
+  // What a kernel gives at relative positions, (n, n) as of posenc.maps.grid; NaN where the key is hidden. Few of them
+  // differ, mostly not along a diagonal, so the kernel is asked once for each.
+  function scores(relative, n, kernel) {
+    const places = new Map();
+    const placeOf = r => places.get(r) ?? places.set(r, places.size).get(r);
+    const place = new Int32Array(n * n);
+    for (let distance = 0; distance < n; distance++) {
+      let latest = NaN, index = 0;
+      for (let at = distance * n; at < n * n; at += n + 1) {
+        const r = relative[at];
+        if (r !== latest && !Number.isNaN(r)) index = placeOf(r);
+        latest = r;
+        place[at] = index;
+      }
     }
-    return found;
+    const values = kernel(Float64Array.from(places.keys()));
+    return relative.map((r, at) => (Number.isNaN(r) ? NaN : values[place[at]]));
   }
 
   return { ENCODINGS, range, dots, ofDistance, allPairs, byDistance, scores };

@@ -90,7 +90,7 @@ posenc.controls = (() => {
     function hint(wrap, told) {
       const place = wrap.querySelector(".hint");
       place.hidden = !told;
-      place.textContent = told ? told[0].toUpperCase() + told.slice(1) + (/[.)!]$/.test(told) ? "" : ".") : "";
+      place.textContent = told ? told[0].toUpperCase() + told.slice(1) + (/[.!]$/.test(told) ? "" : ".") : "";
     }
 
     function curveOf(state, wrap) {

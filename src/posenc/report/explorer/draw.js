@@ -135,8 +135,9 @@ posenc.draw = (() => {
     context.restore();
   }
 
-  // {rows, columns, values: row by row, pixel(value), x, y: labels, limit: the distance that training went to}
-  function heat(canvas, colours, { rows, columns, values, pixel, x, y, limit }) {
+  // {rows, columns, values: row by row, pixel(value), x, y: labels, limit: the distance that training went to,
+  // half: of which only what lies before the query is marked}
+  function heat(canvas, colours, { rows, columns, values, pixel, x, y, limit, half }) {
     const { context, box, dense } = frame(canvas, colours, 50);
     const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
     for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
@@ -162,7 +163,7 @@ posenc.draw = (() => {
       context.setLineDash([4, 4]);
       context.strokeStyle = colours.ink;
       context.beginPath();
-      for (const [c, r] of [[0, limit], [limit, 0]]) {
+      for (const [c, r] of half ? [[0, limit]] : [[0, limit], [limit, 0]]) {
         context.moveTo(box.x + c * wide, box.y + r * high);
         context.lineTo(box.x + (c + columns) * wide, box.y + (r + columns) * high);
       }
@@ -295,7 +296,7 @@ posenc.draw = (() => {
   // arcs over a line of tokens: [{from, to: in pixels, share: -1 .. 1}], the baseline at the bottom
   function arcs(canvas, colours, shown) {
     const { context, width, height } = surface(canvas);
-    for (const { from, to, share } of shown) {
+    for (const { from, to, share } of shown.filter(one => one.share !== 0)) {
       const high = Math.min(height - 6, 14 + (Math.abs(to - from) / width) * height * 1.5);
       context.strokeStyle = (share < 0 ? colours.around.css[30] : colours.around.css[225]);
       context.globalAlpha = 0.25 + 0.75 * Math.abs(share);

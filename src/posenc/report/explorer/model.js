@@ -42,6 +42,7 @@ posenc.model = (() => {
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
     const changed = Boolean(map) || turned !== plain;
+    const ofHead = sign => positions.map(distance => added(s.head - 1, sign * distance));
 
     const target = { state: s, entry, kind, rotates, waves, refused, map, n, positions, plain, turned, changed, kernel };
     return lazily(target, {
@@ -51,10 +52,9 @@ posenc.model = (() => {
       },
       products() {
         if (kind === "nothing") return null;
-        if (kind === "distance") return toeplitz(target.ofHead, n);
-        if (map) return kernel ? mapped(target.relative, kernel, of(turned)) : null;
-        if (kernel) return posenc.codes.ofDistance(kernel(positions, of(turned)));
-        return s.encoding === "xpos" ? null : posenc.codes.dots(target.codes, n, s.dim);
+        if (kind === "distance") return posenc.codes.ofDistance(ofHead(1), ofHead(-1));
+        if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(turned)));
+        return posenc.codes.allPairs(s.encoding, n, of(turned));
       },
       codesTop: () => greatest(target.codes),
       productsTop: () => greatest(target.products),
@@ -68,19 +68,8 @@ posenc.model = (() => {
       decayPlain: () => (kernel && changed ? kernel(positions, of(plain)) : null),
       wavelengths: () => turned && posenc.frequencies.wavelengths(turned.invFreq),
       wavelengthsPlain: () => (plain && turned !== plain ? posenc.frequencies.wavelengths(plain.invFreq) : null),
-      heads: () => bias && bias.heads(s.heads),
       bias() {  // (heads, n): what a query adds to its score with a key so many positions before it
-        if (!bias) return null;
-        const first = positions.map(distance => added(0, distance));
-        const found = new Float64Array(s.heads * n);
-        target.heads.forEach((weight, head) => first.forEach((value, at) => {
-          found[head * n + at] = (value * weight) / target.heads[0];
-        }));
-        return found;
-      },
-      ofHead() {  // of the head shown, for distances 1-n .. n-1
-        const at = Float64Array.from({ length: 2 * n - 1 }, (_, index) => index - n + 1);
-        return at.map(distance => added(s.head - 1, distance));
+        return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }) : null;
       },
       codesAt: () => at => (kind === "position" ? entry.codes(at, of(turned)) : null),
       score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
@@ -88,7 +77,6 @@ posenc.model = (() => {
         if (kind === "distance") return added(s.head - 1, query - key);
         const [late, early] = [Math.max(query, key), Math.min(query, key)];
         if (kernel) return kernel([map ? map.of(mapOptions)(late, early) : late - early], of(turned))[0];
-        if (s.encoding === "xpos") return null;
         return posenc.codes.dots(entry.codes([query, key], of(turned)), 2, s.dim)[1];
       },
       scoredAt: () => (query, key) => {
@@ -101,7 +89,6 @@ posenc.model = (() => {
   function refusal(s, rotates, chosen) {
     if (chosen === "none") return "";
     if (!rotates) return "Extension methods change what turns queries and keys: RoPE and its kin.";
-    if (chosen === "map" && s.encoding === "xpos") return "Position maps are shown for encodings whose queries and keys turn alike.";
     if (chosen === "schedule" && s.curve !== "geometric") return "Frequency schedules start from θ = base^−t; choose that curve to see one.";
     return "";
   }
@@ -115,26 +102,6 @@ posenc.model = (() => {
       ? schedule.make(width, base, posenc.state.arguments("method", s, schedule))
       : { invFreq: posenc.frequencies.curve({ dim: width, base, curve, exponent }), attentionFactor: 1 };
     return settings.fraction === undefined ? found : posenc.frequencies.fastest(found, settings.fraction);
-  }
-
-  function toeplitz(values, n) {
-    const found = new Float64Array(n * n);
-    for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) found[i * n + j] = values[i - j + n - 1];
-    return found;
-  }
-
-  function mapped(relative, kernel, settings) {  // the product at each pair's relative position; hidden ones stay NaN
-    const places = new Map(), found = new Float64Array(relative.length), which = new Int32Array(relative.length).fill(-1);
-    for (let at = 0; at < relative.length; at++) {
-      const r = relative[at];
-      if (Number.isNaN(r)) continue;
-      let place = places.get(r);
-      if (place === undefined) places.set(r, (place = places.size));
-      which[at] = place;
-    }
-    const products = kernel(Float64Array.from(places.keys()), settings);
-    for (let at = 0; at < found.length; at++) found[at] = which[at] < 0 ? NaN : products[which[at]];
-    return found;
   }
 
   function greatest(values) {  // in size, of those that are numbers

@@ -111,6 +111,7 @@ posenc.tokens = (() => {
 
     function numbers(chosen, scores, model) {
       const s = state, top = greatest(scores), bias = model.kind === "distance", column = unit(model);
+      const signed = scores.some(score => score < 0);
       const what = { bias: `What head ${s.head} adds to the score of`, bucket: "T5’s bucket of the distance from" }[column] || "Dot products of";
       const with_ = column === "bucket" ? "to" : "with";
       find("#explorer-scores-title").textContent = `${what} “${s.tokens[chosen]}”, at position ${s.at[chosen]}, ${with_}`;
@@ -118,7 +119,7 @@ posenc.tokens = (() => {
       find(".scores tbody").replaceChildren(...s.tokens.flatMap((word, index) => {
         if (index === chosen) return [];
         const apart = s.at[chosen] - s.at[index], seen = model.map ? [model.scoredAt(s.at[chosen], s.at[index])] : [];
-        const line = row("td", [String(s.at[index]), number(bias ? apart : Math.abs(apart)), ...seen.map(data), data(scores[index]), bar(scores[index], top)]);
+        const line = row("td", [String(s.at[index]), number(bias ? apart : Math.abs(apart)), ...seen.map(data), data(scores[index]), bar(scores[index], top, signed)]);
         line.prepend(Object.assign(document.createElement("th"), { scope: "row", textContent: word }));
         return [line];
       }));
@@ -207,13 +208,13 @@ posenc.tokens = (() => {
     return Object.assign(document.createElement("data"), { value: String(value), textContent: number(value) });
   }
 
-  function bar(score, top) {
-    const found = Object.assign(document.createElement("span"), { className: "bar" });
+  function bar(score, top, signed) {  // from the left, or from the middle where some are below zero
+    const found = Object.assign(document.createElement("span"), { className: `bar ${signed ? "signed" : ""}` });
     if (score === null || Number.isNaN(score) || score === 0) return found;
-    const inside = document.createElement("i"), share = (Math.abs(score) / top) * 50;
+    const inside = document.createElement("i"), share = (Math.abs(score) / top) * (signed ? 50 : 100);
     inside.className = score < 0 ? "less" : "";
     inside.style.width = `${share}%`;
-    inside.style.left = `${score < 0 ? 50 - share : 50}%`;
+    inside.style.left = `${signed ? (score < 0 ? 50 - share : 50) : 0}%`;
     found.append(inside);
     return found;
   }

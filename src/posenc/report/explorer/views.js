@@ -80,7 +80,7 @@ posenc.views = (() => {
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
-      x: "key’s position", y: "query’s position", limit: m.state.trained,
+      x: "key’s position", y: "query’s position", limit: m.state.trained, half: Boolean(m.map),
     }),
     legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
     read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
@@ -152,7 +152,7 @@ posenc.views = (() => {
   }
 
   const waves = {
-    absent: m => (m.waves ? "" : `${title(m)} has no waves: nothing in it turns.`),
+    absent: m => (m.waves ? "" : m.kind === "nothing" ? "Without an encoding nothing turns." : `${title(m)} has no waves: nothing in it turns.`),
     see(m) {
       const unfinished = m.wavelengths.filter(w => w > m.state.trained).length, pairs = m.wavelengths.length;
       const told = `${count(unfinished)} of ${several(pairs, "pair")} never finish${pairs === 1 || unfinished === 1 ? "es" : ""} a turn within the ${count(m.state.trained)} positions of training`;
