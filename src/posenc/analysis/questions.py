@@ -36,12 +36,15 @@ SCHEDULES = ("default", "linear", "ntk", "yarn")
 
 @dataclass(frozen=True, eq=False)
 class Several(Finding):
-    """The same question asked several times: the most important sentence of each answer."""
+    """The same question asked several times. keep: how many sentences of each answer are said; those common to all
+    once."""
 
     findings: tuple[Any, ...]
+    keep: int = 1
 
     def sentences(self) -> list[str]:
-        return [first(finding) for finding in self.findings]
+        said = [sentence for finding in self.findings for sentence in finding.sentences()[: self.keep]]
+        return list(dict.fromkeys(said))
 
     def to_dict(self) -> dict[str, Any]:
         return {"findings": [finding.to_dict() for finding in self.findings], "sentences": self.sentences()}
@@ -162,13 +165,15 @@ QUESTIONS: tuple[Question, ...] = (
             _pairs(s)[0],
             models=(Model(s.name, *_pairs(s), s.trained),),
         ),
-        lambda s, f: (Picture(plots.base_against_length, (f,)),),
+        lambda s, f: (Picture(plots.base_bound, (f,)),),
+        lambda f: f.sentences()[-1],
     ),
     Question(
         "digits",
         f"What do texts {FACTOR} times longer do to each pair, and what do schedules?",
         lambda s: Several(
-            tuple(digits([s.trained - 1], *_pairs(s), name, factor=FACTOR, length=s.trained) for name in _schedules(s))
+            tuple(digits([s.trained - 1], *_pairs(s), name, factor=FACTOR, length=s.trained) for name in _schedules(s)),
+            keep=4,
         ),
         lambda s, f: (Picture(plots.digits, f.findings), Picture(plots.squeeze, f.findings)),
     ),

@@ -10,15 +10,7 @@ from posenc.analysis.plots.codes import (
     step_sizes,
     wavelengths,
 )
-from posenc.analysis.plots.decay import (
-    base_against_length,
-    base_bound,
-    bound,
-    curves,
-    integral_and_sum,
-    kernel,
-    rope_bound,
-)
+from posenc.analysis.plots.decay import base_bound, curves, integral_and_sum, kernel, rope_bound
 from posenc.analysis.plots.expansion import (
     expansion_remainder,
     expansion_terms,
@@ -35,10 +27,8 @@ from posenc.analysis.plots.symmetry import symmetry_bars, twins_apart
 from posenc.analysis.plots.terms import position_by_distance, position_map, pruning_cost, term_shares
 
 __all__ = [
-    "base_against_length",
     "base_bound",
     "bias_by_distance",
-    "bound",
     "cosine_histogram",
     "counter",
     "curves",
