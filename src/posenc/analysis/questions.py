@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FACTOR = 4
 """How much longer the texts are for which schedules stretch RoPE."""
+LONGEST_SEARCH = 100_000
+"""Codes among which two equal ones are looked for, in a text of 400 positions or more."""
 SCHEDULES = ("default", "linear", "ntk", "yarn")
 
 
@@ -122,7 +124,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "properties",
         "Is every position told apart, evenly and for good?",
-        lambda s: properties(s.codes, s.length, trained=s.trained),
+        lambda s: properties(s.codes, s.length, trained=s.trained, search=min(LONGEST_SEARCH, 256 * s.length)),
         lambda s, f: (
             Picture(plots.heat_map, (s.codes,)),
             Picture(plots.step_sizes, (f.steps,)),
