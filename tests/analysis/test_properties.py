@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.analysis import bounded, codes_of, deterministic, properties, steps, unique
@@ -72,6 +72,11 @@ def test_in_bfloat16_position_257_is_256():
     assert unique("sinusoidal", dtype=torch.float32, search=4096).collision is None
 
 
+def test_more_positions_than_a_dtype_can_count_are_refused():
+    with pytest.raises(InputError, match=r"length=66000: more than torch.float16 can count; pass 65504 or fewer"):
+        unique("sinusoidal", 66_000, dtype=torch.float16)
+
+
 def test_normalized_codes_are_compared_within_one_text():
     torch.manual_seed(0)
     found = unique("normalized", length=100, search=1000)
@@ -83,6 +88,7 @@ def table(seed, rows=60, dim=6):
     return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), twin=st.integers(1, 59), of=st.integers(0, 58))
 def test_a_planted_twin_is_found(seed, twin, of):
     of = min(of, twin - 1)
@@ -94,6 +100,7 @@ def test_a_planted_twin_is_found(seed, twin, of):
     assert found.pair == (of, twin)
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(60)))
 def test_shuffling_rows_changes_steps_but_not_whether_they_are_unique(seed, order):
     codes = table(seed).cumsum(0)
@@ -107,6 +114,12 @@ def test_shuffling_rows_changes_steps_but_not_whether_they_are_unique(seed, orde
 def test_far_collisions_are_found_in_linear_memory():
     codes = codes_of(lambda at: sinusoidal(at % 70_001, 16, dtype=torch.float64))
     assert unique(codes, search=100_000).collision == (70_001, 0)
+
+
+def test_codes_that_shrink_to_nothing_are_told_apart_until_they_are_not():
+    at, earlier = unique("xpos", search=100_000).collision
+    assert earlier == at - 1
+    assert 70_000 < at < 80_000  # where a step is below 1e-6 of a code's norm
 
 
 def test_many_that_are_alike_do_not_make_it_slow():
@@ -275,7 +288,7 @@ def test_a_noisy_function_is_measured_not_refused():
 def test_positions_that_are_refused_are_said_to_be():
     found = deterministic("randomized+sinusoidal", 64)
     assert math.isinf(found.differences["alone"])
-    assert "The code of a position is refused asked for alone." in found.sentences()
+    assert "The code of a position is refused when asked for alone." in found.sentences()
     assert found.to_dict()["differences"]["alone"] is None
 
 

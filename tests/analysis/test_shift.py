@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import functional
@@ -46,6 +46,7 @@ def test_the_fit_finds_the_known_rotation_on_the_codes(text):
     assert torch.allclose(own @ fitted.matrix.T, own @ exact.matrix.T, atol=1e-7)
 
 
+@settings(max_examples=40)
 @given(a=st.integers(-40, 40).filter(bool), b=st.integers(-40, 40).filter(bool))
 def test_shifts_add_up(a, b):
     first, second = (shift_matrix(codes8, k, length=256) for k in (a, b))

@@ -241,10 +241,10 @@ def _exponent(norms: Tensor, start: int) -> float:
 
 
 ASPECTS = {
-    "again": "asked for a second time",
-    "order": "asked for in another order",
+    "again": "when asked for a second time",
+    "order": "when asked for in another order",
     "beside": "in a batch, beside other texts",
-    "alone": "asked for alone",
+    "alone": "when asked for alone",
     "prefix": "in a shorter text",
     "training": "in training",
 }
