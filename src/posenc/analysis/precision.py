@@ -98,8 +98,8 @@ class PhaseError(Finding):
         if "module" not in self.causes:
             return []
         return [
-            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: its tables stay in "
-            "float64, and what remains is the rounding of the result."
+            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: it keeps frequencies "
+            "and phases in float64 and rounds the result."
         ]
 
 

@@ -58,7 +58,9 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     Raises:
         InputError: a length below 2, digits outside 1 .. 62, a base not above 0.
     """
-    length = whole("length", length, 2)
+    length, digits = whole("length", length, 2), whole("digits", digits)
+    if digits > 62:
+        raise InputError(f"digits={digits}: 62 at most, for positions are counted in 64 bits")
     at = torch.arange(length)
     bits = binary_digits(at, digits).double()
     periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)
