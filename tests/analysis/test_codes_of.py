@@ -41,11 +41,11 @@ def test_every_encoding_has_codes_or_says_why_not(name):
         return
     codes = codes_of(name)
     values = codes(AT)
-    assert values.shape[0] == len(AT) and values.dtype == torch.float64
+    assert values.shape[0] == len(AT)
+    assert values.dtype == torch.float64
     assert codes.name == name
-    same = bool((values == values[0]).all())
-    zero = name in ("multiplicative", "beit", "swin", "shaw")  # their tables may start at nothing
-    assert not same or zero
+    starts_at_nothing = name in ("multiplicative", "beit")
+    assert bool((values == values[0]).all()) == starts_at_nothing
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,8 @@ def test_a_position_map_has_codes_of_mapped_distances():
     codes = codes_of("rope@rerope:window=16")
     values, plain = codes(torch.arange(40)), codes_of("rope")(torch.arange(40))
     assert codes.of == "distance"
-    assert torch.equal(values[:16], plain[:16]) and torch.allclose(values[16:], plain[16].expand(24, -1))
+    assert torch.equal(values[:16], plain[:16])
+    assert torch.allclose(values[16:], plain[16].expand(24, -1))
     with pytest.raises(InputError, match=r"more than the distance"):
         codes_of("rope@self_extend:window=16:group=4")
     with pytest.raises(InputError, match=r"hides keys from distance 10 on"):
@@ -163,7 +164,8 @@ def test_tables(kind):
     weight = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
     table = {"tensor": weight, "array": weight.numpy(), "parameter": nn.Parameter(weight)}.get(kind)
     codes = codes_of(nn.Embedding.from_pretrained(weight) if table is None else table)
-    assert torch.equal(codes(AT), weight.double()) and codes.limit == 20
+    assert torch.equal(codes(AT), weight.double())
+    assert codes.limit == 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -179,7 +181,8 @@ def test_a_module_from_positions_to_codes_is_a_function():
         def forward(self, at):
             return sinusoidal(at, 8)
 
-    assert codes_of(Own()).name == "Own" and codes_of(Own())(AT).shape == (20, 8)
+    assert codes_of(Own()).name == "Own"
+    assert codes_of(Own())(AT).shape == (20, 8)
 
 
 # ---------------------------------------------------------------- models
@@ -200,7 +203,8 @@ def test_models_with_a_learned_table():
     assert torch.equal(codes_of(roberta)(AT), roberta.embeddings.position_embeddings.weight[2:22].double())
     opt = small(transformers.OPTConfig(hidden_size=32, num_hidden_layers=1, ffn_dim=32, num_attention_heads=2,
                                        vocab_size=50, max_position_embeddings=64, word_embed_proj_dim=32))  # fmt: skip
-    assert codes_of(opt).limit == 64 and codes_of(opt).name == "opt"
+    assert codes_of(opt).limit == 64
+    assert codes_of(opt).name == "opt"
     with pytest.raises(InputError, match=r"0 .. 63 alone"):
         codes_of(opt)(torch.tensor([64]))
 
@@ -215,6 +219,15 @@ def test_models_that_rotate_as_they_are_now():
     assert torch.equal(codes_of(llama)(AT), plain(AT))
     with pytest.raises(InputError, match=r"layer=2"):
         codes_of(llama, layer=2)
+
+
+def test_a_model_under_a_position_map_has_codes_of_mapped_distances():
+    llama = small(transformers.LlamaConfig(**SMALL, max_position_embeddings=64))
+    plain = codes_of(llama)(AT)
+    posenc.extend(llama, "rerope", factor=4, window=8)
+    codes = codes_of(llama)
+    assert codes.of == "distance"
+    assert torch.allclose(codes(AT), plain[AT.clamp(max=8)])
 
 
 @pytest.mark.parametrize("kind", [transformers.T5Config, transformers.UMT5Config])
@@ -246,7 +259,8 @@ def test_a_trained_table_is_unique_but_for_its_length():
     codes = codes_of(model)
     assert (codes.limit, codes.name) == (512, "bert")
     found = unique(codes)
-    assert found.holds and found.smallest > 0.1 * found.norm
+    assert found.holds
+    assert found.smallest > 0.1 * found.norm
 
 
 # ---------------------------------------------------------------- bad input
@@ -300,7 +314,7 @@ def test_bad_subjects(subject, message):
     ("positions", "message"),
     [
         (torch.arange(13), r"positions up to 12: table has codes of 0 .. 11 alone"),
-        (torch.tensor([-1]), r"-1 is negative"),
+        (torch.tensor([-1]), r"positions from -1: table starts at 0"),
         (torch.tensor([0.5]), r"whole positions alone"),
         (torch.arange(0), r"at least one"),
         (torch.zeros(1, 2, 3), r"positions of shape \(1, 2, 3\)"),
@@ -330,3 +344,14 @@ def test_grids_are_read_at_their_coordinates():
     grid = create("grid_sinusoidal", **SHAPE)
     places = Positions.grid(3, 4)
     assert torch.equal(codes_of(grid)(places.q[0]), grid.codes(places)[0].double())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("text", ["sinusoidal", "learned", "rope", "pope", "alibi", "t5", "shaw", "floater", "tupe"])
+def test_codes_on_a_gpu_come_back_in_float64(text):
+    encoding = create(text, **SHAPE).eval()
+    here = codes_of(encoding)(AT)
+    there = codes_of(encoding.cuda())
+    assert there(AT).device.type == "cpu"
+    assert torch.allclose(there(AT), here, atol=1e-5)
+    assert torch.equal(codes_of(lambda at: here.float().cuda()[at.cuda()])(AT), here.float().double())

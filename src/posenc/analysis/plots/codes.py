@@ -38,9 +38,9 @@ def dot_products(ax: "Axes", subject: Any, length: int = 128) -> None:
 @plot("Where the line reaches 1, further directions add nothing: the codes lie in that few dimensions.")
 def singular_values(ax: "Axes", spectrum: Spectrum) -> None:
     """The share of the variance in each direction, and in all up to it."""
-    count = torch.arange(1, len(spectrum.share) + 1)
+    count = range(1, len(spectrum.share) + 1)
     each = spectrum.share.diff(prepend=torch.zeros(1, dtype=spectrum.share.dtype))
-    ax.bar(count, each, color=PALETTE[0], label="each direction")
+    ax.bar(count, each.tolist(), color=PALETTE[0], label="each direction")
     ax.plot(count, spectrum.share, color=PALETTE[1], label="all up to it")
     ax.axvline(spectrum.directions_99, color=SOFT, linestyle=":", label=f"99% in {spectrum.directions_99}")
     ax.set(xlabel="direction", ylabel="share of the variance", ylim=(0, 1.02))
@@ -123,7 +123,7 @@ def _read(subject: Any, length: int) -> tuple[Codes, Tensor]:
 
 def _image(ax: "Axes", values: Tensor, aspect: Any = "auto") -> None:
     most = float(values.abs().max()) or 1.0
-    image = ax.imshow(values, aspect=aspect, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
+    image = ax.imshow(values.numpy(), aspect=aspect, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
     _count(ax)
     ax.figure.colorbar(image, ax=ax)
