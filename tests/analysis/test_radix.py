@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc.analysis import counter, digits
-from posenc.analysis.radix import TURN
 from posenc.encodings import Sinusoidal
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -28,7 +27,7 @@ def test_the_counters_codes_are_the_sinusoidal_encodings():
     found = counter(50, 6, base=500.0)
     codes = Sinusoidal(12, base=500.0).codes(Positions.arange(50))[0]
     torch.testing.assert_close(found.codes, codes[:, 0::2])
-    torch.testing.assert_close(found.wavelengths, TURN * 500.0 ** (torch.arange(6).double() / 6))
+    torch.testing.assert_close(found.wavelengths, math.tau * 500.0 ** (torch.arange(6).double() / 6))
     largest, smallest = found.code_steps
     assert largest == pytest.approx(smallest)
     assert smallest == pytest.approx(float((codes[1] - codes[0]).norm()))
@@ -52,7 +51,7 @@ def test_a_pair_turns_by_the_position_over_its_unit():
 
 def test_extrapolation_and_interpolation():
     plain, linear = digits([0], 128), digits([0], 128, schedule="linear")
-    full = int((plain.trained >= TURN).sum())
+    full = int((plain.trained >= math.tau).sum())
     assert plain.beyond == list(range(full, 64))
     assert torch.equal(plain.squeeze, torch.ones(64).double())
     assert linear.beyond == []

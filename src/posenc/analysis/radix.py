@@ -15,8 +15,6 @@ from posenc.errors import InputError
 from posenc.frequencies.vector import a_length, at_least_one
 from posenc.functional import binary_digits, frequency_curve
 
-TURN = 2 * math.pi
-
 
 @dataclass(frozen=True, eq=False)
 class Counter(Finding):
@@ -43,7 +41,7 @@ class Counter(Finding):
         return [
             f"Bit k flips every 2^k positions: bit 0 at each, bit {digits - 1} every {2 ** (digits - 1)}. A sine of period "
             "2^(k+1) is positive exactly where the bit is 1: the same picture, smooth.",
-            f"Pair c of a sinusoidal code turns once in {TURN:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
+            f"Pair c of a sinusoidal code turns once in {math.tau:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
             f"{float(self.wavelengths[0]):.4g} to {float(self.wavelengths[-1]):.4g}.",
             f"Between neighbours the bits move by {self.bit_steps[1]:.3g} to {self.bit_steps[0]:.3g}, for a carry flips "
             f"many at once; the code moves by {self.code_steps[0]:.3g} at every step.",
@@ -71,10 +69,10 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
         length,
         base,
         bits,
-        -((at[:, None] + 0.5) * TURN / periods).sin(),
+        -((at[:, None] + 0.5) * math.tau / periods).sin(),
         angles.sin(),
         periods,
-        TURN / theta,
+        math.tau / theta,
         _steps(bits),
         _steps(code),
     )
@@ -139,13 +137,13 @@ class Digits(Finding):
         )
 
     def _about_training(self) -> str:
-        full = int((self.trained >= TURN).sum())
+        full = int((self.trained >= math.tau).sum())
         pairs = len(self.trained)
         if full == pairs:
             return f"In {self.length} trained positions every pair makes a full turn: there is no angle it has not met."
         return (
             f"In {self.length} trained positions {full} of {pairs} pairs make a full turn; the slowest gets "
-            f"{float(self.trained[-1]) / TURN:.3g} of one."
+            f"{float(self.trained[-1]) / math.tau:.3g} of one."
         )
 
     def _about_reach(self) -> str:
@@ -156,8 +154,8 @@ class Digits(Finding):
         worst = int(self.unseen.argmax())
         return (
             f"{told}: {len(beyond)} pairs ({beyond[0]} to {beyond[-1]}) meet angles that they never met in training, most "
-            f"of all pair {worst}, trained up to {float(self.trained[worst]) / TURN:.3g} turns and now at "
-            f"{float(self.reached[worst]) / TURN:.3g}."
+            f"of all pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
+            f"{float(self.reached[worst]) / math.tau:.3g}."
         )
 
     def _about_squeeze(self) -> str:
@@ -219,8 +217,8 @@ def digits(
     inv_freq = schedules.create(given, head_dim, base).inv_freq
     beta = _whole_if_nearly(base ** (2 / head_dim))
     units = beta ** torch.arange(len(plain), dtype=torch.float64, device="cpu")
-    trained = (length * plain).clamp(max=TURN)
-    reached = (factor * length * inv_freq).clamp(max=TURN)
+    trained = (length * plain).clamp(max=math.tau)
+    reached = (factor * length * inv_freq).clamp(max=math.tau)
     unseen = (reached - trained).clamp(min=0)
     return Digits(
         head_dim,
