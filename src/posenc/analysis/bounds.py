@@ -216,13 +216,13 @@ def base_bound(
     models = [model for model in MODELS if model.rotary_dim == head_dim] if models is None else models
     named = "plain RoPE" if schedule is None else schedule if isinstance(schedule, str) else schedules.as_text(schedule)
     return BaseBound(
-        head_dim,
-        named,
-        tuple(lengths),
-        tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths),
-        tuple(length / CI_ZERO for length in lengths),
-        tuple(models),
-        tuple(model.longest for model in models),
+        head_dim=head_dim,
+        schedule=named,
+        lengths=tuple(lengths),
+        bases=tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths),
+        limits=tuple(length / CI_ZERO for length in lengths),
+        models=tuple(models),
+        longest=tuple(model.longest for model in models),
     )
 
 

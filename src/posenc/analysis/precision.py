@@ -137,15 +137,15 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
         distinct += int((kept.diff(prepend=kept.new_tensor([last])) != 0).sum())
         last = float(kept[-1])
     return PhaseError(
-        encoding.name or type(encoding).__name__,
-        str(dtype)[6:],
-        length,
-        theta,
-        {name: tally.cause(name) for name, tally in tallies.items()},
-        edges[1:] - 1,
-        torch.stack([tally.by_pair for tally in tallies.values()]),
-        torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
-        distinct,
+        name=encoding.name or type(encoding).__name__,
+        dtype=str(dtype)[6:],
+        length=length,
+        inv_freq=theta,
+        causes={name: tally.cause(name) for name, tally in tallies.items()},
+        positions=edges[1:] - 1,
+        by_pair=torch.stack([tally.by_pair for tally in tallies.values()]),
+        by_position=torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
+        distinct=distinct,
     )
 
 

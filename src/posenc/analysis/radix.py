@@ -66,15 +66,15 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     angles = at[:, None] * theta
     code = torch.cat((angles.sin(), angles.cos()), -1)
     return Counter(
-        length,
-        base,
-        bits,
-        -((at[:, None] + 0.5) * math.tau / periods).sin(),
-        angles.sin(),
-        periods,
-        math.tau / theta,
-        _steps(bits),
-        _steps(code),
+        length=length,
+        base=base,
+        bits=bits,
+        waves=-((at[:, None] + 0.5) * math.tau / periods).sin(),
+        codes=angles.sin(),
+        periods=periods,
+        wavelengths=math.tau / theta,
+        bit_steps=_steps(bits),
+        code_steps=_steps(code),
     )
 
 
@@ -221,19 +221,19 @@ def digits(
     reached = (factor * length * inv_freq).clamp(max=math.tau)
     unseen = (reached - trained).clamp(min=0)
     return Digits(
-        head_dim,
-        base,
-        beta,
-        _named(schedule),
-        float(factor),
-        length,
-        at,
-        (at[:, None] / units).floor().remainder(beta),
-        inv_freq,
-        trained,
-        reached,
-        unseen.where(unseen > 1e-9 * trained, 0.0),
-        plain / inv_freq,
+        head_dim=head_dim,
+        base=base,
+        beta=beta,
+        schedule=_named(schedule),
+        factor=float(factor),
+        length=length,
+        positions=at,
+        values=(at[:, None] / units).floor().remainder(beta),
+        inv_freq=inv_freq,
+        trained=trained,
+        reached=reached,
+        unseen=unseen.where(unseen > 1e-9 * trained, 0.0),
+        squeeze=plain / inv_freq,
     )
 
 
