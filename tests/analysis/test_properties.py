@@ -72,6 +72,11 @@ def test_in_bfloat16_position_257_is_256():
     assert unique("sinusoidal", dtype=torch.float32, search=4096).collision is None
 
 
+def test_more_positions_than_a_dtype_can_count_are_refused():
+    with pytest.raises(InputError, match=r"length=66000: more than torch.float16 can count; pass 65504 or fewer"):
+        unique("sinusoidal", 66_000, dtype=torch.float16)
+
+
 def test_normalized_codes_are_compared_within_one_text():
     torch.manual_seed(0)
     found = unique("normalized", length=100, search=1000)

@@ -92,6 +92,8 @@ def unique(
         raise InputError(f"tolerance={tolerance}: a share of the norm, from 0 to 1")
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"dtype={dtype}: pass a floating one, such as torch.bfloat16")
+    if dtype is not None and length > torch.finfo(dtype).max:
+        raise InputError(f"length={length}: more than {dtype} can count; pass {torch.finfo(dtype).max:.0f} or fewer")
     furthest = [SEARCH if codes.reach is None else codes.reach, *([] if codes.limit is None else [codes.limit])]
     searched = max(length, min(furthest)) if search is None else whole("search", search, length)
     searched = searched if codes.limit is None else min(searched, codes.limit)
