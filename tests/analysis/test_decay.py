@@ -126,11 +126,11 @@ def test_sums_at_distance_128(dim, value):
 
 
 def test_sums_tend_to_the_integral():
-    x = torch.arange(200.0)
+    x = torch.arange(100.0)
     apart = [
-        float((f := curves(x, (1000.0,), (2.0,), dim=d)).sums.sub(f.integrals).abs().max()) for d in (64, 512, 4096)
+        float((f := curves(x, (1000.0,), (2.0,), dim=d)).sums.sub(f.integrals).abs().max()) for d in (64, 512, 2048)
     ]
-    assert apart[0] > 4 * apart[1] > 16 * apart[2]
+    assert apart[0] > 4 * apart[1] > 8 * apart[2]
     found = curves(x, (1000.0,), (2.0,))
     assert found.names == ("1000^-t", "t^2")
     torch.testing.assert_close(found.integrals[1], decay_integral(x, "power", exponent=2.0))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.analysis import phase_error
-from posenc.analysis.precision import CAUSES, TURN
+from posenc.analysis.precision import CAUSES
 from posenc.encodings import Rotary, Sinusoidal
 from posenc.errors import InputError
 
@@ -73,7 +73,7 @@ def test_against_numbers_one_by_one(length, pairs, dtype):
     torch.testing.assert_close(found.by_position[row], upto[found.positions], atol=1e-12, rtol=1e-9)
     cause = found.causes["all"]
     assert cause.rms == pytest.approx(float(errors.square().mean().sqrt()), abs=1e-12)
-    tenth = (errors.amax(1) > TURN / 10).nonzero()
+    tenth = (errors.amax(1) > math.tau / 10).nonzero()
     assert cause.tenth == (int(tenth[0]) if len(tenth) else None)
     assert int(found.positions[-1]) == length - 1
 

@@ -107,7 +107,7 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     The bases that do so are no interval: some fail above the first that does not. So bases are tried upwards, each a
     factor 1 + step above the last, and windows narrower than that are passed over (128k at head_dim 128: 4.87e6 with
     step 1e-4, 7.79e6 with 1e-3). With infinitely many pairs it is length / 0.6165, see `decay_integral`. schedule: made
-    for each base, plain RoPE if None. Half a second for 8k, minutes for 1M.
+    for each base, plain RoPE if None. A second for 8k, ten for 1M.
 
     Raises:
         InputError: a length below 1, an odd head_dim, a step outside 1e-6 .. 1, or no such base up to 1e15.
@@ -192,7 +192,7 @@ class BaseBound(Finding):
 def _about(model: Model, longest: int | None) -> str:
     told = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
     if longest is None:
-        return f"{told}: the sum of its cosines is never negative."
+        return f"{told}: the sum of its cosines is not negative within 2^20 positions."
     verdict = "beyond" if longest >= model.length else "short of"
     return f"{told}: the sum of its cosines is first negative at {longest}, {verdict} the length it was trained on."
 
@@ -216,13 +216,13 @@ def base_bound(
     models = [model for model in MODELS if model.rotary_dim == head_dim] if models is None else models
     named = "plain RoPE" if schedule is None else schedule if isinstance(schedule, str) else schedules.as_text(schedule)
     return BaseBound(
-        head_dim,
-        named,
-        tuple(lengths),
-        tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths),
-        tuple(length / CI_ZERO for length in lengths),
-        tuple(models),
-        tuple(model.longest for model in models),
+        head_dim=head_dim,
+        schedule=named,
+        lengths=tuple(lengths),
+        bases=tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths),
+        limits=tuple(length / CI_ZERO for length in lengths),
+        models=tuple(models),
+        longest=tuple(model.longest for model in models),
     )
 
 
@@ -232,10 +232,10 @@ def frequencies_of(given: Schedule | Frequencies | Tensor | None, head_dim: int,
     Raises:
         InputError: they are not head_dim/2 finite numbers, or what the schedule refuses.
     """
+    check_even("head_dim", head_dim)
     if given is None:
         return frequency_curve(head_dim, base)
     if isinstance(given, (str, Mapping)):
-        check_even("head_dim", head_dim)
         return schedules.create(schedules.parse(given) if isinstance(given, str) else given, head_dim, base).inv_freq
     found = given.inv_freq if isinstance(given, Frequencies) else given
     if not isinstance(found, Tensor) or found.shape != (head_dim // 2,) or not bool(found.isfinite().all()):

@@ -65,7 +65,10 @@ class Kernel(Finding):
 
     def _about_distance(self) -> str:
         if self.stationary:
-            return f"The dot product of two codes of {self.name} depends on their distance alone."
+            return (
+                f"The dot product of two codes of {self.name} depends on their distance alone: over all places it spreads "
+                f"by {float(self.spread.max()):.1g} at most."
+            )
         at = int(self.spread.argmax())
         return (
             f"The dot product of two codes of {self.name} is no function of their distance: between positions {at} apart "
@@ -95,19 +98,19 @@ class Kernel(Finding):
     def _about_random(self) -> str:
         told = f"Two random vectors of {self.dim} channels have {self.random:.3g} or so"
         if self.like_random is None:
-            return f"{told}: within {self.length} positions two codes are always further from it."
+            return f"{told}: any two codes within {self.length} positions are more alike, or more opposed, on average."
         return f"{told}: codes {self.like_random} positions apart are as unrelated as these."
 
 
 def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """The dot product of codes by distance, over all pairs of the first `length` positions.
 
-    subject, options: see `codes_of`. Memory grows with the length, time
-    with its square: 16384 positions of 64 channels take some seconds.
+    subject, options: see `codes_of`. Memory grows with the length, time with its square: 16384 positions of 64 channels
+    take a quarter of a minute.
 
     Raises:
-        InputError: a subject whose codes belong to distances, a length below 2 or past what it defines, codes
-            that are all zero.
+        InputError: a subject whose codes belong to distances, a length below 2 or past what it defines, codes that are
+            all zero.
     """
     codes = codes_of(subject, **options)
     if codes.of == "distance":
@@ -120,12 +123,21 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     mean, spread, asymmetry = _by_distance(values / math.sqrt(power))
     level = float(mean[0])
     rises = mean[1:] > mean[:-1] + 1e-12
+    random = values.shape[1] ** -0.5
     return Kernel(
-        codes.name, values.shape[1], length, mean, spread, asymmetry,
-        first_rise=_first(rises, 1), first_zero=_first(mean <= 0), half=_first(mean <= level / 2),
-        tail=float(mean[length // 2 :].mean()), random=values.shape[1] ** -0.5,
-        like_random=_first(mean.abs() <= values.shape[1] ** -0.5),
-    )  # fmt: skip
+        name=codes.name,
+        dim=values.shape[1],
+        length=length,
+        mean=mean,
+        spread=spread,
+        asymmetry=asymmetry,
+        first_rise=_first(rises, 1),
+        first_zero=_first(mean <= 0),
+        half=_first(mean <= level / 2),
+        tail=float(mean[length // 2 :].mean()),
+        random=random,
+        like_random=_first(mean.abs() <= random),
+    )
 
 
 def _first(found: Tensor, offset: int = 0) -> int | None:
@@ -162,9 +174,9 @@ class Curve:
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.base:g}^-t" if self.curve == "geometric" else "t" if self.exponent == 1 else f"t^{self.exponent:g}"
-        )
+        if self.curve == "geometric":
+            return f"{self.base:g}^-t"
+        return "t" if self.exponent == 1 else f"t^{self.exponent:g}"
 
     @property
     def first_zero(self) -> float | None:
@@ -232,7 +244,13 @@ def curves(
     thetas = [frequency_curve(dim, base, curve, exponent) for curve, base, exponent in arguments]
     asymptotes = [x * math.nan if a[0] == "geometric" and a[1] <= 1 else decay_asymptote(x, *a) for a in arguments]
     return Curves(
-        dim, x, tuple(c.name for c in chosen), tuple(chosen), integrals,
-        torch.stack([(x[:, None] * theta).cos().mean(-1) for theta in thetas]),
-        torch.stack(asymptotes), tuple(c.first_zero for c in chosen), float(x.abs().max()) / CI_ZERO,
-    )  # fmt: skip
+        dim=dim,
+        distances=x,
+        names=tuple(c.name for c in chosen),
+        curves=tuple(chosen),
+        integrals=integrals,
+        sums=torch.stack([(x[:, None] * theta).cos().mean(-1) for theta in thetas]),
+        asymptotes=torch.stack(asymptotes),
+        zeros=tuple(c.first_zero for c in chosen),
+        wanted=float(x.abs().max()) / CI_ZERO,
+    )

@@ -20,8 +20,8 @@ CI_ZERO = 0.6165054856207162
 """Where the cosine integral Ci is first zero. The integral of base^-t is first zero at about this times the base."""
 NEAR = 5.0
 """Up to here the power series lose no digits."""
-REACH, PIECES, NODES = 64.0, 16, 16
-"""The rotated integrals end where the integrand is below 1e-16; Gauss-Legendre nodes on each of their pieces."""
+PIECE, NODES = 4.0, 12
+"""The rotated integrals go piece by piece, with so many Gauss-Legendre nodes on each."""
 
 Numbers = Tensor | Sequence[float] | float
 
@@ -43,7 +43,7 @@ def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, 
     if base == 1:
         return x.cos()
     ends = x, x / base
-    fast, slow = (_beyond_one(end.clamp(min=NEAR), 0.0).real for end in ends)  # -Ci
+    fast, slow = (_minus_ci(end) for end in ends)
     apart = _cin(ends[1], slow) - _cin(ends[0], fast)
     return torch.where(torch.minimum(*ends) > NEAR, slow - fast, math.log(base) + apart) / math.log(base)
 
@@ -106,14 +106,21 @@ def _checked(x: Numbers, curve: str, base: float, exponent: float) -> Tensor:
     return found
 
 
-def _cin(x: Tensor, beyond: Tensor) -> Tensor:
-    """The integral of (1 - cos u) / u over u in 0 .. x, for x >= 0: ln x + gamma - Ci(x). beyond: -Ci(x) if x > NEAR."""
+def _minus_ci(x: Tensor) -> Tensor:
+    """-Ci(x) for x > NEAR, else zero."""
+    found, far = torch.zeros_like(x), x > NEAR
+    found[far] = _beyond_one(x[far], 0.0).real
+    return found
+
+
+def _cin(x: Tensor, minus_ci: Tensor) -> Tensor:
+    """The integral of (1 - cos u) / u over u in 0 .. x, for x >= 0: ln x + gamma - Ci(x)."""
     near = x.clamp(max=NEAR)
     term, found = torch.ones_like(x), torch.zeros_like(x)
     for k in range(1, 24):
         term = -term * near * near / ((2 * k - 1) * (2 * k))
         found = found - term / (2 * k)
-    return torch.where(x <= NEAR, found, EULER + x.log() + beyond)
+    return torch.where(x <= NEAR, found, EULER + x.log() + minus_ci)
 
 
 def _power(x: Tensor, s: float) -> Tensor:
@@ -136,22 +143,21 @@ def _power(x: Tensor, s: float) -> Tensor:
 
 def _beyond_one(x: Tensor, s: float) -> Tensor:
     """The integral of u^(s-1) e^(ixu) over u from 1 to infinity, complex128, for x >= max(NEAR, s): along u = 1 + iy/x."""
-    y, weights = _rule()
+    y, weights = _rule(40.0 if s <= 1 else 64.0)  # beyond that it is below 1e-16, at the latest
     found = [
         ((s - 1) * torch.log1p(y / (-1j * part[:, None])) - y).exp() @ weights  # y / -ix = iy/x
         for part in x.flatten().to(torch.complex128).split(4096)
     ]
-    return (torch.cat(found) * torch.polar(1 / x, x).flatten() * 1j).view(x.shape) if found else x.to(torch.complex128)
+    return (torch.cat(found) * torch.polar(1 / x, x).flatten() * 1j).view(x.shape)
 
 
-@lru_cache(maxsize=1)
-def _rule() -> tuple[Tensor, Tensor]:
-    """Nodes and weights for integrals over 0 .. REACH: Gauss-Legendre on each piece, from the eigenvectors of its
+@lru_cache(maxsize=2)
+def _rule(reach: float) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for integrals over 0 .. reach: Gauss-Legendre on each piece, from the eigenvectors of its
     recurrence (Golub and Welsch 1969)."""
     k = torch.arange(1, NODES, dtype=torch.float64, device="cpu")
     beside = k / (4 * k * k - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
-    width = REACH / PIECES
-    starts = torch.arange(PIECES, dtype=torch.float64, device="cpu")[:, None] * width
-    y = starts + width * (nodes + 1) / 2
-    return y.flatten().to(torch.complex128), (width * vectors[0] ** 2).repeat(PIECES).to(torch.complex128)
+    starts = torch.arange(0, reach, PIECE, dtype=torch.float64, device="cpu")
+    y = starts[:, None] + PIECE * (nodes + 1) / 2
+    return y.flatten().to(torch.complex128), (PIECE * vectors[0] ** 2).repeat(len(starts)).to(torch.complex128)

@@ -18,7 +18,6 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.positions import Positions
 
-TURN = 2 * math.pi
 DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 ROWS = 128
 """Stretches of positions that `by_position` has at most."""
@@ -98,8 +97,8 @@ class PhaseError(Finding):
         if "module" not in self.causes:
             return []
         return [
-            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: its tables stay in "
-            "float64, and what remains is the rounding of the result."
+            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: it keeps frequencies "
+            "and phases in float64 and rounds the result."
         ]
 
 
@@ -117,7 +116,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     theta = waves.frequencies
     length, dtype = whole("length", length), _a_dtype(dtype)
     module = _module(encoding, waves, dtype)
-    edges = torch.linspace(0, length, min(ROWS, length) + 1).round().long().unique()
+    edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
     tallies: dict[str, _Tally] = {}
     distinct, last = 0, math.nan
     for first in range(0, length, BLOCK):
@@ -130,23 +129,23 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
         for name, phase in phases.items():
             if name in ("cos_sin", "module"):
                 error = (phase - visible).abs()
-                error = torch.minimum(error, TURN - error)
+                error = torch.minimum(error, math.tau - error)
             else:
                 error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
             tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
         kept = _rounded(n, dtype)
-        distinct += int((kept.diff(prepend=torch.tensor([last])) != 0).sum())
+        distinct += int((kept.diff(prepend=kept.new_tensor([last])) != 0).sum())
         last = float(kept[-1])
     return PhaseError(
-        encoding.name or type(encoding).__name__,
-        str(dtype)[6:],
-        length,
-        theta,
-        {name: tally.cause(name) for name, tally in tallies.items()},
-        edges[1:] - 1,
-        torch.stack([tally.by_pair for tally in tallies.values()]),
-        torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
-        distinct,
+        name=encoding.name or type(encoding).__name__,
+        dtype=str(dtype)[6:],
+        length=length,
+        inv_freq=theta,
+        causes={name: tally.cause(name) for name, tally in tallies.items()},
+        positions=edges[1:] - 1,
+        by_pair=torch.stack([tally.by_pair for tally in tallies.values()]),
+        by_position=torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
+        distinct=distinct,
     )
 
 
@@ -164,7 +163,7 @@ class _Tally:
         self.squares += float(error.pow(2).sum())
 
     def cause(self, name: str) -> Cause:
-        beyond = self.by_position > TURN / 10
+        beyond = self.by_position > math.tau / 10
         rms = math.sqrt(self.squares / (len(self.by_pair) * len(self.by_position)))
         at = int(self.by_position.argmax())
         tenth = int(beyond.int().argmax()) if bool(beyond.any()) else None

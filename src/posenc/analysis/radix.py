@@ -15,8 +15,6 @@ from posenc.errors import InputError
 from posenc.frequencies.vector import a_length, at_least_one
 from posenc.functional import binary_digits, frequency_curve
 
-TURN = 2 * math.pi
-
 
 @dataclass(frozen=True, eq=False)
 class Counter(Finding):
@@ -43,7 +41,7 @@ class Counter(Finding):
         return [
             f"Bit k flips every 2^k positions: bit 0 at each, bit {digits - 1} every {2 ** (digits - 1)}. A sine of period "
             "2^(k+1) is positive exactly where the bit is 1: the same picture, smooth.",
-            f"Pair c of a sinusoidal code turns once in {TURN:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
+            f"Pair c of a sinusoidal code turns once in {math.tau:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
             f"{float(self.wavelengths[0]):.4g} to {float(self.wavelengths[-1]):.4g}.",
             f"Between neighbours the bits move by {self.bit_steps[1]:.3g} to {self.bit_steps[0]:.3g}, for a carry flips "
             f"many at once; the code moves by {self.code_steps[0]:.3g} at every step.",
@@ -58,7 +56,9 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     Raises:
         InputError: a length below 2, digits outside 1 .. 62, a base not above 0.
     """
-    length = whole("length", length, 2)
+    length, digits = whole("length", length, 2), whole("digits", digits)
+    if digits > 62:
+        raise InputError(f"digits={digits}: 62 at most, for positions are counted in 64 bits")
     at = torch.arange(length)
     bits = binary_digits(at, digits).double()
     periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)
@@ -66,15 +66,15 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     angles = at[:, None] * theta
     code = torch.cat((angles.sin(), angles.cos()), -1)
     return Counter(
-        length,
-        base,
-        bits,
-        -((at[:, None] + 0.5) * TURN / periods).sin(),
-        angles.sin(),
-        periods,
-        TURN / theta,
-        _steps(bits),
-        _steps(code),
+        length=length,
+        base=base,
+        bits=bits,
+        waves=-((at[:, None] + 0.5) * math.tau / periods).sin(),
+        codes=angles.sin(),
+        periods=periods,
+        wavelengths=math.tau / theta,
+        bit_steps=_steps(bits),
+        code_steps=_steps(code),
     )
 
 
@@ -137,13 +137,13 @@ class Digits(Finding):
         )
 
     def _about_training(self) -> str:
-        full = int((self.trained >= TURN).sum())
+        full = int((self.trained >= math.tau).sum())
         pairs = len(self.trained)
         if full == pairs:
             return f"In {self.length} trained positions every pair makes a full turn: there is no angle it has not met."
         return (
             f"In {self.length} trained positions {full} of {pairs} pairs make a full turn; the slowest gets "
-            f"{float(self.trained[-1]) / TURN:.3g} of one."
+            f"{float(self.trained[-1]) / math.tau:.3g} of one."
         )
 
     def _about_reach(self) -> str:
@@ -154,8 +154,8 @@ class Digits(Finding):
         worst = int(self.unseen.argmax())
         return (
             f"{told}: {len(beyond)} pairs ({beyond[0]} to {beyond[-1]}) meet angles that they never met in training, most "
-            f"of all pair {worst}, trained up to {float(self.trained[worst]) / TURN:.3g} turns and now at "
-            f"{float(self.reached[worst]) / TURN:.3g}."
+            f"of all pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
+            f"{float(self.reached[worst]) / math.tau:.3g}."
         )
 
     def _about_squeeze(self) -> str:
@@ -217,23 +217,23 @@ def digits(
     inv_freq = schedules.create(given, head_dim, base).inv_freq
     beta = _whole_if_nearly(base ** (2 / head_dim))
     units = beta ** torch.arange(len(plain), dtype=torch.float64, device="cpu")
-    trained = (length * plain).clamp(max=TURN)
-    reached = (factor * length * inv_freq).clamp(max=TURN)
+    trained = (length * plain).clamp(max=math.tau)
+    reached = (factor * length * inv_freq).clamp(max=math.tau)
     unseen = (reached - trained).clamp(min=0)
     return Digits(
-        head_dim,
-        base,
-        beta,
-        _named(schedule),
-        float(factor),
-        length,
-        at,
-        (at[:, None] / units).floor().remainder(beta),
-        inv_freq,
-        trained,
-        reached,
-        unseen.where(unseen > 1e-9 * trained, 0.0),
-        plain / inv_freq,
+        head_dim=head_dim,
+        base=base,
+        beta=beta,
+        schedule=_named(schedule),
+        factor=float(factor),
+        length=length,
+        positions=at,
+        values=(at[:, None] / units).floor().remainder(beta),
+        inv_freq=inv_freq,
+        trained=trained,
+        reached=reached,
+        unseen=unseen.where(unseen > 1e-9 * trained, 0.0),
+        squeeze=plain / inv_freq,
     )
 
 

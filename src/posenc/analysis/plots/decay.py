@@ -29,7 +29,7 @@ def kernel(ax: "Axes", found: Kernel) -> None:
     ax.legend()
 
 
-@plot("Power curves fall fastest at short range, geometric ones at long range; a curve below zero has fallen too far.")
+@plot("Power curves fall fastest at short range, geometric ones go on falling at long range until they cross zero.")
 def curves(ax: "Axes", found: Curves, *, sums: bool = False, log: bool = False) -> None:
     """The decay under each curve of frequencies. sums: of dim/2 pairs in place of the integrals. log: the distances."""
     rows = found.sums if sums else found.integrals
@@ -68,7 +68,7 @@ def rope_bound(ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: i
     ax.legend()
 
 
-@plot("Models above the line keep all their trained distances on the safe side of the bound; those below it do not.")
+@plot("A model under the line was trained on distances at which a key like the query may do worse than a random one.")
 def base_bound(ax: "Axes", found: BaseBound, *, models: bool = True) -> None:
     """The smallest base of each length, its limit for infinitely many pairs, and known models where they are."""
     ax.plot(found.lengths, found.bases, marker="o", ms=4, label=f"smallest base, {found.head_dim} channels")

@@ -1,9 +1,10 @@
 """Pictures of the phases that a dtype loses."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from posenc.analysis.plots.frame import INK, SOFT, plot
-from posenc.analysis.precision import TURN, PhaseError
+from posenc.analysis.precision import PhaseError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ def phase_error(ax: "Axes", found: PhaseError) -> None:
             continue  # a logarithmic axis has no place for it
         own: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
         ax.plot(found.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **own)
-    ax.axhline(TURN / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
+    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{found.name} in {found.dtype}")
     ax.legend(fontsize=8)
 
@@ -37,6 +38,6 @@ def phase_error_by_pair(ax: "Axes", found: PhaseError) -> None:
     for name, row in zip(found.causes, found.by_pair, strict=True):
         if float(row.max()) > 0:
             ax.plot(row.where(row > 0, float("nan")), label=NAMES[name])
-    ax.axhline(TURN / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
+    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="pair", ylabel="radians", yscale="log", title=f"{found.name} in {found.dtype}")
     ax.legend(fontsize=8)

@@ -1,11 +1,12 @@
 """Pictures of positions as numbers: the binary counter beside codes, digits under schedules."""
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from posenc.analysis.plots.frame import AROUND, LINE, PALETTE, plot
-from posenc.analysis.radix import TURN, Counter, Digits
+from posenc.analysis.radix import Counter, Digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,10 +37,10 @@ def digits(ax: "Axes", *found: Digits) -> None:
     """The turn that each pair made in training, and makes in the longer text under each schedule, up to a whole one."""
     first = found[0]
     pairs = torch.arange(len(first.trained))
-    ax.fill_between(pairs, first.trained / TURN, color=LINE, lw=0, label=f"met in {first.length} positions")
+    ax.fill_between(pairs, first.trained / math.tau, color=LINE, lw=0, label=f"met in {first.length} positions")
     for other, color in zip(found, PALETTE * len(found), strict=False):
-        ax.plot(pairs, other.reached / TURN, label=other.schedule, color=color)
-    part = int((first.trained < TURN).int().argmax())  # the first pair that did not finish a turn
+        ax.plot(pairs, other.reached / math.tau, label=other.schedule, color=color)
+    part = int((first.trained < math.tau).int().argmax())  # the first pair that did not finish a turn
     ax.set(xlabel="pair", ylabel=f"turn met in {first.factor * first.length:.0f} positions")
     ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
     ax.legend(loc="upper right", fontsize=8)
