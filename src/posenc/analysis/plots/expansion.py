@@ -90,9 +90,10 @@ def interaction_decay(ax: "Axes", expansion: Expansion) -> None:
     _blocks(expansion)
     decay = expansion.decay
     assert decay is not None
+    reach = 1 + 3 * len(decay.full) // 4  # few pairs are as far apart as the rest, their means scatter
     for name, curve in (("identity", decay.identity), ("diagonal", decay.diagonal), ("full", decay.full)):
         label = f"{name} H: distance explains {decay.relative[name]:.0%}"
-        ax.plot(curve / _largest(curve).copysign(curve[0]), label=label)
+        ax.plot((curve / _largest(curve).copysign(curve[0]))[:reach], label=label)
     own = torch.tensor(expansion.by_distance)
     ax.plot(range(1, 1 + len(own)), own / _largest(own), ".", color=INK, label="each pair its own H")
     ax.axhline(0, color=SOFT, linewidth=1)

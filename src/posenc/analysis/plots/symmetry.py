@@ -58,7 +58,7 @@ def twins_apart(ax: "Axes", *twins: Twins) -> None:
         ax.plot(ends, [place, place], color=SOFT, linewidth=1)
         for end, colour, label in zip(ends, PALETTE, ("without positions", "with positions"), strict=False):
             ax.plot(end, place, "o", color=colour, label=None if place else label)
-    ax.set_yticks(range(len(twins)), [f"{pair.name}\n{pair.word!r}" for pair in twins])
+    ax.set_yticks(range(len(twins)), [f"{pair.name}{', causal' * pair.causal}\n{pair.word!r}" for pair in twins])
     ax.invert_yaxis()
     ax.set(xscale="log", xlabel="distance of the two representations, over their norm")
     ax.grid(axis="y", visible=False)
