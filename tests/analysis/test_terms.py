@@ -213,8 +213,10 @@ def test_finding_is_told_and_kept():
         ("rope", r"rope: position enters by rotating queries and keys"),
         ("alibi", r"alibi: position enters as a bias of the scores"),
         ("none", r"adds no position code"),
+        ("complex_order", r"changes their vectors by position"),
+        ("rope/learned", r"by rotating"),
         ("sinusoidal+rope", r"by rotating queries and keys"),
-        ("sinusoidal:merge=multiply", r"merge='multiply' multiplies"),
+        ("sinusoidal:merge=multiply", r"changes their vectors by position"),
     ],
 )
 def test_other_encodings_have_no_four_terms(encoding, why):
@@ -222,6 +224,19 @@ def test_other_encodings_have_no_four_terms(encoding, why):
         four_terms(ours(encoding), TOKENS)
     with pytest.raises(InputError, match=why):
         tables(ours(encoding))
+
+
+class Mine(posenc.Encoding):
+    """A user's own."""
+
+    def embed(self, x, positions, layer=0):
+        return x + positions.q[..., None] ** 0.5 if layer == 0 else x
+
+
+def test_a_users_own_codes_are_split_too():
+    found = four_terms(Transformer(TransformerConfig(50, dim=32, num_layers=1), Mine()), TOKENS)
+    assert (found.name, found.error < 1e-10) == ("Mine", True)
+    assert found.share[:, found.of("position-position")].min() > 0
 
 
 def test_other_models_have_no_four_terms():

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import Encoding, Sum
-from posenc.encodings.absolute import Absolute
+from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
@@ -93,8 +92,8 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
     """
     if isinstance(model, Transformer):
         encoding = deepcopy(model.encoding).to("cpu", torch.float64)
-        check_adds(encoding)
         width = model.config.dim
+        check_adds(encoding, width)
         at = Positions.arange(encoding.max_positions or 512 if length is None else length)
         codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
         return model.embedding.weight.detach().to("cpu", torch.float64) * width**0.5, codes
@@ -111,13 +110,15 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
     return words, codes[:length]
 
 
-def check_adds(encoding: Encoding) -> None:
-    """Refuse an encoding that does more, or less, than to add (or to concatenate) a code to the input.
+@torch.no_grad()
+def check_adds(encoding: Encoding, dim: int) -> None:
+    """Refuse an encoding whose first layer does anything but add (or concatenate) a code to its input, of width dim.
 
     Raises:
         InputError: saying how position enters instead.
     """
-    name = encoding.name or type(encoding).__name__
+    encoding, layer = encoding.at(0)
+    name, sites = encoding.name or type(encoding).__name__, encoding.sites()
     how = {
         "rotate": "by rotating queries and keys",
         "bias": "as a bias of the scores",
@@ -125,22 +126,24 @@ def check_adds(encoding: Encoding) -> None:
         "scale": "through the scale of the scores",
         "sink": "through a sink",
     }
-    others = [way for site, way in how.items() if site in encoding.sites()]
+    others = [way for site, way in how.items() if site in sites]
     if others:
         raise InputError(
             f"{name}: position enters {' and '.join(others)}, not as a code added to the tokens, so there are no four "
             "terms; take a model with sinusoidal or learned codes"
         )
-    parts = list(encoding) if isinstance(encoding, Sum) else [encoding]
-    for part in parts:
-        if not isinstance(part, Absolute):
-            raise InputError(
-                f"{name}: it adds no position code to the tokens; take one with sinusoidal or learned codes"
-            )
-        if part.merge not in ("add", "concat"):
-            raise InputError(
-                f"{name}: merge={part.merge!r} multiplies tokens and codes, which no sum of terms can show"
-            )
+    if "embed" not in sites:
+        raise InputError(f"{name}: it adds no position code to the tokens; take one with sinusoidal or learned codes")
+    at = Positions.arange(min(8, encoding.max_positions or 8))
+    tokens = torch.randn(2, 1, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens = torch.cat((tokens, tokens.sum(0, keepdim=True))).expand(-1, at.num_queries, -1)
+    bare = encoding.embed(tokens, at, layer) - encoding.embed(torch.zeros_like(tokens), at, layer)
+    alike = torch.allclose(bare, bare[:, :1].expand_as(bare), atol=1e-9)
+    if not alike or not torch.allclose(bare[0] + bare[1], bare[2], atol=1e-9):
+        raise InputError(
+            f"{name}: it does not add a code to the tokens but changes their vectors by position, which no sum of terms "
+            "can show; take one with sinusoidal or learned codes, merge='add' or 'concat'"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,9 +216,10 @@ class _Ours(_Host):
     """A posenc Transformer."""
 
     def __init__(self, model: Transformer) -> None:
-        check_adds(model.encoding)
         super().__init__(model)
-        self.name, self.predicts = model.encoding.name, model.config.causal
+        check_adds(self.model.encoding, model.config.dim)
+        self.name = model.encoding.name or type(model.encoding).__name__
+        self.predicts = model.config.causal
         self.without("content", self.model.embedding)
         encoding = self.model.encoding
         embed = encoding.embed

@@ -15,7 +15,7 @@ from posenc.analysis.first_layer import tables
 from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
 
-BINS = 80
+BINS = 200
 """Of the histograms of cosines."""
 
 

@@ -56,13 +56,15 @@ class Survival(Finding):
 
     def sentences(self) -> list[str]:
         intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
-        best = int(intact.r2[1:].argmax()) + 1
+        layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         said = [
-            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input, {_share(most)} "
-            f"behind layer {best} and {_share(last)} behind the last, {len(intact.r2) - 1}, where it errs by "
-            f"{intact.error[-1]:.1f} tokens of {self.length} (guessing the middle: {self.guess:.1f}).",
+            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
+            f"{_share(last)} behind the last of {layers} layers, where it errs by {intact.error[-1]:.1f} tokens of "
+            f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
+        if best < layers:
+            said.append(f"Of all layers it finds most behind layer {best}: {_share(most)}.")
         if first < 0.1 < most:
             said.append("There is no code at the input: what is found later, the layers have made of who sees whom.")
         if CUT in self.curves:
@@ -99,7 +101,8 @@ def survival(
             without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
             same token, leave position to the model.
         untrained: the control; None: the same architecture with fresh weights. ridge: its weight, for channels of unit
-            variance; None: that of RIDGES which serves best on texts held out from the fit, for each probe. batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
+            variance; None: that of RIDGES which serves best on texts held out from the fit, for each probe.
+        batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
 
     Raises:
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
@@ -193,7 +196,7 @@ def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[st
     if isinstance(model, Transformer):
         copy = deepcopy(model).to("cpu", torch.float64).eval()
         parts = [_walked(copy, batch.long()) for batch in tokens.cpu().split(batch_size)]
-        name = copy.encoding.name
+        name = copy.encoding.name or type(copy.encoding).__name__
     else:
         inner = unwrapped(model)
         if inner.training:
