@@ -34,3 +34,36 @@ def ask(browser):
     yield tab.evaluate
     assert complaints == []
     tab.close()
+
+
+@pytest.fixture(scope="session")
+def explorer_file(tmp_path_factory):
+    from posenc.report import explorer
+
+    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
+    path.write_text(explorer.page(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def visit(browser, explorer_file):
+    """Opens the page at a hash; whatever the console says, and every request, fails the test."""
+    opened, complaints = [], []
+
+    def visit(hash="", path=explorer_file, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        tab = context.new_page()
+        tab.set_default_timeout(8000)
+        opened.append(context)
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+        tab.goto(f"{path.as_uri()}#{hash}")
+        if options.get("java_script_enabled", True):
+            tab.wait_for_function("window.posenc && posenc.explorer && posenc.explorer.redraws() > 0")
+        return tab
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert complaints == []

@@ -165,7 +165,8 @@ posenc.controls = (() => {
       const way = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -4, PageUp: 4 }[event.key];
       if (!data.log || !way) return;
       event.preventDefault();
-      slide.value = Math.max(slide.min, Math.min(slide.max, Number(slide.value) + way / 4));
+      const now = Number(box.value), next = rounded(2 ** (Number(slide.value) + way / 4), data);
+      slide.value = Math.log2(next === now ? rounded(now + Math.sign(way) * (data.step || 1), data) : next);
       moved(true);
     });
     return element("div", { className: "both" }, slide, box);

@@ -8,7 +8,7 @@ posenc.explorer = (() => {
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
   const timings = [], probes = {};
-  let drawn = [], state, frame = 0, notes = [], stepped = { what: "", at: 0 };
+  let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 };
   root.explorerState = () => state;
 
   const start = () => posenc.state.clean({ ...JSON.parse(document.getElementById("explorer-state").textContent) });
@@ -75,6 +75,7 @@ posenc.explorer = (() => {
       if (error.constructor !== Error) throw error;
       refuse(error.message);
     }
+    redraws += 1;
     timings.push(performance.now() - from);
     if (timings.length > 1000) timings.shift();
   }
@@ -83,17 +84,23 @@ posenc.explorer = (() => {
     const note = find(".note");
     note.hidden = false;
     note.textContent = `This choice has no numbers: ${sentence}.`;
+    for (const figure of views) blank(figure, "This choice has no numbers.");
+    drawn = [];
   }
 
-  function view(figure, model, colours) {
-    const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
+  function blank(figure, absent) {
     figure.classList.toggle("empty", Boolean(absent));
     figure.querySelector(".absent").hidden = !absent;
     figure.querySelector(".absent").textContent = absent;
     figure.querySelector(".shown").hidden = Boolean(absent);
-    figure.querySelector(".see").textContent = absent ? "" : own.see(model);
     figure.querySelector(".cursor").hidden = true;
-    probes[id] = null;
+    probes[figure.dataset.view] = null;
+  }
+
+  function view(figure, model, colours) {
+    const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
+    blank(figure, absent);
+    figure.querySelector(".see").textContent = absent ? "" : own.see(model);
     if (absent) return;
     probes[id] = own.draw(figure.querySelector("canvas"), colours, model);
     figure.querySelector(".legend").replaceChildren(...own.legend(model, colours).map(entry));
@@ -212,16 +219,24 @@ posenc.explorer = (() => {
   // ------------------------------------------------------------------ everything that is shown, as data
 
   function values() {
+    const about = { state: { ...posenc.state.plain(state), tokens: state.tokens, at: state.at }, address: address(), notes };
+    try {
+      return { ...about, ...numbers(), redraws: { count: redraws, milliseconds: [...timings] } };
+    } catch (error) {
+      if (error.constructor !== Error) throw error;
+      return { ...about, refused: error.message, redraws: { count: redraws, milliseconds: [...timings] } };
+    }
+  }
+
+  function numbers() {
     const m = posenc.model.of(state), { codes, products, decay, decayPlain, wavelengths, wavelengthsPlain, relative, bias } = m;
     return {
-      state: { ...posenc.state.plain(state), tokens: state.tokens, at: state.at }, address: address(), notes,
       length: m.n, frequencies: m.turned, wavelengths, wavelengths_as_trained: wavelengthsPlain, codes, products,
       decay: decay && decay.mean, decay_as_trained: decayPlain, relative, bias,
       tokens: state.tokens.map((token, index) => {
         const code = m.codesAt(Float64Array.of(state.at[index]));
         return { token, position: state.at[index], score: m.score(state.at[state.token - 1], state.at[index]), code };
       }),
-      redraws: { count: timings.length, milliseconds: [...timings] },
     };
   }
 
@@ -240,5 +255,5 @@ posenc.explorer = (() => {
   new ResizeObserver(later).observe(root);
   find(".layout").hidden = false;
   take(fromAddress() || start());
-  return { values, draw, change };
+  return { values, change, redraws: () => redraws };
 })();

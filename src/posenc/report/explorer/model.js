@@ -36,25 +36,26 @@ posenc.model = (() => {
     const map = chosen === "map" && !refused ? method : null;
     const mapOptions = map && posenc.state.arguments("method", s, map);
     const settings = { dim: s.dim, ...posenc.state.arguments("encoding", s, entry) };
-    const added = bias && bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads });
-    const plain = waves ? frequencies(s, settings, rotates, null) : null;
-    const turned = chosen === "schedule" && !refused ? frequencies(s, settings, rotates, method) : plain;
+    const schedule = chosen === "schedule" && !refused ? method : null;
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
-    const changed = Boolean(map) || turned !== plain;
-    const ofHead = sign => positions.map(distance => added(s.head - 1, sign * distance));
+    const changed = Boolean(map || schedule);
+    const ofHead = sign => positions.map(distance => target.added(s.head - 1, sign * distance));
 
-    const target = { state: s, entry, kind, rotates, waves, refused, map, n, positions, plain, turned, changed, kernel };
+    const target = { state: s, kind, rotates, waves, refused, map, n, kernel, changed };
     return lazily(target, {
-      codes: () => (kind === "position" ? entry.codes(positions, of(turned)) : null),
+      plain: () => (waves ? frequencies(s, settings, rotates, null) : null),
+      turned: () => (schedule ? frequencies(s, settings, rotates, schedule) : target.plain),
+      added: () => bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads }),
+      codes: () => (kind === "position" ? entry.codes(positions, of(target.turned)) : null),
       relative() {
         return kind === "distance" || rotates ? posenc.maps.grid(map && s.method, n, mapOptions || {}) : null;
       },
       products() {
         if (kind === "nothing") return null;
         if (kind === "distance") return posenc.codes.ofDistance(ofHead(1), ofHead(-1));
-        if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(turned)));
-        return posenc.codes.allPairs(s.encoding, n, of(turned));
+        if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(target.turned)));
+        return posenc.codes.allPairs(s.encoding, n, of(target.turned));
       },
       codesTop: () => greatest(target.codes),
       productsTop: () => greatest(target.products),
@@ -62,22 +63,22 @@ posenc.model = (() => {
       seen: () => distances(target.relative, n, s.trained),
       decay() {
         if (kind !== "position" || !target.products) return null;
-        if (kernel && !map) return { mean: kernel(positions, of(turned)), spread: new Float64Array(n) };
+        if (kernel && !map) return { mean: kernel(positions, of(target.turned)), spread: new Float64Array(n) };
         return target.ofDistance;
       },
-      decayPlain: () => (kernel && changed ? kernel(positions, of(plain)) : null),
-      wavelengths: () => turned && posenc.frequencies.wavelengths(turned.invFreq),
-      wavelengthsPlain: () => (plain && turned !== plain ? posenc.frequencies.wavelengths(plain.invFreq) : null),
+      decayPlain: () => (kernel && changed ? kernel(positions, of(target.plain)) : null),
+      wavelengths: () => target.turned && posenc.frequencies.wavelengths(target.turned.invFreq),
+      wavelengthsPlain: () => (schedule ? posenc.frequencies.wavelengths(target.plain.invFreq) : null),
       bias() {  // (heads, n): what a query adds to its score with a key so many positions before it
         return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }) : null;
       },
-      codesAt: () => at => (kind === "position" ? entry.codes(at, of(turned)) : null),
+      codesAt: () => at => (kind === "position" ? entry.codes(at, of(target.turned)) : null),
       score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
         if (kind === "nothing") return 0;
-        if (kind === "distance") return added(s.head - 1, query - key);
+        if (kind === "distance") return target.added(s.head - 1, query - key);
         const [late, early] = [Math.max(query, key), Math.min(query, key)];
-        if (kernel) return kernel([map ? map.of(mapOptions)(late, early) : late - early], of(turned))[0];
-        return posenc.codes.dots(entry.codes([query, key], of(turned)), 2, s.dim)[1];
+        if (kernel) return kernel([map ? map.of(mapOptions)(late, early) : late - early], of(target.turned))[0];
+        return posenc.codes.dots(entry.codes([query, key], of(target.turned)), 2, s.dim)[1];
       },
       scoredAt: () => (query, key) => {
         const [late, early] = [Math.max(query, key), Math.min(query, key)];

@@ -56,13 +56,8 @@ posenc.views = (() => {
     return [ramp(posenc.draw.gradient(colours.around), [number(-top), number(top)])];
   }
 
-  const XPOS = "xPos makes queries larger where it makes keys smaller: products of its query codes with each other say nothing about scores.";
-
   const products = {
-    absent(m) {
-      if (m.kind === "nothing") return "Without an encoding, every pair gets the same from its positions: nothing.";
-      return m.products ? "" : XPOS;
-    },
+    absent: m => (m.products ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
       if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}.`;
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour.`;
@@ -103,10 +98,7 @@ posenc.views = (() => {
   }
 
   const decay = {
-    absent(m) {
-      if (m.kind === "position") return m.decay ? "" : XPOS;
-      return noCodes(m);
-    },
+    absent: m => (m.decay ? "" : noCodes(m)),
     see(m) {
       const values = m.decay.mean, below = values.findIndex(v => v < 0), last = values[lastSeen(values)];
       const half = values.findIndex(v => v < values[0] / 2), swings = turns(values);
