@@ -124,6 +124,14 @@ def test_a_model_without_its_tokenizer():
         twins(model=words)
 
 
+def test_the_callers_random_numbers_go_on():
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    twins(encoding="learned")
+    assert torch.equal(torch.rand(2), wanted)
+
+
 def test_plot():
     pairs = [twins(), twins(encoding="none"), twins(encoding="none", causal=True)]
     figure = plots.twins_apart(*pairs)
