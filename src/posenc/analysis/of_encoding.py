@@ -134,7 +134,7 @@ def _of_rotation(encoding: Encoding, parts: list[Part], name: str, head: int) ->
         return _of_mapped(turning[0][0], turning[0][1], name, head)
 
     def codes(at: Tensor) -> Tensor:
-        return _turned(turning, _placed(encoding, at, key_at_zero=True), head)
+        return _turned(turning, _placed(encoding, at, key_at_zero=not encoding.needs_length), head)
 
     if bool((codes(torch.arange(4)).diff(dim=0) == 0).all()):
         return None  # it prepares queries and keys for the bias, whatever their position
@@ -143,7 +143,8 @@ def _of_rotation(encoding: Encoding, parts: list[Part], name: str, head: int) ->
 
 
 def _turned(parts: list[Part], positions: Positions, head: int) -> Tensor:
-    """What becomes of queries that are all ones; the only key is at position 0, so that no code depends on others."""
+    """What becomes of queries that are all ones. Unless the text's length matters, the only key is at position 0, so that
+    no code depends on others."""
     first = parts[0][0]
     heads = _heads(first)
     groups = getattr(first, "num_kv_heads", None) or heads

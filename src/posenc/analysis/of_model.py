@@ -7,10 +7,11 @@ from torch import nn
 
 from posenc.analysis.of_encoding import of_encoding
 from posenc.analysis.reading import Codes
+from posenc.encoding import Encoding
 from posenc.encodings import T5, Rotary
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import FAMILIES, anatomy, unwrapped
-from posenc.pretrained.attach import Turns
+from posenc.pretrained.attach import Turns, attached
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
 from posenc.transformer import Transformer
 
@@ -44,19 +45,21 @@ def of_model(model: nn.Module, name: str | None, layer: int, site: str | None, h
     )
 
 
-def _rotation(model: nn.Module, layer: int) -> Rotary:
-    """The rotation of a layer as the model has it now, extended or not."""
+def _rotation(model: nn.Module, layer: int) -> Encoding:
+    """What turns queries and keys in a layer as the model is now, extended or not."""
     found = anatomy(model)
     if not 0 <= layer < len(found.layers):
         raise InputError(f"layer={layer}: the model has layers 0 .. {len(found.layers) - 1}")
     own = found.layers[layer]
     if not own.rotates:
         raise InputError(f"layer={layer}: this layer has no positions; pass another")
+    record = attached(found.model)
     rotary = getattr(found.decoder, "rotary_emb", None)
-    if isinstance(rotary, Turns):
-        now = rotary.rotations[own.layer_type if own.layer_type in rotary.rotations else next(iter(rotary.rotations))]
-        assert isinstance(now, Rotary)
-        return now
+    if record is not None and isinstance(rotary, Turns):
+        kind = own.layer_type if own.layer_type in rotary.rotations else next(iter(rotary.rotations))
+        inside = record.design.encodings[layer] if kind in rotary.still else rotary.rotations[kind]
+        assert isinstance(inside, Encoding)
+        return inside
     rope = found.ropes.get(own.layer_type, found.rope)
     return Rotary(found.head_dim, rope.rope_theta, found.layout, rope.rotary_dim, rope.schedule)
 
@@ -64,18 +67,12 @@ def _rotation(model: nn.Module, layer: int) -> Rotary:
 def _bucketed(inner: Any, layer: int) -> T5:
     """The bias of the encoder, or of the only stack there is; one for all layers, or one each (umt5)."""
     stack = getattr(inner, "encoder", None) or inner.decoder
-    bidirectional = not stack.is_decoder
     tables = [m for m in stack.modules() if hasattr(m, "relative_attention_bias")]
     attention = [m.relative_attention_bias for m in tables if getattr(m, "has_relative_attention_bias", True)]
     table = attention[layer if len(attention) > 1 else 0].weight
     config = inner.config
-    ours = T5(
-        table.shape[1],
-        bidirectional,
-        config.relative_attention_num_buckets,
-        config.relative_attention_max_distance,
-        scaled=False,
-    )
+    buckets = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    ours = T5(table.shape[1], not stack.is_decoder, *buckets)
     with torch.no_grad():
         ours.table.copy_(table.T.float())
     return ours.to(table.device).eval()

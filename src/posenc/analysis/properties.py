@@ -74,14 +74,14 @@ def steps(
     subject: Any,
     length: int = 512,
     *,
-    of: Sequence[int] = (1, 2, 4, 8, 16),
+    by: Sequence[int] = (1, 2, 4, 8, 16),
     lengths: Sequence[int] | None = None,
     **options: Any,
 ) -> Steps:
     """Measure whether a step is the same everywhere, and in texts of every length.
 
     Args:
-        subject: anything `codes_of` takes, with its options. length: positions of the text. of: the steps k; those that do
+        subject: anything `codes_of` takes, with its options. length: positions of the text. by: the steps k; those that do
             not fit are left out. lengths: of other texts; None: an eighth, a quarter, half and twice the length, as
             far as there are codes.
 
@@ -90,7 +90,7 @@ def steps(
     """
     codes = codes_of(subject, **options)
     own = codes(positions_of(codes, length))
-    ks = [k for k in (whole("of", k) for k in of) if k < length] or [1]
+    ks = [k for k in (whole("by", k) for k in by) if k < length] or [1]
     apart = [(own[k:] - own[:-k]).norm(dim=-1) for k in ks]
     if lengths is None:
         tried = (length // 8, length // 4, length // 2, length, 2 * length)
@@ -216,9 +216,10 @@ def _defined(codes: Codes, seen: int, up_to: int) -> tuple[int, str]:
             return str(error).splitlines()[0].rstrip(".") or type(error).__name__
         return ""
 
-    low, high, why = seen, up_to, refusal(up_to)
+    end = up_to if codes.limit is None else min(up_to, codes.limit)
+    low, high, why = seen, end, refusal(end)
     if not why:
-        return up_to, ""
+        return end, "" if end == up_to else f"it is made for {end}"
     while high - low > 1:
         middle = (low + high) // 2
         now = refusal(middle)
@@ -240,10 +241,10 @@ def _exponent(norms: Tensor, start: int) -> float:
 
 
 ASPECTS = {
-    "again": "asked for a second time",
-    "order": "asked for in another order",
+    "again": "when asked for a second time",
+    "order": "when asked for in another order",
     "beside": "in a batch, beside other texts",
-    "alone": "asked for alone",
+    "alone": "when asked for alone",
     "prefix": "in a shorter text",
     "training": "in training",
 }

@@ -46,6 +46,7 @@ class Codes:
     number a head for every distance. limit: positions 0 .. limit-1 are defined, None: all. waves: its known
     frequencies, None: unknown. module: what it is read off, to train or not. needs_length: a code depends on how many
     positions are asked for together. dim: width; None: whatever the first call gives, and the same ever after.
+    reach: how far a search goes that is not told, where each position costs time; None: as far as for others.
 
     Raises, when called:
         InputError: positions that are none, or past the limit; codes that are not (n, dim), not of the same dim in
@@ -113,12 +114,12 @@ class Codes:
             )
         if self.limit is not None and positions.dim() == 1:
             low, high = positions.min().item(), positions.max().item()
-            if low < 0 or high >= self.limit:
+            if low < 0:
+                raise InputError(f"positions from {low:g}: {self.name} starts at 0; ask for none below")
+            if high >= self.limit:
                 raise InputError(
                     f"positions up to {high:g}: {self.name} has codes of 0 .. {self.limit - 1} alone; ask for fewer "
                     f"(length={self.limit} at most)"
-                    if low >= 0
-                    else f"positions: {low:g} is negative, and {self.name} starts at 0"
                 )
 
 

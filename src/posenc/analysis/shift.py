@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import positions_of, whole
+from posenc.analysis.reading import in_chunks, positions_of, whole
 from posenc.errors import InputError
 
 MEANT = 1e-6
@@ -23,12 +23,13 @@ class Shift(Finding):
     exact: it is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
     position. holds: it misses codes it was not fitted to by less than 1e-6 of their norm. residual: how far M p(t) is
     from p(t + shift) there, root mean square over that of p; residual_fitted: on what it was fitted to; still: what doing
-    nothing misses by. by_position: the same at every t = first, first + 1, .. (a share of the root mean square norm).
-    fitted, rank: how many positions it was fitted to, of how many dimensions. composition: how far M M is from the
-    matrix of twice the shift, on the codes. orthogonality: the largest entry of V^T M^T M V - 1, V the directions that
-    codes use (a singular value above 1e-4 of the largest). angles: by how much M turns
-    its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2. known_angles: those that the frequencies
-    give, and angle_error, how far the nearest found one is at most; None where they are not known.
+    nothing misses by, and added: what adding one vector everywhere misses by. by_position: the residual at every
+    t = first, first + 1, .. fitted, rank: how many positions it was fitted to, in how many directions: as many as serve
+    positions left out. composition: how far M M is from the matrix of twice the shift, on the codes. orthogonality: the
+    largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
+    angles: by how much M turns its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2.
+    known_angles: those that the frequencies give, and angle_error, how far the nearest found one is at most; None where
+    they are not known.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Shift(Finding):
     residual: float
     residual_fitted: float
     still: float
+    added: float
     by_position: Tensor
     first: int
     fitted: int
@@ -65,15 +67,14 @@ class Shift(Finding):
                 f"No one matrix takes every code to that of {later}: the best for half of them "
                 f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
             ]
+        if self.added < MEANT and not self.holds:
+            said.append("Adding one vector does it everywhere, which is no product with a matrix.")
         if self.exact:
             said.append(
                 "It turns each pair of channels by the shift times its frequency, so it is known without a fit."
             )
-        elif not self.holds and self.residual_fitted < MEANT:
-            said.append(
-                f"It fits the {self.fitted} positions it was made from exactly, as any {self.fitted} can be in {dim} "
-                "dimensions; only the others tell."
-            )
+        elif not self.holds and self.fitted <= dim:
+            said.append(f"In {dim} dimensions any {self.fitted} positions can be fitted exactly: only the others tell.")
         if self.holds:
             norms = "keeps every length" if self.orthogonality < 1e-3 else "does not keep lengths"
             said.append(
@@ -106,7 +107,8 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     if length - 2 * steps < 4:
         raise InputError(f"shift={shift}: too far for length={length}, which must be at least {2 * steps + 4}")
     at = torch.arange(2 * steps if shift < 0 else 0, int(last) + 1 - (2 * steps if shift > 0 else 0))
-    own, moved, twice = codes(at), codes(_plus(at, shift)), codes(_plus(at, 2 * shift))
+    read = in_chunks(codes, length) if shift == int(shift) else codes
+    own, moved, twice = read(at), read(_plus(at, shift)), read(_plus(at, 2 * shift))
     norm = float(moved.square().sum(-1).mean().sqrt()) or 1.0
     known = codes.waves is not None and not fit
     rest = torch.arange(len(at)) % 2 == 1
@@ -131,6 +133,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         matrix=matrix,
         residual=residual,
         residual_fitted=_mean(missed if known else missed[~rest]),
+        added=_mean(((moved - own) - (moved - own).mean(0)).norm(dim=-1) / norm),
         still=_mean((own - moved).norm(dim=-1) / norm),
         by_position=missed,
         first=int(at[0]),
@@ -149,9 +152,29 @@ def _plus(at: Tensor, shift: float) -> Tensor:
 
 
 def _fitted(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
-    """The smallest M with M before = after in the sense of least squares, and the rank it was found in."""
-    found = torch.linalg.lstsq(before, after, rcond=1e-10, driver="gelsd")
-    return found.solution.T, int(found.rank)
+    """M with M before = after in the sense of least squares, and in how many of the directions of the codes. Fewer than
+    all where more would fit noise: every other row decides, as a fit in all of more dimensions than rows is always exact.
+    """
+    part, rest = slice(0, None, 2), slice(1, None, 2)
+    tried = {rank: _least_squares(before[part], after[part], rank) for rank in _ranks(before[part])}
+    missed = {rank: float((before[rest] @ matrix.T - after[rest]).square().sum()) for rank, matrix in tried.items()}
+    best, every = min(missed, key=missed.__getitem__), _ranks(before)[-1]
+    rank = every if best == max(tried) else best
+    return _least_squares(before, after, rank), rank
+
+
+def _ranks(codes: Tensor) -> list[int]:
+    """1, 2, 4, .. and all of the directions that codes have at all."""
+    singular = torch.linalg.svdvals(codes)
+    every = max(1, int((singular > 1e-10 * singular[0]).sum()))
+    return [*(2**k for k in range(every.bit_length()) if 2**k < every), every]
+
+
+def _least_squares(before: Tensor, after: Tensor, rank: int) -> Tensor:
+    left, singular, right = torch.linalg.svd(before, full_matrices=False)
+    if not singular[0]:
+        return before.new_zeros(before.shape[1], before.shape[1])
+    return after.T @ left[:, :rank] / singular[:rank] @ right[:rank]
 
 
 def _mean(shares: Tensor) -> float:

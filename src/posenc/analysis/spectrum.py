@@ -102,8 +102,8 @@ def _dominant(varying: Tensor) -> tuple[Tensor, Tensor]:
     holds: least squares on a constant, a sine and a cosine, which also tells waves that are longer than the text."""
     length = len(varying)
     slow = torch.logspace(-1, 0, 17, dtype=torch.float64)[:-1] / length
-    fast = torch.arange(1, 2 * length + 1, dtype=torch.float64) / (4 * length)
-    turns = torch.cat((slow, fast[fast >= 1 / length]))  # per position, up to one in two
+    fast = torch.arange(8, 4 * length + 1, dtype=torch.float64) / (8 * length)
+    turns = torch.cat((slow, fast))  # per position, up to one in two
     total = varying.square().sum(0)
     held = torch.cat([_held(varying, part) for part in turns.split(256)]) / torch.where(total > 0, total, 1.0)
     best = held.max(0)

@@ -25,8 +25,8 @@ class Uniqueness(Finding):
     holds: no two of the first `length` codes are equal. smallest: the distance (Euclidean) between the closest two of
     them, and pair: which. norm: of a code, root mean square. collision: the first position of 0 .. searched-1 whose code
     is within `tolerance` (a distance) of an earlier one, and that one; None: there is none. dtype: in which positions and
-    codes were held, None float64. longest_wave: positions that the slowest pair of channels needs to turn once, None where
-    the frequencies are not known. claimed: the distance between the codes of positions 1 and 10001, None where undefined.
+    codes were held, None float64. longest_wave: positions that the slowest pair of channels needs to turn once, inf where it
+    never does, None where the frequencies are not known. claimed: the distance between the codes of positions 1 and 10001, None where undefined.
     """
 
     name: str
@@ -92,6 +92,8 @@ def unique(
         raise InputError(f"tolerance={tolerance}: a share of the norm, from 0 to 1")
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"dtype={dtype}: pass a floating one, such as torch.bfloat16")
+    if dtype is not None and length > torch.finfo(dtype).max:
+        raise InputError(f"length={length}: more than {dtype} can count; pass {torch.finfo(dtype).max:.0f} or fewer")
     furthest = [SEARCH if codes.reach is None else codes.reach, *([] if codes.limit is None else [codes.limit])]
     searched = max(length, min(furthest)) if search is None else whole("search", search, length)
     searched = searched if codes.limit is None else min(searched, codes.limit)
@@ -114,7 +116,7 @@ def unique(
         searched=searched,
         tolerance=tolerance * norm,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        longest_wave=None if codes.waves is None else 2 * math.pi / float(codes.waves.frequencies.abs().min()),
+        longest_wave=None if codes.waves is None else float((2 * math.pi / codes.waves.frequencies.abs()).max()),
         claimed=None if searched <= max(CLAIM) else float(read(torch.tensor(CLAIM)).diff(dim=0).norm()),
     )
 
@@ -149,48 +151,52 @@ def _closest(codes: Tensor) -> tuple[float, tuple[int, int]]:
 
 def _first_collision(read: Callable[[Tensor], Tensor], count: int, tolerance: float) -> tuple[int, int] | None:
     """The first position within tolerance of an earlier one, and the first such. Codes that are close have close
-    projections on a line: sorted by these, only neighbours need comparing. Prefixes of growing size come first, so that
-    codes that repeat early are found before there are many alike."""
+    shadows: sorted by one coordinate of these, only neighbours need comparing. Prefixes of growing size come first, so
+    that codes that repeat early are found before there are many alike."""
     size = min(1024, count)
     while True:
-        line = _line(read, size)
-        # neighbours in line bound where the first collision is; before it all differ, so few are alike in line
-        near = _later(read, line, tolerance, steps=1)
+        shadows = _shadows(read, size)
+        # neighbours bound where the first collision is; before it all differ, so few shadows are alike
+        near = _later(read, shadows, tolerance, steps=1)
         if near is not None:
-            return _later(read, line[: near[0] + 1], tolerance) or near
-        found = _later(read, line, tolerance)
+            return _later(read, shadows[: near[0] + 1], tolerance) or near
+        found = _later(read, shadows, tolerance)
         if found is not None or size == count:
             return found
         size = min(4 * size, count)
 
 
-def _line(read: Callable[[Tensor], Tensor], count: int) -> Tensor:
-    """Every code's projection on one random direction of length 1."""
-    parts, direction = [], None
+def _shadows(read: Callable[[Tensor], Tensor], count: int) -> Tensor:
+    """Every code's projections on a few random directions of length 1, (count, 8)."""
+    parts, directions = [], None
     for start in range(0, count, CHUNK):
         codes = read(torch.arange(start, min(start + CHUNK, count)))
-        if direction is None:
-            direction = torch.randn(codes.shape[1], generator=torch.Generator().manual_seed(0), dtype=codes.dtype)
-            direction /= direction.norm()
-        parts.append((codes * direction).sum(-1))
+        if directions is None:
+            directions = torch.randn(codes.shape[1], 8, generator=torch.Generator().manual_seed(0), dtype=codes.dtype)
+            directions /= directions.norm(dim=0)
+        parts.append(codes @ directions)
     return torch.cat(parts)
 
 
 def _later(
-    read: Callable[[Tensor], Tensor], line: Tensor, tolerance: float, steps: int | None = None
+    read: Callable[[Tensor], Tensor], shadows: Tensor, tolerance: float, steps: int | None = None
 ) -> tuple[int, int] | None:
-    """The first position of those in line that is within tolerance of an earlier one; steps: compare with so many
-    neighbours in line at most."""
-    order = line.argsort(stable=True)
-    slack = tolerance + 1e-12 * (1 + float(line.abs().max()))
+    """The first position that is within tolerance of an earlier one; steps: compare with so many neighbours at most, in
+    order of the first coordinate of their shadows."""
+    order = shadows[:, 0].argsort(stable=True)
+    in_line = shadows[order]
+    slack = tolerance + 1e-12 * (1 + float(shadows.abs().max()))
     found: tuple[int, int] | None = None
-    for step in range(1, len(line) if steps is None else steps + 1):
-        close = (line[order[step:]] - line[order[:-step]] <= slack).nonzero()[:, 0]
+    for step in range(1, len(order) if steps is None else steps + 1):
+        close = (in_line[step:, 0] - in_line[:-step, 0] <= slack).nonzero()[:, 0]
         if not len(close):
             break
+        close = close[((in_line[close + step] - in_line[close]).abs() <= slack).all(-1)]
         ends = torch.stack((order[close], order[close + step]))
         late, early = ends.amax(0), ends.amin(0)
         for part in torch.arange(len(late)).split(CHUNK):
+            if not len(part):
+                break
             apart = (read(late[part]) - read(early[part])).norm(dim=-1)
             for at in part[apart <= tolerance].tolist():
                 pair = int(late[at]), int(early[at])

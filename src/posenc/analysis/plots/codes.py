@@ -38,12 +38,13 @@ def dot_products(ax: "Axes", subject: Any, length: int = 128) -> None:
 @plot("Where the line reaches 1, further directions add nothing: the codes lie in that few dimensions.")
 def singular_values(ax: "Axes", spectrum: Spectrum) -> None:
     """The share of the variance in each direction, and in all up to it."""
-    count = torch.arange(1, len(spectrum.share) + 1)
+    count = range(1, len(spectrum.share) + 1)
     each = spectrum.share.diff(prepend=torch.zeros(1, dtype=spectrum.share.dtype))
-    ax.bar(count, each, color=PALETTE[0], label="each direction")
+    ax.bar(count, each.tolist(), color=PALETTE[0], label="each direction")
     ax.plot(count, spectrum.share, color=PALETTE[1], label="all up to it")
     ax.axvline(spectrum.directions_99, color=SOFT, linestyle=":", label=f"99% in {spectrum.directions_99}")
     ax.set(xlabel="direction", ylabel="share of the variance", ylim=(0, 1.02))
+    _count(ax)
     ax.legend(loc="center right")
 
 
@@ -53,18 +54,14 @@ def wavelengths(ax: "Axes", spectrum: Spectrum) -> None:
     what the channel does."""
     turning = spectrum.wavelengths.isfinite()
     at = torch.arange(spectrum.dim)[turning]
-    ax.scatter(
-        at,
-        spectrum.wavelengths[turning],
-        s=14,
-        color=PALETTE[0],
-        alpha=spectrum.purity[turning].clamp(0.15, 1).tolist(),
-    )
+    strength: Any = spectrum.purity[turning].clamp(0.15, 1).numpy()  # one each; the stubs know a single number
+    ax.scatter(at, spectrum.wavelengths[turning], s=14, color=PALETTE[0], alpha=strength)
     ax.axhline(spectrum.length, color=PALETTE[1], label=f"length of the text, {spectrum.length}")
     still = spectrum.dim - int(turning.sum())
     if still:
         ax.plot([], [], " ", label=f"{still} channels never turn")
     ax.set(xlabel=_channel(spectrum.of), ylabel=f"wavelength ({spectrum.of}s)", xlim=(-1, spectrum.dim))
+    _count(ax)
     ax.set_yscale("log")
     ax.legend()
 
@@ -126,9 +123,18 @@ def _read(subject: Any, length: int) -> tuple[Codes, Tensor]:
 
 def _image(ax: "Axes", values: Tensor, aspect: Any = "auto") -> None:
     most = float(values.abs().max()) or 1.0
-    image = ax.imshow(values, aspect=aspect, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
+    image = ax.imshow(values.numpy(), aspect=aspect, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
+    _count(ax)
     ax.figure.colorbar(image, ax=ax)
+
+
+def _count(ax: "Axes") -> None:
+    """Whole numbers on the axes of things that are counted."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (ax.xaxis, ax.yaxis) if ax.images else (ax.xaxis,):
+        axis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
 def _channel(of: str) -> str:

