@@ -2,12 +2,13 @@
 # make test   the whole test suite
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md
+# make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench setup clean
+.PHONY: demo test check bench guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab and $(VENV)/dev are stamps: the extras that are installed
@@ -38,6 +39,9 @@ check: setup
 bench: setup
 	$(BIN)/posenc bench
 	$(BIN)/python -m posenc.bench.readme posenc-bench/results.json
+
+guide: setup
+	$(BIN)/python docs/guide.py
 
 clean:
 	rm -rf $(VENV) posenc-compare posenc-bench posenc-eval posenc-explorer.html
