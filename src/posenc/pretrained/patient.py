@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, unknown
+from posenc.frequencies.bound import first_negative
 from posenc.pretrained.anatomy import FAMILIES, Family, unwrapped
 from posenc.pretrained.attach import Attached, attached
 
@@ -41,13 +42,7 @@ class Table:
 
         Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm 10122.
         """
-        theta = self.inv_freq.double().cpu()
-        for start in range(0, limit, block):
-            distances = torch.arange(start, start + block, dtype=torch.float64)
-            below = (distances[:, None] * theta).cos().sum(-1) < 0
-            if below.any():
-                return start + int(below.int().argmax())
-        return None
+        return first_negative(self.inv_freq, limit, block)
 
 
 @dataclass(frozen=True, eq=False)

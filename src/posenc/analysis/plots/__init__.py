@@ -10,14 +10,27 @@ from posenc.analysis.plots.codes import (
     step_sizes,
     wavelengths,
 )
+from posenc.analysis.plots.decay import base_bound, curves, integral_and_sum, kernel, rope_bound
+from posenc.analysis.plots.precision import phase_error, phase_error_by_pair
+from posenc.analysis.plots.radix import counter, digits, squeeze
 
 __all__ = [
+    "base_bound",
+    "counter",
+    "curves",
+    "digits",
     "dot_products",
     "heat_map",
+    "integral_and_sum",
+    "kernel",
     "norms",
+    "phase_error",
+    "phase_error_by_pair",
+    "rope_bound",
     "shift_error",
     "shift_matrix",
     "singular_values",
+    "squeeze",
     "step_sizes",
     "wavelengths",
 ]

@@ -1,0 +1,223 @@
+"""What a dtype does to the phases of an encoding: where the error comes from, and from which position it matters."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.analysis.codes import SHAPE, codes_of
+from posenc.analysis.finding import Finding
+from posenc.analysis.reading import Waves, whole
+from posenc.encoding import Encoding
+from posenc.encodings import create
+from posenc.encodings.absolute import Sinusoidal
+from posenc.encodings.rotary import Rotary
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
+ROWS = 128
+"""Stretches of positions that `by_position` has at most."""
+BLOCK = 1 << 13
+"""Positions at once."""
+
+CAUSES: dict[str, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = {
+    "positions": lambda n, theta, dtype: _rounded(n, dtype) * theta,
+    "frequencies": lambda n, theta, dtype: n * _rounded(theta, dtype),
+    "product": lambda n, theta, dtype: _rounded(n * theta, dtype),
+    "all": lambda n, theta, dtype: (n.to(dtype) * theta.to(dtype)).double(),
+    "cos_sin": lambda n, theta, dtype: _seen((n * theta).cos().to(dtype), (n * theta).sin().to(dtype)),
+}
+"""The phase with one thing rounded to dtype, of float64 positions (n, 1) and frequencies: the positions, the stored
+frequencies, their product, all three as arithmetic in that dtype has it, or cos and sin of the exact phase alone."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Phase errors in radians over all pairs and positions. largest and rms; at: the position of the largest. tenth: the
+    first position at which the error is above a tenth of a turn, None if it never is."""
+
+    name: str
+    largest: float
+    rms: float
+    at: int
+    tenth: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseError(Finding):
+    """Errors of the phases position * frequency, against float64, at positions 0 .. length-1.
+
+    causes: by name, see `CAUSES`; "module" is what the encoding itself does in that dtype. by_pair: (causes, pairs), the
+    largest error of each pair. by_position: (causes, rows), the largest over all pairs up to each of `positions`. Errors
+    of arithmetic are counted in full, also beyond a turn; those of cos and sin are at most half a turn. distinct: how
+    many of the positions are still different numbers in that dtype.
+    """
+
+    name: str
+    dtype: str
+    length: int
+    inv_freq: Tensor
+    causes: dict[str, Cause]
+    positions: Tensor
+    by_pair: Tensor
+    by_position: Tensor
+    distinct: int
+
+    def sentences(self) -> list[str]:
+        return [self._about_all(), *self._about_causes(), self._about_positions(), *self._about_module()]
+
+    def _about_all(self) -> str:
+        cause = self.causes["all"]
+        finite = math.isfinite(cause.largest)
+        error = f"are off by up to {_radians(cause.largest)}" if finite else "overflow"
+        told = f"Phases of {self.name} computed in {self.dtype} {error}"
+        if cause.tenth is None:
+            return f"{told} over {self.length} positions: never by a tenth of a turn."
+        return f"{told} over {self.length} positions, first by a tenth of a turn at position {cause.tenth}."
+
+    def _about_causes(self) -> list[str]:
+        alone = {
+            "positions": "Rounding the positions alone",
+            "frequencies": "Rounding the stored frequencies alone",
+            "product": "Rounding the product alone",
+            "cos_sin": "Rounding only cos and sin, of exact phases,",
+        }
+        return [f"{told} makes it {_radians(self.causes[name].largest)}." for name, told in alone.items()]
+
+    def _about_positions(self) -> str:
+        if self.distinct == self.length:
+            return f"All {self.length} positions are different numbers in {self.dtype}."
+        return f"Of {self.length} positions {self.distinct} are left in {self.dtype}; the others coincide with a neighbour."
+
+    def _about_module(self) -> list[str]:
+        if "module" not in self.causes:
+            return []
+        return [
+            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: it keeps frequencies "
+            "and phases in float64 and rounds the result."
+        ]
+
+
+def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype | str = torch.bfloat16) -> PhaseError:
+    """The errors of an encoding's phases in a dtype, with their causes apart, and what the module itself does.
+
+    encoding: rotary or sinusoidal, under any schedule, or another that turns position by fixed frequencies; or its text,
+    made for the sizes of `codes_of`. length: every position below it is computed. dtype: or its name, "bfloat16".
+
+    Raises:
+        InputError: an encoding without frequencies, a length below 1, another dtype than torch's four of real numbers.
+    """
+    encoding = create(encoding, **SHAPE) if isinstance(encoding, str) else encoding
+    waves = _waves(encoding)
+    theta = waves.frequencies
+    length, dtype = whole("length", length), _a_dtype(dtype)
+    module = _module(encoding, waves, dtype)
+    edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
+    tallies: dict[str, _Tally] = {}
+    distinct, last = 0, math.nan
+    for first in range(0, length, BLOCK):
+        n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
+        exact = n[:, None] * theta
+        visible = _seen(exact.cos(), exact.sin())
+        phases = {name: cause(n[:, None], theta, dtype) for name, cause in CAUSES.items()}
+        if module is not None:
+            phases["module"] = module(first, len(n))
+        for name, phase in phases.items():
+            if name in ("cos_sin", "module"):
+                error = (phase - visible).abs()
+                error = torch.minimum(error, math.tau - error)
+            else:
+                error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
+            tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
+        kept = _rounded(n, dtype)
+        distinct += int((kept.diff(prepend=kept.new_tensor([last])) != 0).sum())
+        last = float(kept[-1])
+    return PhaseError(
+        name=encoding.name or type(encoding).__name__,
+        dtype=str(dtype)[6:],
+        length=length,
+        inv_freq=theta,
+        causes={name: tally.cause(name) for name, tally in tallies.items()},
+        positions=edges[1:] - 1,
+        by_pair=torch.stack([tally.by_pair for tally in tallies.values()]),
+        by_position=torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
+        distinct=distinct,
+    )
+
+
+class _Tally:
+    """Errors as they come, block by block."""
+
+    def __init__(self, pairs: int, length: int) -> None:
+        self.by_pair = torch.zeros(pairs, dtype=torch.float64)
+        self.by_position = torch.zeros(length, dtype=torch.float64)
+        self.squares = 0.0
+
+    def add(self, first: int, error: Tensor) -> None:
+        self.by_pair = torch.maximum(self.by_pair, error.amax(0))
+        self.by_position[first : first + len(error)] = error.amax(1)
+        self.squares += float(error.pow(2).sum())
+
+    def cause(self, name: str) -> Cause:
+        beyond = self.by_position > math.tau / 10
+        rms = math.sqrt(self.squares / (len(self.by_pair) * len(self.by_position)))
+        at = int(self.by_position.argmax())
+        tenth = int(beyond.int().argmax()) if bool(beyond.any()) else None
+        return Cause(name, float(self.by_position[at]), rms, at, tenth)
+
+
+def _waves(encoding: Encoding) -> Waves:
+    waves = codes_of(encoding).waves
+    if waves is None:
+        raise InputError(
+            f"encoding: the codes of {type(encoding).__name__} are no rotation by fixed frequencies; pass a rotary or a "
+            "sinusoidal encoding, for XPos the Rotary of its frequencies"
+        )
+    return waves
+
+
+def _a_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InputError(f"dtype={dtype}: phases are real numbers; pass one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _module(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:
+    """The phases in the encoding's own results in a dtype: (first position, number n) -> (n, pairs). None: it has none
+    that can be read off a unit vector."""
+    own = copy.deepcopy(encoding).to(dtype)
+    if isinstance(own, Sinusoidal):
+
+        def codes(first: int, count: int) -> Tensor:
+            found = own.codes(Positions.arange(count, first))[0].to(dtype)  # as `embed` casts them
+            return _seen(found[:, waves.first], found[:, waves.second])
+
+        return codes
+    if isinstance(own, Rotary):
+
+        def turned(first: int, count: int) -> Tensor:
+            x = torch.zeros(1, 1, count, own.head_dim, dtype=dtype)
+            x[..., waves.first] = 1
+            found = own.rotate_queries(x, Positions.arange(count, first))[0, 0]
+            return _seen(found[:, waves.first], found[:, waves.second])
+
+        return turned
+    return None
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).double()
+
+
+def _seen(cos: Tensor, sin: Tensor) -> Tensor:
+    """The phase that a cosine and a sine stand for, within half a turn of zero."""
+    return torch.atan2(sin.double(), cos.double())
+
+
+def _radians(error: float) -> str:
+    return f"{error:.2g} radians" if math.isfinite(error) else "any amount: its numbers overflow"

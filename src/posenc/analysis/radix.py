@@ -1,0 +1,261 @@
+"""Positions as numbers in a positional system: bits beside sines, and RoPE's pairs as the digits of a base."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc import frequencies as schedules
+from posenc.analysis.bounds import Schedule
+from posenc.analysis.finding import Finding
+from posenc.analysis.reading import whole
+from posenc.errors import InputError
+from posenc.frequencies.vector import a_length, at_least_one
+from posenc.functional import binary_digits, frequency_curve
+
+
+@dataclass(frozen=True, eq=False)
+class Counter(Finding):
+    """Positions 0 .. length-1 in binary, beside sines of the same periods and beside sinusoidal codes.
+
+    bits: (length, digits) of 0 and 1, the lowest first; bit k is 2^k zeros and 2^k ones in turn. waves: sines of those
+    periods, positive where the bit is 1. codes: the sines of a sinusoidal code of as many pairs, whose periods are
+    wavelengths: 2 pi base^(c/digits). bit_steps: the largest and smallest Euclidean distance between neighbours' bits;
+    code_steps: the same of the whole codes, sines and cosines.
+    """
+
+    length: int
+    base: float
+    bits: Tensor
+    waves: Tensor
+    codes: Tensor
+    periods: Tensor
+    wavelengths: Tensor
+    bit_steps: tuple[float, float]
+    code_steps: tuple[float, float]
+
+    def sentences(self) -> list[str]:
+        digits = self.bits.shape[1]
+        return [
+            f"Bit k flips every 2^k positions: bit 0 at each, bit {digits - 1} every {2 ** (digits - 1)}. A sine of period "
+            "2^(k+1) is positive exactly where the bit is 1: the same picture, smooth.",
+            f"Pair c of a sinusoidal code turns once in {math.tau:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
+            f"{float(self.wavelengths[0]):.4g} to {float(self.wavelengths[-1]):.4g}.",
+            f"Between neighbours the bits move by {self.bit_steps[1]:.3g} to {self.bit_steps[0]:.3g}, for a carry flips "
+            f"many at once; the code moves by {self.code_steps[0]:.3g} at every step.",
+        ]
+
+
+def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Counter:
+    """The analogy of sinusoidal codes with a binary counter.
+
+    digits: bits, and pairs of the code. base: of the code's frequencies.
+
+    Raises:
+        InputError: a length below 2, digits outside 1 .. 62, a base not above 0.
+    """
+    length, digits = whole("length", length, 2), whole("digits", digits)
+    if digits > 62:
+        raise InputError(f"digits={digits}: 62 at most, for positions are counted in 64 bits")
+    at = torch.arange(length)
+    bits = binary_digits(at, digits).double()
+    periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)
+    theta = frequency_curve(2 * digits, base)
+    angles = at[:, None] * theta
+    code = torch.cat((angles.sin(), angles.cos()), -1)
+    return Counter(
+        length=length,
+        base=base,
+        bits=bits,
+        waves=-((at[:, None] + 0.5) * math.tau / periods).sin(),
+        codes=angles.sin(),
+        periods=periods,
+        wavelengths=math.tau / theta,
+        bit_steps=_steps(bits),
+        code_steps=_steps(code),
+    )
+
+
+def _steps(rows: Tensor) -> tuple[float, float]:
+    steps = rows.diff(dim=0).norm(dim=-1)
+    return float(steps.max()), float(steps.min())
+
+
+@dataclass(frozen=True, eq=False)
+class Digits(Finding):
+    """RoPE's pairs as digits, and what a schedule does to each when a text is factor times longer than the trained one.
+
+    Position n has the digits floor(n / beta^c) mod beta with beta = base^(2/head_dim), the lowest first; pair c turns by
+    n / beta^c radians. values: (positions, pairs), the digits. All others are (pairs,) float64: inv_freq of the schedule;
+    trained, the angles that a pair met in training, from 0 up to length / beta^c and at most a whole turn (radians);
+    reached, those of the longer text; unseen, how much of that lies beyond what it met; squeeze, how many times nearer
+    neighbours are than in training, infinite where the schedule stops a pair.
+    """
+
+    head_dim: int
+    base: float
+    beta: float
+    schedule: str
+    factor: float
+    length: int
+    positions: Tensor
+    values: Tensor
+    inv_freq: Tensor
+    trained: Tensor
+    reached: Tensor
+    unseen: Tensor
+    squeeze: Tensor
+
+    @property
+    def beyond(self) -> list[int]:
+        """The pairs that meet angles they never met in training."""
+        return [pair for pair, angle in enumerate(self.unseen.tolist()) if angle > 0]
+
+    @property
+    def new_beta(self) -> float | None:
+        """The base of the digits under the schedule, if there is one: the same ratio from each pair to the next."""
+        ratios = self.inv_freq[:-1] / self.inv_freq[1:]
+        if not len(ratios) or not bool(ratios.isfinite().all()):
+            return None
+        return float(ratios.mean()) if bool((ratios / ratios.mean() - 1).abs().max() < 1e-9) else None
+
+    def sentences(self) -> list[str]:
+        return [
+            self._about_digits(),
+            self._about_training(),
+            self._about_reach(),
+            self._about_squeeze(),
+            self._about_base(),
+        ]
+
+    def _about_digits(self) -> str:
+        return (
+            f"RoPE writes a position with {self.head_dim // 2} digits of base {self.beta:.4g}: pair c turns one radian in "
+            f"{self.beta:.4g}^c positions, and wraps around after a turn as a digit does after its base."
+        )
+
+    def _about_training(self) -> str:
+        full = int((self.trained >= math.tau).sum())
+        pairs = len(self.trained)
+        if full == pairs:
+            return f"In {self.length} trained positions every pair makes a full turn: there is no angle it has not met."
+        return (
+            f"In {self.length} trained positions {full} of {pairs} pairs make a full turn; the slowest gets "
+            f"{float(self.trained[-1]) / math.tau:.3g} of one."
+        )
+
+    def _about_reach(self) -> str:
+        told = f"{self.schedule} over {_whole(self.factor * self.length)} positions"
+        beyond = self.beyond
+        if not beyond:
+            return f"{told}: no pair meets an angle that it has not met in training."
+        worst = int(self.unseen.argmax())
+        return (
+            f"{told}: {len(beyond)} pairs ({beyond[0]} to {beyond[-1]}) meet angles that they never met in training, most "
+            f"of all pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
+            f"{float(self.reached[worst]) / math.tau:.3g}."
+        )
+
+    def _about_squeeze(self) -> str:
+        first, last = float(self.squeeze[0]), float(self.squeeze[-1])
+        if bool((self.squeeze - 1).abs().max() < 1e-12):
+            return "Neighbours stay as far apart in every pair as in training."
+        if bool((self.squeeze - first).abs().max() < 1e-9):
+            return (
+                f"Neighbours come {first:.3g} times nearer in every pair, the one that tells them apart best included."
+            )
+        kept = int(((self.squeeze - 1).abs() < 1e-12).sum())
+        return (
+            f"Neighbours in the fastest pair {_nearer(first)}, in the slowest {_nearer(last)}; {kept} of "
+            f"{len(self.squeeze)} pairs keep theirs."
+        )
+
+    def _about_base(self) -> str:
+        beta, shift = self.new_beta, float(self.squeeze[0])
+        if beta is None:
+            return "The digits have no common base: the ratio from one pair to the next changes."
+        if math.isclose(beta, self.beta, rel_tol=1e-9):
+            return f"The base of the digits stays {beta:.4g}" + (
+                "." if math.isclose(shift, 1) else f"; the position is divided by {shift:.3g} first."
+            )
+        return (
+            f"It is a conversion of base: {self.beta:.4g} becomes {beta:.4g}, and as many digits hold larger numbers."
+        )
+
+
+def digits(
+    positions: Tensor | Sequence[int] | int,
+    head_dim: int = 128,
+    base: float = 10000.0,
+    schedule: Schedule = "default",
+    *,
+    factor: float = 4.0,
+    length: int = 4096,
+) -> Digits:
+    """The digits of positions as RoPE has them, and what a schedule does to each digit.
+
+    positions: whose digits are wanted, at least 0. schedule: "default" (extrapolation), "linear" (interpolation), "ntk",
+    "ntk_old", "ntk_fixed", "ntk_mixed" (conversions of the base), "yarn", or any other, as text or data. factor, length:
+    of the longer text, and the trained positions; they go to the schedule where it needs them and does not say them.
+
+    Raises:
+        InputError: negative positions, a base not above 1, a factor or length below 1, what the schedule refuses.
+
+    Source: Su, kexue.fm/archives/9675 and 9706.
+    """
+    at = torch.as_tensor(positions, device="cpu").flatten()
+    if not len(at) or bool((at < 0).any()) or not bool(at.double().isfinite().all()):
+        raise InputError(f"positions={positions}: digits are those of numbers from 0 on")
+    plain = frequency_curve(head_dim, base)
+    if base <= 1:
+        raise InputError(f"base={base}: digits need a base above 1")
+    longest = math.ceil(at_least_one(factor) * a_length(length, "length"))
+    shape = {"factor": float(factor), "original_max_positions": length, "length": longest}
+    given = schedules.complete(schedules.parse(schedule) if isinstance(schedule, str) else schedule, **shape)
+    inv_freq = schedules.create(given, head_dim, base).inv_freq
+    beta = _whole_if_nearly(base ** (2 / head_dim))
+    units = beta ** torch.arange(len(plain), dtype=torch.float64, device="cpu")
+    trained = (length * plain).clamp(max=math.tau)
+    reached = (factor * length * inv_freq).clamp(max=math.tau)
+    unseen = (reached - trained).clamp(min=0)
+    return Digits(
+        head_dim=head_dim,
+        base=base,
+        beta=beta,
+        schedule=_named(schedule),
+        factor=float(factor),
+        length=length,
+        positions=at,
+        values=(at[:, None] / units).floor().remainder(beta),
+        inv_freq=inv_freq,
+        trained=trained,
+        reached=reached,
+        unseen=unseen.where(unseen > 1e-9 * trained, 0.0),
+        squeeze=plain / inv_freq,
+    )
+
+
+def _whole_if_nearly(beta: float) -> float:
+    """A power may miss a whole number by its rounding, and floor would then miss the digit."""
+    return float(round(beta)) if math.isclose(beta, round(beta), rel_tol=1e-12) else beta
+
+
+def _nearer(squeeze: float) -> str:
+    if abs(squeeze - 1) < 1e-12:
+        return "stay as they were"
+    if abs(squeeze - 1) < 5e-3:
+        return "stay nearly as they were"
+    if squeeze == math.inf:
+        return "have the same angle"
+    return f"come {squeeze:.3g} times nearer" if squeeze > 1 else f"go {1 / squeeze:.3g} times further apart"
+
+
+def _named(schedule: Schedule) -> str:
+    name = schedule if isinstance(schedule, str) else schedules.as_text(schedule)
+    return {"default": "extrapolation (default)", "linear": "interpolation (linear)"}.get(name, name)
+
+
+def _whole(number: float) -> str:
+    return f"{number:.0f}" if number == round(number) else f"{number:.1f}"

@@ -1,0 +1,153 @@
+"""The dot product of codes by distance, and the curves."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc.analysis import curves, decay, decay_integral, kernel
+from posenc.encodings import Rotary, Sinusoidal
+from posenc.errors import InputError
+
+KAPPA = {
+    128: {1: 0.9702, 2: 0.8966, 5: 0.7373, 10: 0.6691, 20: 0.6083, 50: 0.5462, 100: 0.4772, 200: 0.3057, 1000: 0.1590},
+    512: {1: 0.9731, 2: 0.9052, 5: 0.7406, 10: 0.6789, 20: 0.6155, 50: 0.5121, 100: 0.4373, 200: 0.3499, 1000: 0.1757},
+}
+
+
+@pytest.mark.parametrize("dim", KAPPA)
+def test_sinusoidal_values_known(dim):
+    found = kernel(Sinusoidal(dim), 1001)
+    for distance, value in KAPPA[dim].items():
+        assert float(found.mean[distance]) == pytest.approx(value, abs=5.1e-5)
+
+
+def test_what_it_finds_in_sinusoidal_codes():
+    found = kernel("sinusoidal", 128)
+    assert found.stationary
+    assert found.symmetric
+    assert float(found.mean[50]) == pytest.approx(0.4898, abs=5.1e-5)  # below that of a greater distance:
+    assert float(found.mean[100]) == pytest.approx(0.5586, abs=5.1e-5)
+    assert not found.monotone
+    assert found.mean[found.first_rise] > found.mean[found.first_rise - 1]
+    assert bool((found.mean[: found.first_rise].diff() < 0).all())
+    assert found.mean[found.half] <= 0.5 < found.mean[found.half - 1]
+    assert found.first_zero is None
+    assert found.random == 64**-0.5
+
+
+def test_rope_has_the_kernel_of_a_sinusoidal_code_of_its_width():
+    rope, code = kernel(Rotary(32, rope_theta=500.0), 64), kernel(Sinusoidal(32, base=500.0), 64)
+    torch.testing.assert_close(rope.mean, code.mean)
+
+
+def _loop(values):
+    """Every pair one by one."""
+    n, power = len(values), values.pow(2).sum(-1).mean()
+    dots = [[float(values[m] @ values[m + k]) / float(power) for m in range(n - k)] for k in range(n)]
+    mean = [sum(d) / len(d) for d in dots]
+    spread = [(sum((x - m) ** 2 for x in d) / len(d)) ** 0.5 for d, m in zip(dots, mean, strict=True)]
+    gaps = [abs(dots[k][m] - dots[k][m - k]) for k in range(n) for m in range(k, n - k)]
+    return torch.tensor(mean).double(), torch.tensor(spread).double(), max(gaps)
+
+
+@given(n=st.integers(2, 24), dim=st.integers(1, 5), block=st.sampled_from([1, 7, 50, 1 << 20]), seed=st.integers(0, 99))
+@settings(max_examples=40)
+def test_against_a_loop_over_all_pairs(n, dim, block, seed):
+    values = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decay, "BLOCK", block)
+        found = kernel(values, n)
+    mean, spread, gap = _loop(values)
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.spread, spread, atol=1e-7, rtol=1e-6)
+    assert found.asymmetry == pytest.approx(gap, abs=1e-12)
+    assert not found.stationary
+
+
+def test_a_random_table_is_no_function_of_the_distance():
+    table = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    found = kernel(table, 200)
+    assert not found.stationary
+    assert not found.symmetric
+    assert found.like_random == 1
+    assert abs(found.tail) < found.random
+    said = " ".join(found.sentences())
+    assert "no function of their distance" in said
+    assert "both ways" in said
+
+
+def test_a_code_that_falls_with_every_step():
+    """A step function of the distance: p_m . p_n counts the channels that both have, here 1 - |m - n| / 32."""
+    channels = torch.arange(96)
+    found = kernel(lambda m: ((channels >= m[:, None]) & (channels < m[:, None] + 32)).double(), 64)
+    assert found.stationary
+    assert found.monotone
+    assert found.half == 16
+    assert found.first_zero == 32
+    torch.testing.assert_close(found.mean, (1 - torch.arange(64).double() / 32).clamp(min=0))
+    assert "falls with every step" not in " ".join(kernel("rope", 64).sentences())
+
+
+def test_long_texts_in_linear_memory(monkeypatch):
+    seen = []
+    gather = torch.Tensor.gather
+    monkeypatch.setattr(torch.Tensor, "gather", lambda x, *a: seen.append(x.numel()) or gather(x, *a))
+    kernel("rope", 4096, head_dim=8)
+    assert max(seen) <= decay.BLOCK
+
+
+def test_nothing_that_json_cannot_hold():
+    for found in (kernel("rope", 32), curves([1.0, 2.0])):
+        told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+        assert told["sentences"] == found.sentences()
+
+
+@pytest.mark.parametrize(
+    ("subject", "length", "match"),
+    [
+        ("alibi", 16, r"alibi adds to the scores and has no code per position"),
+        (torch.zeros(20, 4), 16, r"every code is zero"),
+        (torch.ones(20, 4), 64, r"length=64: table has codes of 20 positions"),
+        ("rope", 1, r"length=1: must be a whole number, at least 2"),
+        (lambda p: p[:, None] * float("nan"), 8, r"not finite"),
+    ],
+)
+def test_bad_input(subject, length, match):
+    with pytest.raises(InputError, match=match):
+        kernel(subject, length)
+
+
+@pytest.mark.parametrize(("dim", "value"), [(64, 0.2839), (128, 0.3328), (512, 0.4059)])
+def test_sums_at_distance_128(dim, value):
+    assert float(curves([128.0], (10000.0,), (), dim=dim).sums[0, 0]) == pytest.approx(value, abs=5.1e-5)
+
+
+def test_sums_tend_to_the_integral():
+    x = torch.arange(100.0)
+    apart = [
+        float((f := curves(x, (1000.0,), (2.0,), dim=d)).sums.sub(f.integrals).abs().max()) for d in (64, 512, 2048)
+    ]
+    assert apart[0] > 4 * apart[1] > 8 * apart[2]
+    found = curves(x, (1000.0,), (2.0,))
+    assert found.names == ("1000^-t", "t^2")
+    torch.testing.assert_close(found.integrals[1], decay_integral(x, "power", exponent=2.0))
+
+
+def test_which_base_a_length_wants():
+    """Su's choice of 1000 for texts of some 500: its integral stays above zero up to 617."""
+    found = curves(torch.arange(617.0), (1000.0,), ())
+    assert found.wanted == pytest.approx(1000, rel=2e-3)
+    assert bool((decay_integral(torch.arange(616.0), base=found.wanted) > 0).all())
+    assert "from base 999.2 on" in found.sentences()[-1]
+
+
+def test_curves_bad_input():
+    with pytest.raises(InputError, match=r"pass a base or an exponent"):
+        curves([1.0], (), ())
+    with pytest.raises(InputError, match=r"a distance at least"):
+        curves([])
+    with pytest.raises(InputError, match=r"base=-1"):
+        curves([1.0], (-1,))

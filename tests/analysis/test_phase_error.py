@@ -1,0 +1,159 @@
+"""Phases in low precision: known numbers, numpy-free arithmetic one by one, and what transformers does."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc.analysis import phase_error
+from posenc.analysis.precision import CAUSES
+from posenc.encodings import Rotary, Sinusoidal
+from posenc.errors import InputError
+
+THETA = Rotary(64).inv_freq
+
+
+@pytest.mark.parametrize(
+    ("cause", "dtype", "position", "error"),
+    [
+        ("frequencies", torch.bfloat16, 255, 0.11),
+        ("frequencies", torch.bfloat16, 2049, 0.90),
+        ("frequencies", torch.bfloat16, 8191, 3.6),
+        ("all", torch.bfloat16, 257, 1.0),
+        ("all", torch.float32, 8191, 1.7e-4),
+        ("all", torch.float32, 131071, 1.7e-3),
+    ],
+)
+def test_errors_known_at_a_position(cause, dtype, position, error):
+    n = torch.full((1, 1), position, dtype=torch.float64)
+    found = float((CAUSES[cause](n, THETA, dtype) - n * THETA).abs().max())
+    assert float(f"{found:.1e}") == pytest.approx(error, rel=0.01)
+
+
+def test_bfloat16_over_8192_positions():
+    found = phase_error(Rotary(64), 8192, torch.bfloat16)
+    causes = found.causes
+    assert causes["positions"].largest == 16  # half the gap between numbers above 4096
+    assert causes["positions"].tenth == 257  # the first that is rounded, and pair 0 turns a radian each
+    assert causes["frequencies"].at == 8191
+    assert causes["cos_sin"].largest < 2**-8
+    assert found.distinct == 257 + sum(128 for _ in range(5))
+    assert found.distinct == len(torch.arange(8192).to(torch.bfloat16).unique())
+    assert "897 are left in bfloat16" in " ".join(found.sentences())
+
+
+def test_float32_keeps_positions_and_float64_everything():
+    found = phase_error(Rotary(64), 4096, "float32")
+    assert found.distinct == 4096
+    assert found.causes["positions"].largest == 0
+    assert 0 < found.causes["all"].largest < 3e-4
+    assert found.causes["all"].tenth is None
+    exact = phase_error(Rotary(64), 256, torch.float64)
+    assert all(cause.largest < 1e-14 for cause in exact.causes.values())
+
+
+@given(length=st.integers(1, 700), pairs=st.integers(1, 6), dtype=st.sampled_from(["bfloat16", "float16", "float32"]))
+@settings(max_examples=30)
+def test_against_numbers_one_by_one(length, pairs, dtype):
+    found = phase_error(Rotary(2 * pairs, 500.0), length, dtype)
+    kind = getattr(torch, dtype)
+    theta = [500.0 ** (-c / pairs) for c in range(pairs)]
+
+    def rounded(x):
+        return float(torch.tensor(x, dtype=torch.float64).to(kind))
+
+    table = [[abs(rounded(rounded(n) * rounded(t)) - n * t) for t in theta] for n in range(length)]
+    errors = torch.tensor(table, dtype=torch.float64)
+    row = list(found.causes).index("all")
+    torch.testing.assert_close(found.by_pair[row], errors.amax(0), atol=1e-12, rtol=1e-9)
+    upto = errors.amax(1).cummax(0).values
+    torch.testing.assert_close(found.by_position[row], upto[found.positions], atol=1e-12, rtol=1e-9)
+    cause = found.causes["all"]
+    assert cause.rms == pytest.approx(float(errors.square().mean().sqrt()), abs=1e-12)
+    tenth = (errors.amax(1) > math.tau / 10).nonzero()
+    assert cause.tenth == (int(tenth[0]) if len(tenth) else None)
+    assert int(found.positions[-1]) == length - 1
+
+
+@pytest.mark.parametrize(
+    "encoding", ["rope:layout=interleaved", "sinusoidal", "sinusoidal:layout=concat", "decoupled_rope"]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_our_modules_round_the_result_alone(encoding, dtype):
+    found = phase_error(encoding, 9000, dtype)  # two blocks
+    own, trig = found.causes["module"], found.causes["cos_sin"]
+    assert own.largest == pytest.approx(trig.largest, rel=0.05)
+    assert own.largest < found.causes["all"].largest / 1000
+
+
+def test_a_schedule_moves_the_error():
+    plain = phase_error(Rotary(64), 4096)
+    slower = phase_error(Rotary(64).with_schedule("linear", factor=4.0), 4096)
+    assert slower.causes["positions"].largest == plain.causes["positions"].largest / 4
+
+
+def test_overflow_is_said():
+    found = phase_error(Rotary(8), 66000, "float16")
+    assert math.isinf(found.causes["positions"].largest)
+    assert found.causes["positions"].at == 65520
+    assert "overflow over 66000 positions" in found.sentences()[0]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["causes"]["all"]["largest"] is None
+
+
+def test_what_transformers_does_in_bfloat16():
+    """Cast as a whole, transformers' module keeps its frequencies in bfloat16: the error is that of "frequencies"."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=1, max_position_embeddings=8192)
+    module = LlamaRotaryEmbedding(config)
+    at = torch.arange(8192)[None]
+    x = torch.zeros(1, 1, 1)
+
+    def errors():
+        cos, sin = (table[0, :, :32].double() for table in module(x, at))
+        exact = at[0, :, None] * THETA
+        apart = torch.atan2(sin * exact.cos() - cos * exact.sin(), cos * exact.cos() + sin * exact.sin())
+        return apart.abs()
+
+    assert float(errors().max()) < 1e-3
+    module.to(torch.bfloat16)
+    found = errors()
+    wanted = phase_error(Rotary(64), 8192, torch.bfloat16)
+    own = list(wanted.causes).index("frequencies")
+    inside = wanted.by_pair[own] < 3  # by half a turn an angle says no more
+    assert int(inside.sum()) > 25
+    torch.testing.assert_close(found.amax(0)[inside], wanted.by_pair[own][inside], atol=1e-3, rtol=0)
+    assert float(found.max()) > 1000 * wanted.causes["module"].largest
+
+
+def test_what_transformers_does_to_sinusoids():
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+
+    assert transformers
+    table = MarianSinusoidalPositionalEmbedding(2048, 64)
+    rounded = table.create_weight().detach().to(torch.bfloat16).double()
+    exact = torch.arange(2048)[:, None] * Sinusoidal(64).frequencies
+    sin, cos = rounded.split(32, -1)
+    apart = torch.atan2(sin * exact.cos() - cos * exact.sin(), cos * exact.cos() + sin * exact.sin()).abs()
+    found = phase_error(Sinusoidal(64), 2048, torch.bfloat16)
+    torch.testing.assert_close(apart.amax(0), found.by_pair[list(found.causes).index("cos_sin")], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("alibi", 16), r"codes of ALiBi are no rotation by fixed frequencies"),
+        (("xpos", 16), r"for XPos the Rotary of its frequencies"),
+        (("rope", 0), r"length=0"),
+        (("rope", 16, torch.int32), r"dtype=torch.int32: phases are real numbers; pass one of bfloat16, float16"),
+        (("rope", 16, "bf16"), r"dtype=bf16"),
+    ],
+)
+def test_bad_input(arguments, match):
+    with pytest.raises(InputError, match=match):
+        phase_error(*arguments)

@@ -1,0 +1,154 @@
+"""RoPE's decay bound, and the base's bound on the length of context."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import posenc
+from posenc.analysis import MODELS, Model, base_bound, longest_length, rope_bound, smallest_base
+from posenc.encodings import Rotary
+from posenc.errors import InputError
+from posenc.frequencies.bound import first_negative
+from posenc.positions import Positions
+
+
+def test_values_known():
+    found = rope_bound([0, 1, 10, 50, 100, 128, 200, 256], 128)
+    wanted = torch.tensor([32.5, 31.5382, 17.9541, 12.6295, 10.2273, 9.2729, 7.2448, 6.5431]).double()
+    torch.testing.assert_close(found, wanted, atol=5.1e-5, rtol=0)
+
+
+SCHEDULES = st.sampled_from([None, "ntk:factor=4", "yarn:factor=4:original_max_positions=64", "proportional"])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    pairs=st.integers(2, 16),
+    base=st.floats(1.5, 1e6),
+    at=st.integers(0, 4000),
+    name=SCHEDULES,
+)
+def test_it_bounds_every_score(seed, pairs, base, at, name):
+    """|score| <= max |h_(j+1) - h_j| * sum |S_(j+1)|, with h_j from the vectors and the score from our own rotation."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(1, 1, 1, 2 * pairs, generator=draw, dtype=torch.float64) for _ in range(2))
+    schedule = None if name is None else posenc.frequencies.parse(name)
+    rope = Rotary(2 * pairs, base, "interleaved", schedule=schedule)
+    turned_q, turned_k = rope.rotate(q, k, Positions.from_ids([at], [0]))
+    score = float((turned_q * turned_k).sum()) / rope.attention_factor**2
+    h = torch.view_as_complex(q.view(pairs, 2)) * torch.view_as_complex(k.view(pairs, 2)).conj()
+    steps = torch.cat((h, h.new_zeros(1))).diff().abs().max()
+    bound = rope_bound(at, 2 * pairs, base, frequencies=name) * pairs
+    assert abs(score) <= float(steps * bound) * (1 + 1e-12)
+
+
+def test_the_bound_is_reached():
+    """Equal pairs: h is constant, its only step is the last, and the score at distance zero is one of the sums."""
+    theta = posenc.frequencies.default(8).inv_freq
+    assert float(rope_bound(0, 8)) == pytest.approx((1 + 2 + 3 + 4) / 4)
+    assert float(rope_bound(3.5, 8, frequencies=theta)) == float(rope_bound(3.5, 8))
+
+
+def test_frequencies_in_any_form():
+    text = "yarn:factor=4:original_max_positions=4096"
+    data = posenc.frequencies.parse(text)
+    made = posenc.frequencies.create(data, 64, 1e4)
+    wanted = rope_bound([7, 300], 64, frequencies=text)
+    for given_as in (data, made, made.inv_freq):
+        assert torch.equal(rope_bound([7, 300], 64, frequencies=given_as), wanted)
+    assert not torch.equal(rope_bound([7, 300], 64), wanted)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "base", "first"), [(128, 1e4, 1707), (128, 5e5, 18438), (128, 1e6, 27115), (64, 1e5, 3616)]
+)
+def test_longest_lengths_known(head_dim, base, first):
+    assert longest_length(base, head_dim) == first
+
+
+def test_what_extension_does_to_the_longest_length():
+    plain, linear = longest_length(1e4, 128), longest_length(1e4, 128, frequencies="linear:factor=4")
+    assert linear >= 4 * plain - 4  # the same sum, read at a quarter of the distance
+    ntk = longest_length(1e4, 128, frequencies="ntk:factor=4")
+    assert ntk == longest_length(1e4 * 4 ** (128 / 126), 128)
+    assert plain < ntk < linear
+    assert longest_length(1e4, 128, frequencies="proportional:fraction=0.1", limit=5000) is None
+
+
+def test_the_search_ends_where_it_is_told():
+    theta = posenc.frequencies.default(128).inv_freq
+    assert first_negative(theta, limit=1707) is None
+    assert first_negative(theta, limit=1708) == 1707
+    assert first_negative(theta, block=100) == 1707
+
+
+KNOWN = {1024: 4.3e3, 2048: 1.2e4, 4096: 2.7e4, 8192: 8.4e4}
+
+
+@pytest.mark.parametrize("length", KNOWN)
+def test_smallest_bases_known(length):
+    """Su's numbers for 128 channels, to the two digits that he gives."""
+    assert float(f"{smallest_base(length, 128):.1e}") == KNOWN[length]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "base"), [(32768, 6.3e5), (65536, 2.1e6), (131072, 4.9e6)])
+def test_smallest_bases_known_of_long_texts(length, base):
+    assert float(f"{smallest_base(length, 128, step=1e-4):.1e}") == base
+
+
+@settings(max_examples=20)
+@given(length=st.integers(1, 200), pairs=st.sampled_from([4, 8, 16]), ntk=st.booleans())
+def test_it_is_the_smallest_on_its_grid(length, pairs, ntk):
+    step, schedule = 0.02, "ntk:factor=2" if ntk else None
+    found = smallest_base(length, 2 * pairs, schedule=schedule, step=step)
+
+    def holds(base):
+        longest = longest_length(base, 2 * pairs, frequencies=schedule, limit=length)
+        return longest is None
+
+    assert holds(found)
+    below, tried = found / (1 + step), 0
+    while below > 1 + step and tried < 60:
+        assert not holds(below)
+        below, tried = below / (1 + step), tried + 1
+
+
+def test_schedules_need_smaller_bases():
+    assert smallest_base(512, 64, schedule="linear:factor=4") < smallest_base(512, 64)
+
+
+def test_base_bound_and_its_models():
+    own = Model("ours", 64, 1e5, 8192)
+    found = base_bound([256, 512], 64, step=0.01, models=[own, Model("safe", 64, 1e5, 2048)])
+    assert found.longest == (3616, 3616)
+    assert found.limits == pytest.approx((415.2, 830.5), rel=1e-3)
+    said = found.sentences()
+    assert "first negative at 3616, short of" in said[2]
+    assert "first negative at 3616, beyond" in said[3]
+    assert {model.rotary_dim for model in base_bound([16], 128, step=0.1).models} == {128}
+    assert {model.name for model in MODELS} >= {"Llama 2 7B", "SmolLM2 135M"}
+    assert "ntk:factor=2" in base_bound([16], 32, schedule={"name": "ntk", "factor": 2}).sentences()[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: rope_bound([float("inf")], 64), r"distances hold values that are not finite"),
+        (lambda: rope_bound([1.0], 63), r"head_dim=63"),
+        (lambda: rope_bound([1.0], 64, frequencies=torch.ones(3)), r"frequencies \(3,\): head_dim=64 needs \(32,\)"),
+        (lambda: rope_bound([1.0], 64, frequencies=3), r"frequencies int"),
+        (lambda: longest_length(-1.0, 64), r"base=-1.0"),
+        (lambda: longest_length(1e4, 64, limit=0), r"limit=0"),
+        (lambda: longest_length(1e4, 64, frequencies="yarn:factor=4"), r"needs original_max_positions"),
+        (lambda: smallest_base(0, 64), r"length=0"),
+        (lambda: smallest_base(100, 63), r"head_dim=63"),
+        (lambda: smallest_base(100, 64, step=0.0), r"step=0.0"),
+        (lambda: smallest_base(100, 2, step=1.0), r"no base up to 1e\+15"),
+        (lambda: base_bound([]), r"lengths is empty"),
+    ],
+)
+def test_bad_input(call, match):
+    with pytest.raises(InputError, match=match):
+        call()
