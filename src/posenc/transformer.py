@@ -98,7 +98,9 @@ def _new_keys(positions: Positions) -> Positions:
 
 
 class Attention(nn.Module):
-    """Projections around `posenc.attention`."""
+    """Projections around `posenc.attention`. backend: which of its backends computes it."""
+
+    backend = "auto"
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -117,7 +119,9 @@ class Attention(nn.Module):
                 k = encoding.rotate_keys(k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
             k, v = cache.append(layer, k, v, positions)
         dropout_p = self.config.dropout if self.training else 0.0
-        y = attention(q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p, keys_rotated=rotated)
+        y = attention(
+            q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p, keys_rotated=rotated, backend=self.backend
+        )
         return self.out(y.transpose(1, 2).flatten(-2))
 
 

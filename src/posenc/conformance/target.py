@@ -1,4 +1,4 @@
-"""Finding a function by the words MODULE:FUNCTION, and keeping what it prints apart."""
+"""Finding a function, or any object, by the words MODULE:FUNCTION, and keeping what it prints apart."""
 
 import contextlib
 import ctypes
@@ -26,14 +26,20 @@ def find(target: str) -> Callable[..., Any]:
     Raises:
         InputError: no such module or function, or an error while it is imported.
     """
+    found = find_object(target)
+    if not callable(found):
+        raise InputError(f"{target!r}: is a {type(found).__name__}, not a function")
+    return found
+
+
+def find_object(target: str) -> Any:
+    """Whatever stands behind such words. Raises as `find`."""
     module_name, colon, name = target.rpartition(":")
     if not (colon and module_name and name):
         raise InputError(f"{target!r}: {EXAMPLES}")
     found: Any = _module(module_name)
     for part in name.split("."):
         found = _attribute(found, part, module_name)
-    if not callable(found):
-        raise InputError(f"{target!r}: is a {type(found).__name__}, not a function")
     return found
 
 

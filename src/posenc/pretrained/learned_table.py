@@ -94,9 +94,14 @@ def table_of(model: nn.Module) -> tuple[str | None, int]:
     return None if original is None else original.method, len(_weight(module)) - _first(module)
 
 
+def table_module(model: nn.Module) -> nn.Embedding:
+    """The module that holds the table of a model."""
+    return _find(unwrapped(model))[1]
+
+
 def rows_of_table(model: nn.Module) -> Tensor:
     """The table of a model as it is now, a row per token: (positions, dim). Rows that are no token's are left out."""
-    _, module = _find(unwrapped(model))
+    module = table_module(model)
     return _weight(module)[_first(module) :]
 
 
@@ -174,6 +179,15 @@ def restore_table(model: nn.Module) -> bool:
     inner.config.max_position_embeddings = original.max_position_embeddings
     delattr(inner, RECORD)
     return True
+
+
+@torch.no_grad()
+def take_table(model: nn.Module) -> Tensor:
+    """Take a model's positions away: its table becomes zeros, in place. Gives the rows that were tokens', (positions,
+    dim): adding them to the embeddings of tokens is what the model did."""
+    rows = rows_of_table(model).clone()
+    table_module(model).weight.zero_()
+    return rows
 
 
 def _longer(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:

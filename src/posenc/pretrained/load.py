@@ -16,10 +16,16 @@ DEMO = "demo"
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How transformers' names of models end that predict the next token."""
 
 
 def load(
-    name: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    encoders: bool = False,
 ) -> tuple[Any, Any]:
     """A causal language model in eval mode, and its tokenizer (None where a folder has none).
 
@@ -28,6 +34,8 @@ def load(
             What exists on the disk comes first, but for "demo": write ./demo for a folder of that name.
         dtype: of the weights. The tables of positions stay in float32.
         device: where the model is put.
+        encoders: a model that was not saved as one that predicts the next token, as BERT's kind, is taken, too: without
+            any head.
 
     Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
@@ -47,7 +55,7 @@ def load(
             raise InputError(f"{name}: no such file")
         model, tokenizer = _from_gguf(path, dtype)
     elif path.is_dir() or _may_be_on_the_hub(str(name)):
-        model, tokenizer = _from_pretrained(str(name), dtype, local=path.is_dir())
+        model, tokenizer = _from_pretrained(str(name), dtype, path.is_dir(), encoders)
     else:
         raise InputError(f"{name}: no such file or folder, and no name of the Hugging Face hub (OWNER/NAME) either")
     model = model.to(device).eval()
@@ -119,9 +127,9 @@ def _may_be_on_the_hub(name: str) -> bool:
     return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name and bool(name.strip())
 
 
-def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Module, Any]:
+def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool) -> tuple[nn.Module, Any]:
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
     try:
@@ -131,7 +139,9 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Mod
             raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
         config = AutoConfig.from_pretrained(name, **safe)
         said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
-        read: Any = AutoModelForCausalLM.from_pretrained(name, **said, **safe)
+        kinds = stored.get("architectures") or _CAUSAL
+        auto = AutoModel if encoders and not any(kind.endswith(_CAUSAL) for kind in kinds) else AutoModelForCausalLM
+        read: Any = auto.from_pretrained(name, **said, **safe)
         model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
 from posenc.position_maps import MAPS
 from posenc.report import figures
+from posenc.report.template import asset, filled
 from posenc.texts import summary
 
 DESCRIPTIONS = {
@@ -44,16 +43,17 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
     is chosen for it, see `posenc.report.panel`."""
     from plotly.offline import get_plotlyjs  # after figures has said what to install if plotly is missing
 
-    def asset(file: str) -> str:
-        return files("posenc.report").joinpath(file).read_text(encoding="utf-8")
-
-    environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        loss=_loss, signed=_signed, half_width=_half_width, count=_count, mebibytes=_mebibytes, clock=_clock
-    )
-    return environment.get_template(name).render(
+    return filled(
+        name,
+        {
+            "loss": _loss,
+            "signed": _signed,
+            "half_width": _half_width,
+            "count": _count,
+            "mebibytes": _mebibytes,
+            "clock": _clock,
+        },
         **values,
-        style=asset("style.css"),
         plots=asset("plots.js"),
         figures={name: _plain(figure) for name, figure in shown.items()},
         plotly=get_plotlyjs(),

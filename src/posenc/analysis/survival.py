@@ -1,0 +1,258 @@
+"""How long position survives: a linear probe of a token's position behind every layer, with and without residuals."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.analysis.finding import Finding
+from posenc.encodings import from_spec
+from posenc.errors import InputError
+from posenc.positions import Positions
+from posenc.pretrained.anatomy import unwrapped
+from posenc.transformer import Block, Transformer
+
+RIDGES = tuple(10.0**power for power in range(-5, 4))
+TESTED = 0.25
+"""Share of the texts, at the end, on which a probe is tested."""
+
+INTACT, WRITTEN, CUT = "with residuals", "written by the layer", "without residuals"
+UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
+
+    r2: share of the positions' variance explained; below 0 is worse than guessing. error: mean absolute, in tokens.
+    """
+
+    r2: Tensor
+    error: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Survival(Finding):
+    """Position, read linearly from the vectors behind each layer; entry 0 is the input of the first.
+
+    curves, by what is read: "with residuals": the stream of vectors, as the model computes it. "written by the layer":
+    what attention and MLP of a layer add to that stream, the model being as it is. "without residuals": the stream of the
+    same weights when every x + f(x) is f(x), so that position must pass through each sub-layer. "untrained": with
+    residuals, fresh weights; "untrained, without residuals". "shuffled positions": with residuals, the probe's targets
+    dealt out at random. Of transformers models only the first and the controls.
+    guess: mean absolute error in tokens of always guessing the middle. transfer: (layers, layers), the squared
+    correlation with position of what the row's probe reads behind the column's layer: in what form position survives.
+    """
+
+    name: str
+    texts: int
+    length: int
+    curves: Mapping[str, Curve]
+    guess: float
+    transfer: Tensor
+
+    def sentences(self) -> list[str]:
+        intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
+        layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
+        first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
+        said = [
+            f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
+            f"{_share(last)} behind the last of {layers} layers, where it errs by {intact.error[-1]:.1f} tokens of "
+            f"{self.length} (guessing the middle: {self.guess:.1f})."
+        ]
+        if best < layers:
+            said.append(f"Of all layers it finds most behind layer {best}: {_share(most)}.")
+        if first < 0.1 < most:
+            said.append("There is no code at the input: what is found later, the layers have made of who sees whom.")
+        if CUT in self.curves:
+            said.append(
+                f"With its residual connections cut the same model keeps {_share(self.curves[CUT].r2[-1])}; its last layer "
+                f"itself writes {_share(self.curves[WRITTEN].r2[-1])} into the stream."
+            )
+        said.append(
+            f"The last layer of an untrained model gives {_share(untrained.r2[-1])}, and positions dealt out at random "
+            f"{_share(self.curves[SHUFFLED].r2[-1])}."
+        )
+        if first > 0.1:
+            said.append(
+                f"Read with the probe of the input, the last layer still follows position with a squared correlation of "
+                f"{self.transfer[0, -1]:.2f}; whatever else it holds of position lies in other directions."
+            )
+        return said
+
+
+@torch.no_grad()
+def survival(
+    model: nn.Module,
+    tokens: Tensor,
+    *,
+    untrained: nn.Module | None = None,
+    ridge: float | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> Survival:
+    """Fit a ridge regression of position on the vectors behind each layer, in closed form, for each layer of its own.
+
+    Args:
+        model: a posenc Transformer under any encoding, or a transformers model in eval mode. tokens: (texts, length)
+            without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
+            same token, leave position to the model.
+        untrained: the control; None: the same architecture with fresh weights. ridge: its weight, for channels of unit
+            variance; None: that of RIDGES which serves best on texts held out from the fit, for each probe.
+        batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
+
+    Raises:
+        InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
+    """
+    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 4 or tokens.shape[1] < 2:
+        raise InputError(
+            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, 4 texts or more, 2 tokens each"
+        )
+    if ridge is not None and not 0 < ridge < float("inf"):
+        raise InputError(f"ridge={ridge}: a number above 0")
+    streams, name = _streams(model, tokens, batch_size)
+    other = _afresh(model, seed) if untrained is None else untrained
+    control = _streams(other, tokens, batch_size)[0]
+    streams[UNTRAINED] = control[INTACT]
+    if CUT in control:
+        streams[f"{UNTRAINED}, {CUT}"] = control[CUT]
+    at = torch.arange(tokens.shape[1], dtype=torch.float64).expand(len(tokens), -1)
+    draws = torch.Generator().manual_seed(seed)
+    dealt = at.flatten()[torch.randperm(at.numel(), generator=draws)].view_as(at)
+    probes = {kind: [_Probe(layer, at, ridge) for layer in layers] for kind, layers in streams.items()}
+    probes[SHUFFLED] = [_Probe(layer, dealt, ridge) for layer in streams[INTACT]]
+    return Survival(
+        name=name,
+        texts=len(tokens),
+        length=tokens.shape[1],
+        curves={
+            kind: Curve(torch.tensor([p.r2 for p in found]), torch.tensor([p.error for p in found]))
+            for kind, found in probes.items()
+        },
+        guess=float((at[0] - at[0].mean()).abs().mean()),
+        transfer=torch.tensor([[probe.follows(layer, at) for layer in streams[INTACT]] for probe in probes[INTACT]]),
+    )
+
+
+def _share(r2: Tensor | float) -> str:
+    return f"{float(r2):.0%}" if r2 >= 0.005 else "nothing"
+
+
+class _Ridge:
+    """Ridge regressions of (rows,) targets on (rows, dim) features, for every weight at the price of one."""
+
+    def __init__(self, features: Tensor, targets: Tensor) -> None:
+        self.mean, self.middle = features.mean(0), targets.mean()
+        spread = features.std(0)
+        self.spread = spread.where(
+            spread > 1e-12 * spread.max(), torch.inf
+        )  # a channel that never changes says nothing
+        x = (features - self.mean) / self.spread
+        energy, self.axes = torch.linalg.eigh(x.T @ x / len(x))
+        self.energy, self.along = energy.clamp(min=0), self.axes.T @ (x.T @ (targets - self.middle)) / len(x)
+
+    def read(self, features: Tensor, weight: float) -> Tensor:
+        direction = self.axes @ (self.along / (self.energy + weight)) / self.spread
+        return (features - self.mean) @ direction + self.middle
+
+
+class _Probe:
+    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts. ridge: its weight;
+    None: that of RIDGES which is best on the last of the other texts, when fitted to those before them."""
+
+    def __init__(self, features: Tensor, targets: Tensor, ridge: float | None) -> None:
+        (early, tested), (wanted, truth) = _split(features), _split(targets)
+        if ridge is None:
+            (first, later), (of_first, of_later) = _split(early), _split(wanted)
+            trial = _Ridge(first.flatten(0, 1), of_first.flatten())
+            missed = {weight: trial.read(later, weight).sub(of_later).square().sum() for weight in RIDGES}
+            ridge = min(RIDGES, key=lambda weight: float(missed[weight]))
+        self.fitted, self.ridge = _Ridge(early.flatten(0, 1), wanted.flatten()), ridge
+        error = self.read(tested) - truth
+        self.r2 = float(1 - error.square().sum() / (truth - self.fitted.middle).square().sum())
+        self.error = float(error.abs().mean())
+
+    def read(self, features: Tensor) -> Tensor:
+        return self.fitted.read(features, self.ridge)
+
+    def follows(self, features: Tensor, targets: Tensor) -> float:
+        """Squared correlation of what it reads from the tested texts with their targets."""
+        read, truth = (x.flatten() - x.mean() for x in (self.read(_split(features)[1]), _split(targets)[1]))
+        energy = read.square().sum() * truth.square().sum()
+        return float((read @ truth).square() / energy) if energy > 0 else 0.0
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Texts to fit, texts to test."""
+    tested = max(1, round(len(x) * TESTED))
+    return x[:-tested], x[-tested:]
+
+
+def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[str, list[Tensor]], str]:
+    """What is read -> (texts, n, dim) float64 at the input and behind every layer; and the model's name."""
+    if isinstance(model, Transformer):
+        copy = deepcopy(model).to("cpu", torch.float64).eval()
+        parts = [_walked(copy, batch.long()) for batch in tokens.cpu().split(batch_size)]
+        name = copy.encoding.name or type(copy.encoding).__name__
+    else:
+        inner = unwrapped(model)
+        if inner.training:
+            raise InputError("model: it is in training mode, where dropout makes noise; call model.eval() first")
+        parts = [{INTACT: _hidden(inner, batch)} for batch in tokens.split(batch_size)]
+        name = str(inner.config.model_type)
+    found = {kind: [torch.cat(layers) for layers in zip(*(p[kind] for p in parts), strict=True)] for kind in parts[0]}
+    broken = [kind for kind, layers in found.items() if not all(bool(x.isfinite().all()) for x in layers)]
+    if broken:
+        raise InputError(f"model {name!r}: vectors {broken[0]} are not finite; it cannot be probed")
+    return found, name
+
+
+def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
+    """A forward pass of the model, block by block, with its residuals and without."""
+    config, encoding = model.config, model.encoding
+    positions = encoding.place(Positions.arange(tokens.shape[1]).with_causal(config.causal), len(tokens))
+    blocks = [block for block in model.blocks if isinstance(block, Block)]
+    encoding.share([(block.attention.query, block.attention.key) for block in blocks])
+    found: dict[str, list[Tensor]] = {INTACT: [], WRITTEN: [], CUT: []}
+    for kind in (INTACT, CUT):
+        x = model.embedding(tokens) * config.dim**0.5
+        for layer, block in enumerate(blocks):
+            x = encoding.embed(x, positions, layer)
+            if layer == 0:
+                found[kind].append(x)
+            before = x
+            attended = block.attention(block.attention_norm(x), encoding, positions, layer, None)
+            x = attended + x if kind == INTACT else attended
+            computed = block.mlp(block.mlp_norm(x))
+            x = computed + x if kind == INTACT else computed
+            found[kind].append(x)
+            if kind == INTACT:
+                found[WRITTEN].append(x - before)
+    found[WRITTEN].insert(0, found[INTACT][0])
+    return found
+
+
+def _hidden(model: Any, tokens: Tensor) -> list[Tensor]:
+    output = model.base_model(tokens.to(model.device).long(), output_hidden_states=True)
+    states = getattr(output, "hidden_states", None)
+    if states is None:
+        raise InputError(f"model of type {model.config.model_type!r} does not give its hidden states")
+    return [x.to("cpu", torch.float64) for x in states]
+
+
+def _afresh(model: nn.Module, seed: int) -> nn.Module:
+    """The same architecture, untrained."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if isinstance(model, Transformer):
+            try:
+                return Transformer(model.config, from_spec(model.encoding.spec()))
+            except InputError as error:
+                raise InputError(f"untrained=None: {error}; pass an untrained model of the same kind") from None
+        from transformers import AutoModel
+
+        inner = unwrapped(model)
+        return AutoModel.from_config(inner.config).to(inner.device, inner.dtype).eval()

@@ -1,0 +1,141 @@
+"""An analysis as a page: its sentences, and its pictures as drawings whose colours are the page's own."""
+
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any, cast
+
+import torch
+from markupsafe import Markup
+
+import posenc
+from posenc.analysis.analyze import Analysis, Section
+from posenc.analysis.plots.frame import GROUND, INK, LINE, SOFT, STYLE
+from posenc.analysis.questions import Picture
+from posenc.analysis.scores import heads_of
+from posenc.analysis.subject import Subject
+from posenc.encodings import Mapped, Rotary, Sinusoidal
+from posenc.errors import InputError
+from posenc.frequencies import as_text
+from posenc.machine import describe
+from posenc.report.explorer import block
+from posenc.report.template import filled
+
+SCHEMA = 1
+SCALE = 1.25
+"""Pixels of the page to a point of a drawing, where there is room."""
+LONGEST = 1024
+"""Positions that the explorer shows."""
+COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
+"""What plots are drawn in, and the page's variable for it, which is another colour in the dark."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture for the page. see: what to look at. svg: the drawing, which says the same to who cannot see it."""
+
+    see: str
+    svg: Markup
+
+
+def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None = None) -> str:
+    """report.html of an analysis. results: what analysis.json holds. subject: what the explorer is set to; None: the page
+    has none."""
+    numbers = count(1)
+    drawn = [
+        (section, [_drawing(picture, next(numbers)) for picture in section.pictures]) for section in analysis.sections
+    ]
+    reasons: dict[str, list[str]] = {}
+    for left in analysis.left_out:
+        reasons.setdefault(left.reason, []).append(left.title)
+    interactive = Markup() if subject is None else explorer(subject)
+    return filled("analyze.html", a=analysis, r=results, drawn=drawn, said=said, reasons=reasons, explorer=interactive)
+
+
+def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict[str, Any]:
+    """What analysis.json holds. command: the line that made it. seconds: what it took."""
+    import matplotlib
+
+    found = analysis.to_dict()
+    return {
+        "schema": SCHEMA,
+        "kind": "analysis",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "command": command,
+        "subject": found["subject"],
+        "settings": found["settings"],
+        "seeds": [found["settings"]["seed"]],
+        "machine": describe(torch.device("cpu")) | {"posenc": posenc.__version__, "matplotlib": matplotlib.__version__},
+        "answer": found["sentences"],
+        "sections": found["sections"],
+        "left_out": found["left_out"],
+    }
+
+
+def explorer(subject: Subject) -> Markup:
+    """The explorer, set to a subject; nothing where it cannot show it."""
+    try:
+        return block(state(subject))
+    except InputError:  # not in the explorer, or larger than it goes
+        return Markup()
+
+
+def state(subject: Subject) -> dict[str, Any]:
+    """What the explorer starts with.
+
+    Raises:
+        InputError: a subject that is nothing it could show.
+    """
+    encoding = subject.encoding
+    common = {"length": min(subject.length, LONGEST), "trained": subject.trained}
+    method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
+    if isinstance(encoding, Mapped):
+        method = as_text(encoding.map.spec())
+        encoding = encoding.encoding
+    if type(encoding) is Rotary:
+        sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
+        return {"encoding": "rope", "method": method.replace("default", "none"), **sizes, **common}
+    if isinstance(encoding, Sinusoidal):
+        own = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
+        return {"encoding": "sinusoidal", **own, **common}
+    if subject.text is None or method != "none":
+        raise InputError(f"{subject.name}: is not in the explorer")
+    return {"encoding": subject.text, "heads": heads_of(encoding), **common}
+
+
+def said(section: Section) -> list[str]:
+    """A section's sentences."""
+    return section.finding.sentences()
+
+
+def _drawing(picture: Picture, number: int) -> Drawing:
+    return Drawing(picture.see, drawn(picture, f"f{number}-"))
+
+
+def drawn(picture: Picture, prefix: str) -> Markup:
+    """A picture as SVG to stand in a page: in the page's font and colours, without a size of its own. prefix: of its ids,
+    which must differ from those of the page's other drawings."""
+    from matplotlib import rc_context
+
+    file, style = io.StringIO(), cast(Any, STYLE)
+    with rc_context(style):
+        picture.draw().savefig(
+            file, format="svg", dpi=144, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#{prefix}", svg)
+    for colour, variable in COLOURS.items():
+        svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
+    svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
+    label = Markup.escape(picture.see)
+    head, rest = svg.split(">", 1)
+    width = float(head.split('viewBox="0 0 ')[1].split()[0]) * SCALE
+    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    return Markup(f'{head} role="img" aria-label="{label}" style="max-width: {width:.0f}px">{rest}')

@@ -1,0 +1,124 @@
+"""The explorer: an interactive page in one file, computed in the browser, or the same as a block of another page."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from posenc.errors import InputError, unknown
+from posenc.frequencies import SCHEDULES
+from posenc.position_maps import MAPS
+from posenc.texts import named, read_options
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+SCRIPTS = (
+    "options", "frequencies", "maps", "codes", "biases",
+    "state", "model", "draw", "views", "tokens", "controls", "explorer",
+)  # fmt: skip
+"""In this order: formulas, then what is chosen, what it gives, how it is drawn, and the page."""
+
+
+UNSHOWN = {"default", "explicit", "longrope"}
+"""Schedules that the page leaves out: the one that changes nothing, and those that need a number for every pair."""
+
+
+def page(state: Mapping[str, Any] | None = None) -> str:
+    """The whole file. state: what it starts with, as in its address: {"encoding": "rope", "method": "yarn:beta_fast=16"};
+    see `fields`.
+
+    Raises:
+        InputError: a state that `checked` refuses.
+    """
+    style = files("posenc.report").joinpath("style.css").read_text(encoding="utf-8")
+    return _environment().get_template("frame.html").render(style=style, block=_block(state, embedded=False))
+
+
+def block(state: Mapping[str, Any] | None = None) -> "Markup":
+    """The explorer for another page, which may hold one: it brings its styles and scripts, and leaves the page's address
+    alone. state: as of `page`.
+
+    Raises:
+        InputError: a state that `checked` refuses.
+    """
+    return _block(state, embedded=True)
+
+
+@cache
+def settings() -> dict[str, Any]:
+    """What can be set: fields with their defaults and limits, the encodings by where they act, and the presets."""
+    found: dict[str, Any] = json.loads(_asset("settings.json"))
+    return found
+
+
+def fields() -> dict[str, dict[str, Any]]:
+    """Every field of a state: name -> kind, default, min, max, choices, meaning."""
+    found: dict[str, dict[str, Any]] = settings()["fields"]
+    return found
+
+
+def methods() -> list[str]:
+    """What can extend a rotation in the explorer: "none", the frequency schedules and the position maps."""
+    return ["none", *(name for name in SCHEDULES if name not in UNSHOWN), *MAPS]
+
+
+def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The state, if the page can show it.
+
+    Raises:
+        InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer, an
+            option that the method does not take.
+    """
+    encodings = [name for group in settings()["encodings"].values() for name in group]
+    names = {"encoding": encodings, "method": methods()}
+    for name, value in (state or {}).items():
+        if name not in fields():
+            raise unknown("field of the explorer", name, fields())
+        field = fields()[name]
+        if name in names:
+            chosen, options = named(str(value))
+            if chosen not in names[name]:
+                raise unknown(f"{name} in the explorer", chosen, names[name])
+            if name == "method" and options:
+                known = signature({**SCHEDULES, **MAPS}[chosen]).parameters
+                read_options(f"method {chosen!r}", options, set(known) - {"head_dim", "base"})
+        if field["kind"] == "choice" and value not in field["choices"]:
+            raise unknown(name, value, field["choices"])
+        if field["kind"] in ("integer", "number"):
+            _check_number(name, value, field)
+    return dict(state or {})
+
+
+def _check_number(name: str, value: Any, field: Mapping[str, Any]) -> None:
+    low, high, even = field["min"], field["max"], field.get("step") == 2
+    whole = field["kind"] == "integer"
+    fits = isinstance(value, int) or (isinstance(value, float) and not whole)
+    if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
+        what = "an even number" if even else "a whole number" if whole else "a number"
+        raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
+
+
+def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
+    from markupsafe import Markup
+
+    settings_script = f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};"
+    scripts = [_asset(f"{name}.js") for name in SCRIPTS]
+    scripts.insert(SCRIPTS.index("state"), settings_script)
+    text = _environment().get_template("explorer.html").render(
+        state=checked(state), embedded=embedded, css=_asset("explorer.css"), scripts=scripts
+    )  # fmt: skip
+    return Markup(text)
+
+
+def _asset(name: str) -> str:
+    return files("posenc.report").joinpath("explorer", name).read_text(encoding="utf-8")
+
+
+def _environment() -> "Environment":
+    from jinja2 import Environment, FunctionLoader
+
+    return Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)

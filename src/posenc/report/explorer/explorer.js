@@ -1,0 +1,259 @@
+"use strict";
+// The page: what is chosen goes through one place, `change`; a frame later everything that is shown is drawn from it.
+posenc.explorer = (() => {
+  const { element } = posenc.controls;
+  const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
+  const views = [...root.querySelectorAll(".view")];
+  const embedded = root.dataset.embedded === "yes";
+  const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
+  const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
+  const timings = [], probes = {};
+  let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 };
+  root.explorerState = () => state;
+
+  const start = () => posenc.state.clean({ ...JSON.parse(document.getElementById("explorer-state").textContent) });
+
+  function fromAddress() {
+    const hash = location.hash.slice(1);
+    if (embedded && !hash.startsWith(PREFIX)) return null;
+    const text = hash.slice(PREFIX.length);
+    return text ? posenc.state.parse(text) : null;
+  }
+
+  function take(found) {
+    ({ state, notes } = found);
+    const note = find(".note");
+    note.hidden = notes.length === 0;
+    note.textContent = notes.length ? `Not everything that was asked for can be shown: ${notes.join("; ")}. The usual stands in its place.` : "";
+    later();
+  }
+
+  // part: of a plain state; {method: {window: 32}} changes one option. done: it becomes a step of the history.
+  function change(part, done = true) {
+    const now = posenc.state.plain(state), given = { ...now, ...part };
+    for (const of of ["encoding", "method"]) {
+      if (part[of] && typeof part[of] === "object") {
+        const options = { ...state[`${of}Options`], ...part[of] };
+        given[of] = [state[of], ...Object.entries(options).map(([name, value]) => `${name}=${value === null ? "none" : value}`)].join(":");
+      }
+    }
+    const found = posenc.state.clean(given);
+    take({ state: found.state, notes: [] });
+    if (done) step(Object.keys(part).join());
+  }
+
+  const address = () => `#${PREFIX}${posenc.state.write(state)}`;
+
+  function step(what) {
+    if (embedded || address() === (location.hash || "#")) return;
+    const at = performance.now(), again = what === stepped.what && at - stepped.at < TOGETHER;
+    stepped = { what, at };
+    try {
+      history[again ? "replaceState" : "pushState"](null, "", address());
+    } catch {
+      // a page without an address of its own, such as a preview, has no history to keep
+    }
+  }
+
+  function later() {
+    if (!frame) frame = requestAnimationFrame(draw);
+  }
+
+  function draw() {
+    frame = 0;
+    const from = performance.now(), colours = posenc.draw.theme(root);
+    let model;
+    try {
+      model = posenc.model.of(state);
+      controls.show(state);
+      showPreset();
+      tokens.show(state, model, colours);
+      const now = [model, colours.ink, root.clientWidth, devicePixelRatio];
+      if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
+      drawn = now;
+    } catch (error) {  // what a formula refuses, it refuses with a sentence
+      if (error.constructor !== Error) throw error;
+      refuse(error.message);
+    }
+    redraws += 1;
+    timings.push(performance.now() - from);
+    if (timings.length > 1000) timings.shift();
+  }
+
+  function refuse(sentence) {
+    const note = find(".note");
+    note.hidden = false;
+    note.textContent = `This choice has no numbers: ${sentence}.`;
+    for (const figure of views) blank(figure, "This choice has no numbers.");
+    drawn = [];
+  }
+
+  function blank(figure, absent) {
+    figure.classList.toggle("empty", Boolean(absent));
+    figure.querySelector(".absent").hidden = !absent;
+    figure.querySelector(".absent").textContent = absent;
+    figure.querySelector(".shown").hidden = Boolean(absent);
+    figure.querySelector(".cursor").hidden = true;
+    probes[figure.dataset.view] = null;
+  }
+
+  function view(figure, model, colours) {
+    const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
+    blank(figure, absent);
+    figure.querySelector(".see").textContent = absent ? "" : own.see(model);
+    if (absent) return;
+    probes[id] = own.draw(figure.querySelector("canvas"), colours, model);
+    figure.querySelector(".legend").replaceChildren(...own.legend(model, colours).map(entry));
+    figure.querySelector(".readout").textContent = "";
+    if (figure.querySelector("details").open) table(figure, model);
+  }
+
+  function entry(item) {
+    const mark = element("i", { ariaHidden: "true" });
+    if (item.ramp) {
+      mark.className = "ramp";
+      mark.style.background = item.ramp;
+      return element("span", {}, item.texts[0], mark, item.texts[1]);
+    }
+    if (item.blank) mark.className = "blank";
+    else if (item.dot) {
+      mark.className = "dot";
+      mark.style.cssText = `border-color: ${item.dot}; background: ${item.hollow ? "none" : item.dot}`;
+    } else mark.style.cssText = `border-top-color: ${item.stroke}; border-top-style: ${item.dashed ? "dashed" : "solid"}`;
+    return element("span", {}, mark, item.text);
+  }
+
+  function table(figure, model) {
+    const { caption, head, rows } = posenc.views[figure.dataset.view].table(model);
+    const body = rows.map(([name, ...cells]) => {
+      const line = posenc.tokens.row("td", cells.map(posenc.tokens.data));
+      line.prepend(element("th", { scope: "row" }, name));
+      return line;
+    });
+    figure.querySelector("table").replaceChildren(
+      element("caption", {}, caption), element("thead", {}, posenc.tokens.row("th", head)), element("tbody", {}, ...body),
+    );
+  }
+
+  // ------------------------------------------------------------------ reading values
+
+  for (const figure of views) {
+    const id = figure.dataset.view, canvas = figure.querySelector("canvas"), cursor = figure.querySelector(".cursor");
+    let at = { row: 0, column: 0 };
+    const read = found => {
+      at = found;
+      const box = probes[id].place(at.row, at.column);
+      cursor.hidden = false;
+      cursor.style.cssText = `left: ${box.x - 1}px; top: ${box.y - 1}px; width: ${box.width + 2}px; height: ${box.height + 2}px`;
+      figure.querySelector(".readout").textContent = posenc.views[id].read(posenc.model.of(state), at.row, at.column);
+    };
+    const leave = () => {
+      cursor.hidden = true;
+      figure.querySelector(".readout").textContent = "";
+    };
+    for (const seen of ["pointermove", "pointerdown"]) {
+      canvas.addEventListener(seen, event => probes[id] && read(probes[id].find(event.offsetX, event.offsetY)));
+    }
+    canvas.addEventListener("pointerleave", event => event.pointerType === "mouse" && leave());
+    canvas.addEventListener("blur", leave);
+    canvas.addEventListener("keydown", event => {
+      const [down, right] = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key] || [];
+      if (event.key === "Escape") leave();
+      if (down === undefined || !probes[id]) return;
+      event.preventDefault();
+      const many = event.shiftKey ? 8 : 1, { rows, columns } = probes[id], within = (x, count) => Math.max(0, Math.min(count - 1, x));
+      read({ row: within(at.row + down * many, rows), column: within(at.column + right * many, columns) });
+    });
+    figure.querySelector("details").addEventListener("toggle", event => {
+      if (event.target.open) table(figure, posenc.model.of(state));
+    });
+  }
+
+  // ------------------------------------------------------------------ buttons and presets
+
+  const presets = find("#explorer-preset");
+  presets.append(element("option", { value: "" }, "your own choice"), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
+  presets.addEventListener("change", () => {
+    const preset = posenc.state.PRESETS[presets.value];
+    if (!preset) return;
+    take(posenc.state.clean({ ...preset.state }));
+    step("preset");
+  });
+
+  function showPreset() {
+    const now = posenc.state.write(state);
+    const found = posenc.state.PRESETS.findIndex(p => posenc.state.write(posenc.state.clean({ ...p.state }).state) === now);
+    presets.value = found < 0 ? "" : found;
+    find("#explorer-preset-says").textContent = found < 0 ? "" : posenc.state.PRESETS[found].says;
+  }
+
+  const buttons = {
+    reset() {
+      take(start());
+      step("reset");
+      say("Back to where it started.");
+    },
+    async link() {
+      const url = new URL(address(), location.href).href;
+      try {
+        await navigator.clipboard.writeText(url);
+        say("The link is copied.");
+      } catch {
+        say(`This page may not write to the clipboard. The link: ${url}`);
+      }
+    },
+    numbers() {
+      const file = new Blob([JSON.stringify(values(), (_, v) => (ArrayBuffer.isView(v) ? Array.from(v) : v))], { type: "application/json" });
+      const link = element("a", { href: URL.createObjectURL(file), download: "posenc-explorer.json" });
+      link.click();
+      URL.revokeObjectURL(link.href);
+      say("Every number shown is in posenc-explorer.json.");
+    },
+  };
+  for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]());
+
+  function say(sentence) {
+    find(".status").textContent = sentence;
+  }
+
+  // ------------------------------------------------------------------ everything that is shown, as data
+
+  function values() {
+    const about = { state: { ...posenc.state.plain(state), tokens: state.tokens, at: state.at }, address: address(), notes };
+    try {
+      return { ...about, ...numbers(), redraws: { count: redraws, milliseconds: [...timings] } };
+    } catch (error) {
+      if (error.constructor !== Error) throw error;
+      return { ...about, refused: error.message, redraws: { count: redraws, milliseconds: [...timings] } };
+    }
+  }
+
+  function numbers() {
+    const m = posenc.model.of(state), { codes, products, decay, decayPlain, wavelengths, wavelengthsPlain, relative, bias } = m;
+    return {
+      length: m.n, frequencies: m.turned, wavelengths, wavelengths_as_trained: wavelengthsPlain, codes, products,
+      decay: decay && decay.mean, decay_as_trained: decayPlain, relative, bias,
+      tokens: state.tokens.map((token, index) => {
+        const code = m.codesAt(Float64Array.of(state.at[index]));
+        return { token, position: state.at[index], score: m.score(state.at[state.token - 1], state.at[index]), code };
+      }),
+    };
+  }
+
+  const tokens = posenc.tokens.made(find(".line"), {
+    move: (at, done) => change({ at: at.join(",") }, done),
+    choose: index => change({ token: index + 1 }),
+  });
+  const controls = posenc.controls.made(root, change);
+
+  find("form").addEventListener("submit", event => event.preventDefault());
+  addEventListener("hashchange", () => {
+    const found = fromAddress() || (embedded ? null : start());
+    if (found && posenc.state.write(found.state) !== posenc.state.write(state)) take(found);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
+  new ResizeObserver(later).observe(root);
+  find(".layout").hidden = false;
+  take(fromAddress() || start());
+  return { values, change, redraws: () => redraws };
+})();

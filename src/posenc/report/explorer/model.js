@@ -1,0 +1,133 @@
+"use strict";
+// Every number that the page shows for a state, computed when it is first asked for and kept until the choice changes.
+posenc.model = (() => {
+  const TOKENS_ONLY = ["tokens", "at", "token", "line"];
+  let latest = { key: "", model: null };
+
+  function of(state) {
+    const shown = Object.fromEntries(Object.entries(state).filter(([name]) => !TOKENS_ONLY.includes(name)));
+    const key = JSON.stringify(shown);
+    if (key !== latest.key) latest = { key, model: made(shown) };
+    return latest.model;
+  }
+
+  function lazily(target, getters) {
+    for (const [name, get] of Object.entries(getters)) {
+      Object.defineProperty(target, name, {
+        configurable: true,
+        get() {
+          const value = get();
+          Object.defineProperty(target, name, { value });
+          return value;
+        },
+      });
+    }
+    return target;
+  }
+
+  function made(s) {
+    const entry = posenc.state.encoding(s.encoding), bias = posenc.biases.BIASES[s.encoding];
+    const n = s.length, positions = posenc.codes.range(n);
+    const kind = bias ? "distance" : entry.of, rotates = Boolean(entry.options.schedule);
+    const waves = rotates || Boolean(entry.options.curve);
+    const chosen = posenc.maps.MAPS[s.method] ? "map" : s.method === "none" ? "none" : "schedule";
+    const method = chosen === "none" ? null : posenc.state.method(s.method);
+    const refused = refusal(s, rotates, chosen);
+    const map = chosen === "map" && !refused ? method : null;
+    const mapOptions = map && posenc.state.arguments("method", s, map);
+    const settings = { dim: s.dim, ...posenc.state.arguments("encoding", s, entry) };
+    const schedule = chosen === "schedule" && !refused ? method : null;
+    const of = found => (found ? { ...settings, ...found } : settings);
+    const kernel = entry.kernel || null;
+    const changed = Boolean(map || schedule);
+    const ofHead = sign => positions.map(distance => target.added(s.head - 1, sign * distance));
+
+    const target = { state: s, kind, rotates, waves, refused, map, n, kernel, changed };
+    return lazily(target, {
+      plain: () => (waves ? frequencies(s, settings, rotates, null) : null),
+      turned: () => (schedule ? frequencies(s, settings, rotates, schedule) : target.plain),
+      added: () => bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads }),
+      codes: () => (kind === "position" ? entry.codes(positions, of(target.turned)) : null),
+      relative() {
+        return kind === "distance" || rotates ? posenc.maps.grid(map && s.method, n, mapOptions || {}) : null;
+      },
+      products() {
+        if (kind === "nothing") return null;
+        if (kind === "distance") return posenc.codes.ofDistance(ofHead(1), ofHead(-1));
+        if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(target.turned)));
+        return posenc.codes.allPairs(s.encoding, n, of(target.turned));
+      },
+      codesTop: () => greatest(target.codes),
+      productsTop: () => greatest(target.products),
+      ofDistance: () => posenc.codes.byDistance(target.products, n),
+      seen: () => distances(target.relative, n, s.trained),
+      decay() {
+        if (kind !== "position" || !target.products) return null;
+        if (kernel && !map) return { mean: kernel(positions, of(target.turned)), spread: new Float64Array(n) };
+        return target.ofDistance;
+      },
+      decayPlain: () => (kernel && changed ? kernel(positions, of(target.plain)) : null),
+      wavelengths: () => target.turned && posenc.frequencies.wavelengths(target.turned.invFreq),
+      wavelengthsPlain: () => (schedule ? posenc.frequencies.wavelengths(target.plain.invFreq) : null),
+      bias() {  // (heads, n): what a query adds to its score with a key so many positions before it
+        return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }) : null;
+      },
+      codesAt: () => at => (kind === "position" ? entry.codes(at, of(target.turned)) : null),
+      score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
+        if (kind === "nothing") return 0;
+        if (kind === "distance") return target.added(s.head - 1, query - key);
+        const [late, early] = [Math.max(query, key), Math.min(query, key)];
+        if (kernel) return kernel([map ? map.of(mapOptions)(late, early) : late - early], of(target.turned))[0];
+        return posenc.codes.dots(entry.codes([query, key], of(target.turned)), 2, s.dim)[1];
+      },
+      scoredAt: () => (query, key) => {
+        const [late, early] = [Math.max(query, key), Math.min(query, key)];
+        return map ? map.of(mapOptions)(late, early) : late - early;
+      },
+    });
+  }
+
+  function refusal(s, rotates, chosen) {
+    if (chosen === "none") return "";
+    if (!rotates) return "Extension methods change what turns queries and keys: RoPE and its kin.";
+    if (chosen === "schedule" && s.curve !== "geometric") return "Frequency schedules start from θ = base^−t; choose that curve to see one.";
+    return "";
+  }
+
+  function frequencies(s, settings, rotates, schedule) {
+    if (!rotates) return { invFreq: posenc.frequencies.curve({ ...settings, dim: s.dim }), attentionFactor: 1 };
+    const third = Math.max(2, Math.floor(s.dim / 6) * 2);
+    const width = settings.rotary_dim ?? (s.encoding === "decoupled_rope" ? third : s.dim);
+    const { base, curve, exponent } = s;
+    const found = schedule
+      ? schedule.make(width, base, posenc.state.arguments("method", s, schedule))
+      : { invFreq: posenc.frequencies.curve({ dim: width, base, curve, exponent }), attentionFactor: 1 };
+    return settings.fraction === undefined ? found : posenc.frequencies.fastest(found, settings.fraction);
+  }
+
+  function greatest(values) {  // in size, of those that are numbers
+    let top = 0;
+    for (let at = 0; at < values.length; at++) {
+      const size = Math.abs(values[at]);
+      if (size > top) top = size;
+    }
+    return top;
+  }
+
+  // Of the pairs with no key after its query: the largest distance, the shares of those beyond training and of hidden ones.
+  function distances(relative, n, trained) {
+    let top = 0, past = 0, seen = 0;
+    for (let i = 0; i < n; i++) {
+      for (let at = i * n; at <= i * n + i; at++) {
+        const r = relative[at];
+        if (Number.isNaN(r)) continue;
+        seen += 1;
+        if (r > top) top = r;
+        if (r >= trained) past += 1;
+      }
+    }
+    return { top, past: past / seen, hidden: 1 - seen / ((n * (n + 1)) / 2) };
+  }
+
+  return { of };
+})();

@@ -1,0 +1,270 @@
+"use strict";
+// What each view shows of a model: one sentence, a drawing, its legend, what is read under the pointer, and a small table.
+// `absent` says why a view has nothing to show.
+posenc.views = (() => {
+  const { number } = posenc.draw;
+  const POWERS = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1023];
+  const count = new Intl.NumberFormat("en").format;
+  const most = values => values.reduce((top, v) => (Math.abs(v) > top ? Math.abs(v) : top), 0);
+  const sampled = n => [...new Set([...POWERS.filter(at => at < n), n - 1])];
+  const several = (k, one) => `${count(k)} ${one}${k === 1 ? "" : "s"}`;
+  const percent = share => (share > 0 && share < 0.01 ? "less than 1 %" : `${Math.round(100 * share)} %`);
+
+  const ramp = (css, texts) => ({ ramp: css, texts });
+  const stroke = (colour, text, dashed) => ({ stroke: colour, text, dashed });
+
+  function noCodes(m) {
+    return m.kind === "distance"
+      ? `${title(m)} gives positions no codes: it adds a number to each score, by distance. That is in “Bias per head”.`
+      : "Without an encoding there are no codes: every position is the same to attention.";
+  }
+
+  function title(m) {
+    const names = { alibi: "ALiBi", t5: "T5", kerple: "KERPLE", sandwich: "Sandwich", sines: "This bias", rope: "RoPE", xpos: "xPos", p_rope: "p-RoPE", decoupled_rope: "Decoupled RoPE", none: "No encoding" };
+    return names[m.state.encoding] || `The ${m.state.encoding} code`;
+  }
+
+  const codes = {
+    absent: m => (m.codes ? "" : noCodes(m)),
+    see(m) {
+      const d = m.state.dim;
+      if (m.waves) {
+        const waves = m.wavelengths, turning = waves.filter(Number.isFinite), last = turning[turning.length - 1];
+        const what = m.rotates ? "A vector of ones, turned at each position" : "Each row is the code of one position";
+        const turn = `the first pair of channels is back where it was after ${number(waves[0])} positions, the last after ${number(last)}`;
+        return `${what}: ${turn}.`;
+      }
+      if (m.state.encoding === "binary") return "Each row is a position in binary: channel 0 flips at every step, each next one half as often.";
+      const top = m.codesTop;
+      return `All of the code is in one channel (of ${d}; the library learns its direction): it goes up to ${number(top)} at position ${m.n - 1}.`;
+    },
+    draw(canvas, colours, m) {
+      return posenc.draw.heat(canvas, colours, {
+        rows: m.n, columns: m.state.dim, values: m.codes, pixel: posenc.draw.around(colours, m.codesTop), x: "channel", y: "position",
+      });
+    },
+    legend: (m, colours) => aroundZero(m.codesTop, colours),
+    read: (m, row, column) => `position ${row}, channel ${column}: ${number(m.codes[row * m.state.dim + column])}`,
+    table(m) {
+      const d = m.state.dim, columns = [...new Set([0, 1, 2, 3, d / 2, d / 2 + 1, d - 2, d - 1])].filter(c => c < d);
+      const rows = sampled(m.n).map(at => [String(at), ...columns.map(c => m.codes[at * d + c])]);
+      return { caption: "Some positions, some channels", head: ["position", ...columns.map(c => `channel ${c}`)], rows };
+    },
+  };
+
+  function aroundZero(top, colours) {
+    return [ramp(posenc.draw.gradient(colours.around), [number(-top), number(top)])];
+  }
+
+  const products = {
+    absent: m => (m.products ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
+    see(m) {
+      if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}.`;
+      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour.`;
+      const apart = off(m) / (m.productsTop || 1);
+      if (m.map) {
+        const { hidden } = m.seen;
+        const rest = hidden ? `; ${percent(hidden)} of the pairs before the query are hidden` : "";
+        return apart < 1e-9
+          ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}.`
+          : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}.`;
+      }
+      return apart < 1e-9
+        ? `Every diagonal has one colour: the dot product of two codes depends on how far apart they are, not on where they are.`
+        : `Diagonals change colour: at one distance the products still differ by ${number(off(m))} or more, so they say where as well as how far.`;
+    },
+    draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
+      rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
+      x: "key’s position", y: "query’s position", limit: m.state.trained, half: Boolean(m.map),
+    }),
+    legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
+    read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
+    table(m) {
+      const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.products[i * m.n + j])]);
+      return { caption: "Queries down, keys across", head: ["position", ...at.map(String)], rows };
+    },
+  };
+
+  function off(m) {  // the largest spread at one distance, twice: from least to greatest at least that
+    return 2 * most(m.ofDistance.spread.filter(v => !Number.isNaN(v)));
+  }
+
+  const hiddenMark = m => (m.map ? [{ blank: true, text: "hidden from the query" }] : []);
+  const beyondMark = (m, colours) => (m.state.trained < m.n ? [stroke(colours.ink, `${count(m.state.trained)} apart`, true)] : []);
+
+  function pairRead(m, i, j, value) {
+    const where = `query ${i}, key ${j}`;
+    return Number.isNaN(value) ? `${where}: hidden` : `${where}, ${Math.abs(i - j)} apart: ${number(value)}`;
+  }
+
+  const decay = {
+    absent: m => (m.decay ? "" : noCodes(m)),
+    see(m) {
+      const values = m.decay.mean, below = values.findIndex(v => v < 0), last = values[lastSeen(values)];
+      const half = values.findIndex(v => v < values[0] / 2), swings = turns(values);
+      if (m.state.encoding === "integer" || m.state.encoding === "normalized") return "The product of two numbers grows with both: on average over pairs, it says nothing clear about distance.";
+      const fall = half > 0 ? `It falls to half by distance ${half}` : `It never falls to half within ${count(m.n)} positions`;
+      const sign = below > 0 ? `, below zero first at ${below}` : ", and never below zero";
+      return `${fall}${sign}; on the way it turns up again ${several(swings, "time")}, and at distance ${lastSeen(values)} it is ${number(last)} of ${number(values[0])}.`;
+    },
+    draw(canvas, colours, m) {
+      const series = decaySeries(m, colours), all = series.flatMap(s => [...s.values]).filter(v => !Number.isNaN(v));
+      const low = Math.min(0, ...all), high = Math.max(...all, low + 1e-9), pad = (high - low) * 0.04;
+      return posenc.draw.lines(canvas, colours, {
+        series, low: low - pad, high: high + pad, x: "distance", y: "dot product", past: m.state.trained,
+        marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
+      });
+    },
+    legend: (m, colours) => decaySeries(m, colours).map(s => stroke(s.colour, s.name, Boolean(s.dash))),
+    read(m, row, column) {
+      const plain = m.decayPlain ? `, as trained ${number(m.decayPlain[column])}` : "";
+      return `distance ${column}: ${number(m.decay.mean[column])}${plain}`;
+    },
+    table(m) {
+      const head = ["distance", "dot product", ...(m.decayPlain ? ["as trained"] : [])];
+      const rows = sampled(m.n).map(at => [String(at), m.decay.mean[at], ...(m.decayPlain ? [m.decayPlain[at]] : [])]);
+      return { caption: "The mean over pairs at each distance", head, rows };
+    },
+  };
+
+  function decaySeries(m, colours) {
+    const name = m.changed ? `with ${m.state.method}` : m.kernel ? "dot product" : "mean dot product";
+    const own = { name, values: m.decay.mean, colour: colours.palette[0], width: 2 };
+    return m.decayPlain ? [{ name: "as trained", values: m.decayPlain, colour: colours.soft, width: 1.3, dash: [3, 3] }, own] : [own];
+  }
+
+  function lastSeen(values) {
+    return values.findLastIndex(v => !Number.isNaN(v));
+  }
+
+  function turns(values) {
+    let found = 0;
+    for (let i = 2; i < values.length; i++) found += values[i] > values[i - 1] && values[i - 1] <= values[i - 2];
+    return found;
+  }
+
+  const waves = {
+    absent: m => (m.waves ? "" : m.kind === "nothing" ? "Without an encoding nothing turns." : `${title(m)} has no waves: nothing in it turns.`),
+    see(m) {
+      const unfinished = m.wavelengths.filter(w => w > m.state.trained).length, pairs = m.wavelengths.length;
+      const told = `${count(unfinished)} of ${several(pairs, "pair")} never finish${pairs === 1 || unfinished === 1 ? "es" : ""} a turn within the ${count(m.state.trained)} positions of training`;
+      const why = unfinished ? ": farther on they come to angles that training never showed" : ": every angle was met";
+      if (!m.wavelengthsPlain) return `${told}${why}.`;
+      const slower = m.wavelengths.reduce((top, w, c) => Math.max(top, w / m.wavelengthsPlain[c]), 0);
+      const kept = m.wavelengths.filter((w, c) => Math.abs(w / m.wavelengthsPlain[c] - 1) < 1e-9).length;
+      return `${told}. With ${m.state.method}, ${several(kept, "pair")} turn${kept === 1 ? "s" : ""} as before and the slowest change is ${Number.isFinite(slower) ? `${number(slower)} times slower` : "a standstill"}.`;
+    },
+    draw(canvas, colours, m) {
+      const shown = [...m.wavelengths, ...(m.wavelengthsPlain || [])].filter(Number.isFinite), trained = m.state.trained;
+      const low = Math.min(...shown, trained) / 1.6, high = Math.max(...shown, trained) * 1.6;
+      const colourOf = w => (w > trained ? colours.palette[1] : colours.palette[0]);
+      const now = { name: "now", values: m.wavelengths, points: true, colours: [...m.wavelengths].map(colourOf) };
+      const before = m.wavelengthsPlain && { name: "as trained", values: m.wavelengthsPlain, points: true, hollow: true, colour: colours.soft };
+      return posenc.draw.lines(canvas, colours, {
+        series: [...(before ? [before] : []), now], low, high, log: true, whole: true, x: "pair of channels", y: "positions per turn",
+        marks: [{ y: trained, label: "trained length" }],
+      });
+    },
+    legend(m, colours) {
+      const found = [{ dot: colours.palette[0], text: "finishes a turn in training" }, { dot: colours.palette[1], text: "never does" }];
+      return m.wavelengthsPlain ? [...found, { dot: colours.soft, hollow: true, text: "as trained" }] : found;
+    },
+    read(m, row, column) {
+      const plain = m.wavelengthsPlain ? `, as trained in ${number(m.wavelengthsPlain[column])}` : "";
+      const wave = m.wavelengths[column];
+      return Number.isFinite(wave) ? `pair ${column}: a turn in ${number(wave)} positions${plain}` : `pair ${column} stands still${plain}`;
+    },
+    table(m) {
+      const head = ["pair", "positions per turn", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
+      const rows = [...m.wavelengths].map((w, c) => [String(c), w, m.state.trained / w, ...(m.wavelengthsPlain ? [m.wavelengthsPlain[c]] : [])]);
+      return { caption: "Every pair of channels", head, rows };
+    },
+  };
+
+  const relative = {
+    absent(m) {
+      if (m.relative) return "";
+      return m.kind === "nothing" ? "Without an encoding, scores see no distance at all." : "These codes are added to the input: scores see them only through learned weights, not as a distance.";
+    },
+    see(m) {
+      const { top, past, hidden } = m.seen;
+      const what = m.map ? `With ${m.state.method}, the` : "The";
+      const far = `${what} largest distance that a score sees is ${number(top)}`;
+      const rest = past ? `${percent(past)} of the visible pairs are at distances that training on ${count(m.state.trained)} positions never showed` : "training showed every one of them";
+      return `${far}: ${rest}${hidden ? `, and ${percent(hidden)} of all pairs are hidden` : ""}.`;
+    },
+    draw(canvas, colours, m) {
+      return posenc.draw.heat(canvas, colours, {
+        rows: m.n, columns: m.n, values: m.relative, pixel: posenc.draw.upTo(colours, m.state.trained, m.seen.top), x: "key’s position", y: "query’s position",
+      });
+    },
+    legend(m, colours) {
+      const { top } = m.seen, past = top >= m.state.trained;
+      const seen = ramp(posenc.draw.gradient(colours.up), ["0", past ? count(m.state.trained - 1) : number(Math.max(top, m.state.trained - 1))]);
+      const beyond = past ? [ramp(posenc.draw.gradient(colours.over), ["never trained", number(top)])] : [];
+      return [seen, ...beyond, { blank: true, text: "hidden" }];
+    },
+    read(m, i, j) {
+      const r = m.relative[i * m.n + j];
+      return Number.isNaN(r) ? `query ${i}, key ${j}: hidden` : `query ${i}, key ${j}: ${i - j} apart, seen as ${number(r)}`;
+    },
+    table(m) {
+      const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.relative[i * m.n + j])]);
+      return { caption: "Queries down, keys across; a dash is hidden", head: ["position", ...at.map(String)], rows };
+    },
+  };
+
+  const bias = {
+    absent(m) {
+      if (m.bias) return "";
+      if (m.kind === "nothing") return "Without an encoding, nothing is added to the scores.";
+      return `${title(m)} acts ${m.rotates ? "on queries and keys" : "at the input"}: it adds no number of its own to the scores.`;
+    },
+    see(m) {
+      const end = m.n - 1, of = head => m.bias[head * m.n + end];
+      if (m.state.encoding === "t5") {
+        const own = m.bias.slice(0, m.n).findIndex((b, at) => at > 0 && b === m.bias[at - 1]);
+        const buckets = new Set(m.bias.slice(0, m.n)).size;
+        return `The bucket of each distance, of which the model learns a number per head: ${own < 0 ? "each distance has its own" : `the first ${own} distances have their own`}, and all ${count(m.n)} share ${several(buckets, "bucket")}.`;
+      }
+      const one = m.state.heads === 1, alike = !one && Math.abs(of(0) - of(m.state.heads - 1)) < 1e-12;
+      const learned = { kerple: " before training", sines: " before training" }[m.state.encoding] || "";
+      if (one || alike) return `${one ? "Its head adds" : `All ${m.state.heads} heads add the same${learned}:`} ${number(of(0))} at distance ${end}.`;
+      return `At distance ${end}, head 1 adds ${number(of(0))} and head ${m.state.heads} ${number(of(m.state.heads - 1))}: some heads look near, others far.`;
+    },
+    draw(canvas, colours, m) {
+      const series = heads(m, colours), low = m.bias.reduce((a, b) => Math.min(a, b), 0), high = m.bias.reduce((a, b) => Math.max(a, b), 0);
+      const pad = (high - low || 1) * 0.04;
+      return posenc.draw.lines(canvas, colours, {
+        series, low: low - pad, high: high + pad, x: "distance", y: m.state.encoding === "t5" ? "bucket" : "added to the score",
+        past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
+      });
+    },
+    legend(m, colours) {
+      if (m.state.encoding === "t5") return [stroke(colours.palette[1], "every head")];
+      const own = stroke(colours.palette[1], `head ${m.state.head}, shown above`);
+      return m.state.heads === 1 ? [own] : [ramp(posenc.draw.gradient(colours.up), ["head 1", `head ${m.state.heads}`]), own];
+    },
+    read: (m, row, column) => `${m.state.encoding === "t5" ? "" : `head ${order(m)[row] + 1}, `}distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
+    table(m) {
+      const every = Array.from({ length: m.state.heads }, (_, head) => head);
+      const rows = sampled(m.n).map(at => [String(at), ...every.map(head => m.bias[head * m.n + at])]);
+      return { caption: "Every head", head: ["distance", ...every.map(head => `head ${head + 1}`)], rows };
+    },
+  };
+
+  function order(m) {  // the head shown is drawn last, over the others
+    const others = Array.from({ length: m.state.heads }, (_, head) => head).filter(head => head !== m.state.head - 1);
+    return [...others, m.state.head - 1];
+  }
+
+  function heads(m, colours) {
+    return order(m).map(head => {
+      const own = head === m.state.head - 1, along = m.state.heads === 1 ? 1 : head / (m.state.heads - 1);
+      const colour = own ? colours.palette[1] : colours.up.css[posenc.draw.level(0.25 + 0.75 * along)];
+      return { name: `head ${head + 1}`, values: m.bias.subarray(head * m.n, (head + 1) * m.n), colour, width: own ? 2.4 : 1.5 };
+    });
+  }
+
+  return { codes, products, decay, waves, relative, bias };
+})();

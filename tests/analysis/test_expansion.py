@@ -1,0 +1,328 @@
+"""Every term of the expansion against autograd's own Hessian, functions with known expansions, and trained models."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from torch import nn
+from torch.autograd.functional import hessian
+
+import posenc
+from posenc.analysis import codes_of, diagonal_parts, expansion, plots
+from posenc.analysis.body import body_of
+from posenc.analysis.curvature import column, gradient, interactions, products, shape_of, shape_of_noise
+from posenc.analysis.expansion import statistics
+from posenc.analysis.interaction import decay
+from posenc.analysis.symmetry import encoder
+from posenc.errors import InputError
+from posenc.transformer import Transformer
+from references import minilm
+
+N, DIM = 5, 6
+
+
+def smooth(x):
+    """A function of (batch, n, dim) with terms of every order, whose rows do not see each other."""
+    first = torch.linspace(-1, 1, x.shape[1] * x.shape[2], dtype=x.dtype).view(x.shape[1:])
+    mixed = x.roll(1, 1) * x.flip(2)
+    return ((x * first).sum((1, 2)) + (mixed.sum(2).sin() * x[:, :, 0]).sum(1)).tanh()
+
+
+def quadratic(seed=0, n=N, dim=DIM):
+    draw = torch.Generator().manual_seed(seed)
+    b, a = (torch.randn(s, generator=draw, dtype=torch.float64) for s in ((n, dim, n, dim), (n, dim)))
+
+    def f(x):
+        return torch.einsum("bnd,ndme,bme->b", x, b, x) + torch.einsum("bnd,nd->b", x, a) + 3
+
+    return f, b + b.permute(2, 3, 0, 1)
+
+
+def of_size(dim):
+    return lambda positions: torch.sin(positions[:, None].double() * torch.arange(1, dim + 1) / 3)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 1000))
+@settings(max_examples=10)
+def test_products_and_blocks_are_those_of_the_whole_hessian(n, dim, seed):
+    x, v = random(n, dim, seed=seed), random(3, n, dim, seed=seed + 1)
+    whole = hessian(lambda y: smooth(y[None])[0], x)
+    assert torch.allclose(products(smooth, x, v, chunk=2), torch.einsum("ndme,kme->knd", whole, v), atol=1e-12)
+    assert torch.allclose(column(smooth, x, 1), whole[:, :, 1].reshape(n, dim, dim), atol=1e-12)
+    p = v[0]
+    assert torch.allclose(interactions(smooth, x, p), torch.einsum("nd,ndme,me->nm", p, whole, p), atol=1e-12)
+    value, first = gradient(smooth, x)
+    assert torch.allclose(first, torch.func.grad(lambda y: smooth(y[None])[0])(x))
+    assert torch.equal(value, smooth(x[None])[0])
+
+
+def test_a_linear_function_has_no_curvature():
+    assert not products(lambda x: x.sum((1, 2)), random(3, 2), random(4, 3, 2)).any()
+    found = expansion(lambda x: x.square().sum((1, 2)), codes=of_size(3), dim=3)  # nothing interacts
+    assert found.blocks is None
+    assert found.decay is None
+    assert found.whole.interaction == 0
+    assert "No two positions interact: H = 0." in found.sentences()
+    with pytest.raises(InputError, match=r"no two positions interact"):
+        plots.interaction_block(found)
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=8)
+def test_a_quadratic_form_is_its_own_expansion(seed):
+    f, whole = quadratic(seed)
+    x, p = random(N, DIM, seed=seed), of_size(DIM)(torch.arange(N))
+    found = expansion(f, x, codes=of_size(DIM), pairs=100, columns=N - 1)
+    assert found.slope is None
+    assert "It is exact." in found.sentences()[1]
+    assert max(found.remainders) < 1e-10
+    assert found.whole.remainder < 1e-10 > found.pair.remainder
+    table = torch.einsum("nd,ndme,me->nm", p, whole, p)
+    assert found.whole.interaction == pytest.approx(abs(float(table.triu(1).sum())))
+    assert found.whole.single == pytest.approx(abs(float(table.diagonal().sum() / 2)))
+    assert found.pair.interaction == pytest.approx(float(table[*torch.triu_indices(N, N, 1)].abs().mean()))
+    assert found.by_distance == pytest.approx([float(table.diagonal(d).mean()) for d in range(1, N)])
+    mean = torch.stack([whole[m, :, n] for n in range(N) for m in range(n)]).mean(0)
+    assert torch.allclose(found.blocks.matrix, mean, atol=1e-12)
+    assert found.blocks.count == N * (N - 1) / 2
+
+
+def test_the_remainder_is_of_third_order():
+    found = expansion(smooth, random(2, N, DIM) / 3, codes=of_size(DIM))
+    assert found.slope == pytest.approx(3, abs=0.05)
+    torch.manual_seed(0)
+    for model in (nn.TransformerEncoderLayer(16, 4, 32, activation="gelu"), nn.MultiheadAttention(16, 4)):
+        assert expansion(model, codes="sinusoidal").slope == pytest.approx(3, abs=0.05)
+    # a function that is even in p has no third order
+    even = expansion(lambda x: x.sum((1, 2)).cos(), torch.zeros(N, DIM, dtype=torch.float64), codes=of_size(DIM))
+    assert even.slope == pytest.approx(4, abs=0.05)
+
+
+def test_terms_of_a_cube_by_hand():
+    """f = (sum x)^3 at x = 1: f + 3 S^2 P + 3 S P^2 + P^3 with S and P the sums of the content and of the codes."""
+    n, content, code = 3, 2.0, 0.5
+    found = expansion(
+        lambda x: x.sum((1, 2)).pow(3), torch.full((n, 1), content), codes=lambda p: torch.full((len(p), 1), code)
+    )
+    s, p = n * content, n * code
+    assert found.whole.change == pytest.approx((s + p) ** 3 - s**3)
+    assert found.whole.first == pytest.approx(3 * s**2 * p)
+    assert found.whole.single == pytest.approx(3 * s * n * code**2)
+    assert found.whole.interaction == pytest.approx(3 * s * n * (n - 1) * code**2)
+    assert found.whole.remainder == pytest.approx(p**3)
+    assert found.pair.first == pytest.approx(3 * s**2 * 2 * code)
+    assert found.pair.interaction == pytest.approx(6 * s * code**2)
+    assert found.pair.remainder == pytest.approx((2 * code) ** 3)
+    assert found.remainders == pytest.approx([p**3 * a**3 for a in found.amplitudes], rel=1e-2)
+    assert found.blocks.each.identity == 0  # one channel: H is a number
+
+
+@pytest.mark.parametrize("encoding", ["sinusoidal", "learned"])
+def test_terms_of_a_model_of_ours_against_its_own_forward(encoding):
+    model, tokens = encoder(encoding), torch.tensor([3, 1, 4, 1, 5, 9])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    direction = random(32)
+    found = expansion(model, tokens, direction=direction, readout=2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(block.attention.backend == "auto" for block in model.blocks)
+
+    with torch.no_grad():
+        bare = Transformer(model.config, posenc.NoPE()).double()
+        bare.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("encoding")})
+        read = []
+        for each in (model, bare):
+            each.head = nn.Identity()
+            read.append(each(tokens[None])[0, 2] @ direction)
+    assert found.whole.change == pytest.approx(abs(float(read[0] - read[1])))
+    assert found.slope == pytest.approx(3, abs=0.1)
+    assert found.codes == encoding
+    assert found.words.norm == pytest.approx(float(before["embedding.weight"].norm(dim=-1).mean() * math.sqrt(32)))
+
+
+def test_score_of_one_pair_has_the_projections_as_its_h():
+    """q_m . k_n is bilinear: H_mn = Wq^T Wk, everything else is exact."""
+    wq, wk = random(4, DIM), random(4, DIM, seed=1)
+    found = expansion(
+        lambda x: ((x[:, 1] @ wq.T) * (x[:, 3] @ wk.T)).sum(-1), random(4, DIM), codes=of_size(DIM), columns=3
+    )
+    assert found.blocks.count == 1  # the blocks of other pairs are zero
+    assert torch.allclose(found.blocks.matrix, wq.T @ wk, atol=1e-12)
+    assert found.whole.single == 0
+    assert found.slope is None
+
+
+@given(st.sampled_from(["interleaved", "concat"]), st.integers(1, 6), st.integers(0, 500), st.integers(0, 500))
+def test_a_diagonal_h_makes_of_sinusoidal_codes_a_part_of_the_distance_and_one_of_the_sum(layout, half, m, n):
+    encoding, diagonal = posenc.Sinusoidal(2 * half, layout=layout), random(2 * half, seed=half)
+    one, other = codes_of(encoding)(torch.tensor([m, n]))
+    parts = diagonal_parts(diagonal, encoding.frequencies, torch.tensor(m), torch.tensor(n), layout)
+    assert float(sum(parts)) == pytest.approx(float((one * diagonal * other).sum()), abs=1e-9)
+    loop = sum(
+        0.5 * float(diagonal[s] + diagonal[c]) * math.cos((m - n) * float(encoding.frequencies[i]))
+        for i, (s, c) in enumerate(
+            (2 * i, 2 * i + 1) if layout == "interleaved" else (i, half + i) for i in range(half)
+        )
+    )
+    assert float(parts[0]) == pytest.approx(loop, abs=1e-9)
+
+
+def test_decay_under_three_matrices():
+    encoding = posenc.Sinusoidal(8)
+    codes = codes_of(encoding)(torch.arange(40))
+    matrix = random(8, 8) + torch.diag(torch.tensor([2.0, 2, 3, 3, 4, 4, 5, 5]).double())
+    found = decay(codes, matrix)
+    for d in (0, 1, 17, 39):
+        pairs = [(m, m + d) for m in range(40 - d)]
+        for curve, h in (
+            (found.full, matrix),
+            (found.diagonal, matrix.diagonal().diag()),
+            (found.identity, matrix.diagonal().mean() * torch.eye(8, dtype=torch.float64)),
+        ):
+            want = sum(float(codes[m] @ h @ codes[n]) for m, n in pairs) / len(pairs)
+            assert float(curve[d]) == pytest.approx(want)
+    assert found.relative["identity"] == pytest.approx(1)
+    assert found.relative["full"] < found.relative["diagonal"] < 1
+    # equal entries at a sine and its cosine leave no trace of m + n
+    even = torch.diag(torch.tensor([2.0, 2, 3, 3, 4, 4, 5, 5]).double())
+    assert decay(codes, even).relative["diagonal"] == pytest.approx(1)
+    assert not diagonal_parts(even.diagonal(), encoding.frequencies, torch.tensor(3), torch.tensor(9))[1]
+    with pytest.raises(InputError, match=r"matrix of shape \(3, 3\): the codes need \(8, 8\)"):
+        decay(codes, torch.eye(3))
+
+
+def test_shapes_of_matrices():
+    assert shape_of(3 * torch.eye(4)).identity == shape_of(torch.diag(torch.arange(4.0))).diagonal == 0
+    mixed = torch.diag(torch.tensor([1.0, -1.0]))
+    assert (shape_of(mixed).identity, shape_of(mixed).on_diagonal) == (1, 1)
+    assert shape_of(torch.ones(4, 4)).diagonal == pytest.approx(math.sqrt(12 / 16))
+    noise = shape_of(random(64, 64))
+    assert noise.diagonal == pytest.approx(shape_of_noise(64).diagonal, abs=0.01)
+    assert noise.identity == pytest.approx(shape_of_noise(64).identity, abs=0.01)
+
+
+def test_statistics_of_a_table():
+    table = random(4000, 8) * torch.arange(1, 9)
+    found = statistics(table + 5)
+    assert found.norm == pytest.approx(float((table + 5).norm(dim=-1).mean()))
+    assert found.off_diagonal < 0.1
+    assert found.dominance > 20
+    assert statistics(table[:, :1].expand(-1, 4)).dominance == pytest.approx(1)
+
+
+def test_relative_encodings_still_act_when_codes_are_added():
+    """A model whose position is in its attention is expanded around codes that are given."""
+    found = expansion(encoder("rope"), torch.arange(8), codes="sinusoidal")
+    assert found.slope == pytest.approx(3, abs=0.1)
+    assert found.codes == "sinusoidal"
+    with pytest.raises(InputError, match=r"Transformer \(rope\) adds none to its input"):
+        expansion(encoder("rope"), torch.arange(8))
+
+
+def test_bert_of_transformers():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=20, initializer_range=0.3,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    tokens, direction = torch.tensor([3, 1, 4, 1, 5, 9]), random(16)
+    found = expansion(model, tokens, direction=direction)
+    with torch.no_grad():
+        whole = model.double()(tokens[None])[0].mean(1) @ direction
+        nn.init.zeros_(model.embeddings.position_embeddings.weight)
+        bare = model(tokens[None])[0].mean(1) @ direction
+    assert found.whole.change == pytest.approx(abs(float(whole - bare)))
+    assert found.slope == pytest.approx(3, abs=0.1)
+    assert len(found.decay.full) == 20
+
+
+def test_minilm():
+    model, tokenizer = minilm.load()
+    tokens = tokenizer("The tea is too hot.", return_tensors="pt").input_ids
+    found = expansion(model, tokens, layers=1)
+    assert found.slope == pytest.approx(3, abs=0.1)
+    # Su's observation on BERT holds here: codes are the smaller ones, and nobody's covariance is diagonal
+    assert 0.3 < found.positions.norm / found.words.norm < 0.6
+    assert found.words.dominance > found.positions.dominance > 1
+    # but as small as an expansion to second order wants them they are not
+    assert found.whole.remainder > 0.3 * found.whole.change
+    assert found.blocks.each.diagonal > 0.95
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (smooth, {}, r"dim: smooth does not say how wide"),
+        (smooth, {"codes": None, "dim": DIM}, r"codes: smooth adds none"),
+        (smooth, {"dim": 4}, r"its codes are 6 wide, the model's vectors 4"),
+        (smooth, {"dim": DIM, "codes": "rope"}, r"codes=rope: adds nothing to the input"),
+        (smooth, {"dim": DIM, "codes": random(7, DIM)}, r"codes of 0 \.\. 6 alone"),
+        (smooth, {"dim": DIM, "length": 1}, r"length=1: must be a whole number, at least 2"),
+        (smooth, {"texts": random(1, DIM)}, r"texts of shape \(1, 6\)"),
+        (smooth, {"texts": random(4, DIM) / 0}, r"texts of shape \(4, 6\): pass finite vectors"),
+        (smooth, {"texts": torch.arange(4)}, r"smooth reads vectors, not tokens"),
+        (smooth, {"dim": DIM, "amplitudes": [1.0]}, r"amplitudes=\[1\.0\]"),
+        (smooth, {"dim": DIM, "amplitudes": [1.0, -0.5]}, r"amplitudes=\[1\.0, -0\.5\]"),
+        (smooth, {"dim": DIM, "readout": 99}, r"readout=99"),
+        (lambda x: x + torch.rand_like(x), {"dim": DIM}, r"two different values for the same text"),
+        (lambda x: x.sum((1, 2)) * len(x), {"dim": DIM}, r"two different values for the same text"),
+        (lambda x: x.sum((1, 2)) / 0, {"dim": DIM}, r"its value is not finite"),
+        (lambda x: x.sum(), {"dim": DIM}, r"gave \(\) for \(1, 16, 6\)"),
+        (lambda x: 3, {"dim": DIM}, r"gave int"),
+        (lambda x: x.detach().sum((1, 2)), {"dim": DIM}, r"autograd finds no way"),
+        (lambda x: x.square().sum((1, 2)).sqrt(), {"texts": torch.zeros(4, DIM)}, r"derivatives are not finite"),
+        (smooth, {"dim": DIM, "columns": 0}, r"columns=0: must be"),
+        (smooth, {"dim": DIM, "pairs": 1.5}, r"pairs=1\.5: must be"),
+        (lambda x: x, {"dim": DIM, "direction": torch.ones(5)}, r"direction of shape \(5,\)"),
+        (smooth, {"dim": DIM, "codes": lambda p: torch.rand(len(p), DIM)}, r"two different codes"),
+        (smooth, {"dim": DIM, "codes": lambda p: p[:, None] / torch.zeros(DIM)}, r"not finite"),
+    ],
+)
+def test_bad_input(function, options, message):
+    with pytest.raises(InputError, match=message):
+        expansion(function, **{"codes": of_size(DIM), **options})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["expansion_terms", "expansion_remainder", "interaction_block", "interaction_diagonal", "interaction_decay"],
+)
+def test_plots(name):
+    found = expansion(encoder("sinusoidal"), torch.arange(8), distances=32)
+    draw = getattr(plots, name)
+    figure = draw(found)
+    assert isinstance(figure, Figure)
+    own = Figure().subplots()
+    assert draw(found, ax=own) is own.get_figure()
+    assert own.get_xlabel()
+    assert draw.see.endswith(".")
+    if name == "expansion_remainder":
+        measured, cube, _ = own.lines
+        assert measured.get_ydata().tolist() == found.remainders
+        ratio = cube.get_ydata()[0] / cube.get_ydata()[1]
+        assert ratio == pytest.approx((found.amplitudes[0] / found.amplitudes[1]) ** 3)
+    if name == "interaction_block":
+        assert (own.images[0].get_array() == found.blocks.matrix.numpy()).all()
+    if name == "interaction_decay":
+        assert [line.get_ydata()[0] > 0 for line in own.lines[:3]] == [True] * 3
+    figure.draw_without_rendering()
+
+
+def test_finding_as_json():
+    found = expansion(encoder("sinusoidal"), torch.arange(6), distances=8).to_dict()
+    assert set(found["whole"]) == {"change", "first", "single", "interaction", "remainder"}
+    assert len(found["blocks"]["matrix"]) == 32
+    assert any("Frobenius" in sentence for sentence in found["sentences"])
+
+
+def test_bodies_can_be_given():
+    body = body_of(encoder("sinusoidal"))
+    assert expansion(body, torch.arange(6), distances=8).name == body.name

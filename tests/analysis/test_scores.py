@@ -1,0 +1,166 @@
+"""What position does to scores, against the papers' formulas and against attention itself."""
+
+import math
+
+import pytest
+import torch
+
+import posenc
+from posenc.analysis import bias, plots, rotation, scores
+from posenc.analysis.scores import Scores
+from posenc.errors import InputError
+
+LENGTH = 40
+
+
+def close_within_its_error(found: Scores, mean: torch.Tensor, spread: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a mean over random contents is what it should be: within five standard errors at every distance."""
+    error = spread / found.samples**0.5
+    return bool(((mean - expected).abs() <= 5 * error + 1e-12).all())
+
+
+def test_alibi_adds_its_slopes_whatever_the_content():
+    slopes = [2.0 ** (-2 * (head + 1)) for head in range(4)]  # Press et al. 2022, four heads
+    distances = torch.arange(LENGTH, dtype=torch.float64)
+    expected = torch.stack([-slope * distances for slope in slopes])
+    found = scores("alibi", LENGTH, samples=3)
+    torch.testing.assert_close(found.same, expected, atol=1e-11, rtol=0)
+    torch.testing.assert_close(found.unrelated, expected, atol=1e-11, rtol=0)
+    assert found.same_spread.max() < 1e-12
+    added = bias("alibi", LENGTH)
+    assert added.distances.tolist() == list(range(1 - LENGTH, LENGTH))
+    torch.testing.assert_close(added.heads, torch.cat((expected[:, 1:].flip(-1), expected), 1))
+    assert not added.of_content
+    assert not added.learned
+    assert "alike" in added.sentences()[1]
+
+
+def test_rope_turns_a_token_away_from_its_like_by_the_sum_of_cosines():
+    found = scores("rope", LENGTH, samples=200)
+    theta = torch.tensor([10000 ** (-2 * c / 64) for c in range(32)], dtype=torch.float64)
+    distances = torch.arange(LENGTH, dtype=torch.float64)
+    # a pair of unit variance has squared norm 2 on average: q.k is 2 sum cos(D theta), 64 without rotation
+    expected = (2 * (distances[:, None] * theta).cos().sum(-1) - 64) / 8
+    assert close_within_its_error(found, found.same[0], found.same_spread[0], expected)
+    assert close_within_its_error(found, found.unrelated[0, 1:], found.unrelated_spread[0, 1:], torch.zeros(LENGTH - 1))
+    assert found.same[0, 0] == 0
+
+
+def test_added_codes_score_with_one_another():
+    found = scores("sinusoidal", LENGTH, samples=200)
+    codes = posenc.functional.sinusoidal(torch.arange(LENGTH), 64, dtype=torch.float64)
+    expected = (codes @ codes[-1]).flip(0) / 8
+    assert close_within_its_error(found, found.unrelated[0, 1:], found.unrelated_spread[0, 1:], expected[1:])
+    assert found.content == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["rope+alibi", "rope@rerope:window=8", "deberta_v2:shared=true", "t5", "log_n"])
+def test_the_scores_are_those_of_attention(name):
+    """With values that are one-hot in the token, attention gives its own weights, whose logarithms are scores."""
+    torch.manual_seed(0)
+    encoding = posenc.encodings.create(
+        name, dim=16, num_heads=2, head_dim=16, num_layers=1, max_positions=8, causal=True
+    )
+    found = scores(encoding, LENGTH, samples=2)
+    drawn = torch.Generator().manual_seed(found.seed)
+    weights = []
+    for _ in range(2):
+        x = torch.randn(1, 16, generator=drawn, dtype=torch.float64)
+        torch.randn(LENGTH, 16, generator=drawn, dtype=torch.float64)  # those of the other tokens
+        q = x.expand(1, 2, LENGTH, 16)
+        tokens = torch.eye(LENGTH, dtype=torch.float64).expand(1, 2, -1, -1)
+        weights.append(posenc.attention(q, q, tokens, encoding, causal=True, backend="reference")[0, :, -1].flip(-1))
+    # content is the same at every distance, and the softmax keeps differences alone
+    each = torch.stack(weights).log().detach()
+    expected = (each - each[..., :1]).mean(0)
+    torch.testing.assert_close((found.same - found.same[:, :1]).expand(2, -1), expected, atol=1e-9, rtol=0)
+
+
+def test_tokens_out_of_sight_have_no_score():
+    found = scores("rope@streaming:sinks=2:recent=10", LENGTH, samples=2)
+    assert found.same[0].isfinite().tolist() == [d < 10 or d >= LENGTH - 2 for d in range(LENGTH)]
+    assert found.sentences()[-1] == "28 of 40 distances are not seen at all."
+    assert None in found.to_dict()["same"][0]
+
+
+def test_a_bias_of_content_and_direction_says_so():
+    torch.manual_seed(0)
+    shaw = posenc.Shaw(16, num_heads=2, clip=4)
+    found = bias(shaw, 12)
+    of_content, learned = found.sentences()[-2:]
+    assert "one in every channel" in of_content
+    assert "learned" in learned
+    assert any("Direction counts" in sentence for sentence in found.sentences())
+    for column, distance in enumerate(found.distances.tolist()):  # q . r, Shaw et al. 2018, equation 4
+        row = max(-4, min(4, distance))
+        expected = shaw.key_table[0, 0, 4 - row].sum().item() / 4
+        assert found.heads[0, column].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_wavelengths_of_a_rotation():
+    found = rotation("rope:rope_theta=500", 100)
+    expected = [2 * math.pi * 500 ** (2 * c / 64) for c in range(32)]
+    torch.testing.assert_close(found.wavelengths, torch.tensor(expected, dtype=torch.float64))
+    assert found.unfinished == sum(wave > 100 for wave in expected)
+    assert found.sentences()[0].startswith(f"{found.unfinished} of 32 pairs never finish a turn within 100 positions")
+    for turning in ("xpos", "rope@rerope:window=8", "none/rope+alibi"):
+        layer = turning.count("/")
+        torch.testing.assert_close(rotation(turning, layer=layer).angles, rotation("rope").angles)
+    still = rotation("p_rope")
+    assert still.to_dict()["wavelengths"].count(None) == int((still.angles == 0).sum()) == 8
+    assert still.sentences()[-1] == "8 pairs stand still and see content alone."
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_every_encoding_has_effective_scores(name):
+    found = scores(name, 16, samples=2)
+    made = posenc.encodings.create(name, dim=64, num_heads=4, head_dim=64, num_layers=1, max_positions=512, causal=True)
+    assert all(sentence.endswith(".") for sentence in found.sentences())
+    if set(made.sites()) <= {"place", "sink"}:
+        assert found.sentences() == ["Position changes no score within 16 tokens."]
+
+
+def test_what_moves_in_training_goes_on_moving_in_training():
+    encoding = posenc.encodings.SHAPE(8) + posenc.Sinusoidal(16)
+    encoding.train()
+    scores(encoding, 8, samples=2)
+    assert encoding.training
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bias("rope"), r"rope: it adds nothing to the scores"),
+        (lambda: rotation("alibi"), r"alibi: it turns no channels"),
+        (lambda: rotation("log_n"), r"log_n: it turns no pair of channels by an angle of its own"),
+        (lambda: rotation("rope", 0), r"trained=0: must be at least 1"),
+        (lambda: scores("rope", 1), r"length=1: must lie between 2 and 65536"),
+        (lambda: scores("rope", samples=1), r"samples=1: a spread needs at least 2"),
+        (lambda: scores("learned", 513), r"length=513: learned has positions for 512; give fewer"),
+        (lambda: scores(torch.ones(3)), r"encoding: a Tensor is none; pass an Encoding or its text"),
+        (lambda: scores("sinusoidal+rope", dim=32), r"is 32 wide at the input and 64 in a head"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["rope", "t5"])
+def test_plots_take_axes(name):
+    from matplotlib.figure import Figure
+
+    found = scores(name, 16, samples=2)
+    axes = Figure().subplots()
+    assert plots.effective_scores(found, ax=axes) is axes.figure
+    assert len(axes.lines) == 3
+    line = plots.scores_by_head(found).axes[0].lines[0]
+    torch.testing.assert_close(torch.tensor(line.get_ydata()), found.same[0])
+
+
+def test_pairs_that_never_come_round_are_marked():
+    found = rotation("rope", 100)
+    come, never, trained = plots.pair_wavelengths(found).axes[0].lines
+    assert (len(come.get_xdata()), len(never.get_xdata())) == (32 - found.unfinished, found.unfinished)
+    assert trained.get_ydata()[0] == 100
+    assert len(plots.bias_by_distance(bias("alibi", 8)).axes[0].lines) == 4

@@ -1,0 +1,223 @@
+"""Attention is permutation-equivariant on real modules, and everything that breaks it does so as it claims to."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from torch import nn
+
+import posenc
+from posenc.analysis import breakers, equivariance, plots
+from posenc.analysis.body import Body, body_of
+from posenc.analysis.symmetry import EVERY, ROUNDING, SHIFT, encoder
+from posenc.errors import InputError
+from posenc.transformer import Transformer, TransformerConfig
+
+BERT = transformers.BertConfig(
+    vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=40,
+)  # fmt: skip
+
+
+def bert(zeroed=False):
+    torch.manual_seed(0)
+    model = transformers.BertModel(BERT).eval()
+    nn.init.normal_(model.embeddings.position_embeddings.weight, std=0.5)
+    if zeroed:
+        nn.init.zeros_(model.embeddings.position_embeddings.weight)
+    return model
+
+
+def torch_modules():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64)
+    first = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+    return {
+        "attention": nn.MultiheadAttention(32, 4),
+        "batch-first attention": nn.MultiheadAttention(32, 4, batch_first=True),
+        "layer": layer,
+        "batch-first layer": first,
+        "encoder": nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        "BERT's layer": transformers.models.bert.modeling_bert.BertLayer(BERT),
+        "BERT without its table": bert(zeroed=True),
+        "ours": encoder("none"),
+    }
+
+
+@pytest.mark.parametrize("name", torch_modules())
+def test_attention_without_positions_is_equivariant(name):
+    module = torch_modules()[name]
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    found = equivariance(module, length=9)
+    assert found.blind
+    assert max(found.order, found.pooled, found.last, found.mirror) < ROUNDING
+    assert "does not see order" in found.sentences()[0]
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_bert_with_its_table_sees_order_and_where_a_text_begins():
+    found = equivariance(bert())
+    assert min(found.order, found.pooled, found.last, found.mirror, found.shift) > 1e-3
+    assert found.sees_order is None
+
+
+@given(st.integers(0, 10**6), st.integers(3, 9), st.sampled_from(["none", "rope", "alibi", "softmax_n", "shape"]))
+@settings(max_examples=15)
+def test_equivariance_of_an_encoder_agrees_with_two_passes_on_tokens(seed, length, name):
+    """Held against the model itself, on tokens: its output for permuted tokens against its permuted output."""
+    model = encoder(name, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    tokens, order = torch.randperm(64, generator=draw)[:length], torch.randperm(length, generator=draw)
+    with torch.no_grad():
+        difference = (model(tokens[order][None])[0] - model(tokens[None])[0, order]).abs().max()
+    found = equivariance(model, length=length, seed=seed)
+    if found.blind:
+        assert difference < 1e-12
+    if difference > 1e-9:
+        assert not found.blind
+    assert found.sees_order is (name in ("rope", "alibi"))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return breakers()
+
+
+def test_every_encoding_sees_order_exactly_if_it_says_so(found):
+    assert {row.name.partition(":")[0] for row in found.rows} >= set(posenc.ENCODINGS) - {"none"}
+    assert not found["attention alone"].sees_order
+    for row in found.rows:
+        if row.sees_order is not None:
+            assert row.sees_order is not row.blind, row.name
+    assert {row.name for row in found.rows if row.sees_order is None} == {
+        "a causal mask, one layer", "a causal mask, two layers", "padding that moves with its tokens",
+        "padding that stays where it is", "a convolution over three tokens", "cope",
+    }  # fmt: skip
+    assert not any("Not as declared" in sentence for sentence in found.sentences())
+
+
+def test_every_encoding_is_shift_invariant_exactly_if_it_says_so(found):
+    held_by_the_measurement = {"cape"}  # outside training it leaves positions as they are
+    for row in found.rows:
+        name = row.name.partition(":")[0]
+        if name in posenc.ENCODINGS and name not in held_by_the_measurement and row.shift is not None:
+            claimed = posenc.create(
+                row.name, dim=32, num_heads=4, num_layers=2, max_positions=64, causal=name == "cope"
+            ).shift_invariant
+            assert claimed is (row.shift < ROUNDING), row.name
+
+
+def test_what_only_counts_distance_cannot_tell_a_text_from_its_mirror_image(found):
+    even = {row.name for row in found.rows if row.mirror < ROUNDING <= row.order}
+    assert even == {"alibi", "kerple", "sandwich"}
+    # T5 has buckets of their own for keys after the query: with equal ones it could not tell either
+    model = encoder("t5")
+    assert equivariance(model).mirror > 0.1
+    with torch.no_grad():
+        table = model.encoding.table
+        half = table.shape[1] // 2
+        table[:, half:] = table[:, :half]
+    assert equivariance(model).mirror < ROUNDING < 0.1 < equivariance(model).order
+
+
+def test_a_causal_mask_counts_without_positions(found):
+    one, two = found["a causal mask, one layer"], found["a causal mask, two layers"]
+    assert min(one.order, two.order) > 0.1
+    # one layer's last token sees a set; from the second on it sees prefixes of different lengths
+    assert one.last < ROUNDING < 0.01 < two.last
+    assert "whatever the order of those before" in " ".join(one.sentences())
+
+
+def test_padding_breaks_nothing_if_it_moves_with_its_tokens(found):
+    assert found["padding that moves with its tokens"].blind
+    assert found["padding that stays where it is"].order > 0.01
+    assert found["a convolution over three tokens"].order > 0.01
+
+
+def test_shift_is_that_of_the_model_itself():
+    model = encoder("sinusoidal")
+    body, x = body_of(model), torch.randn(1, 5, 32, dtype=torch.float64)
+    moved = body(x, torch.arange(5) + SHIFT)
+    inside = body.run(x + posenc.analysis.codes_of(model.encoding)(torch.arange(SHIFT, SHIFT + 5)), torch.arange(5))
+    assert torch.allclose(moved, inside, atol=1e-12)
+    short = encoder("learned", max_positions=6)
+    assert equivariance(short, length=6).shift is None
+
+
+def test_the_body_is_the_model():
+    tokens = torch.tensor([3, 1, 4, 1, 5])
+    for name in EVERY:
+        model = encoder(name)
+        body = body_of(model)
+        with torch.no_grad():
+            assert torch.allclose(model.head(body(body.content(tokens)[None])), model(tokens[None]), atol=1e-12), name
+    for kind in ("BertModel", "GPT2Model", "RobertaModel", "OPTModel", "LlamaModel"):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 50, "num_attention_heads": 4, "max_position_embeddings": 40, "pad_token_id": 1}
+        if kind == "GPT2Model":
+            config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=40)
+        else:
+            config = getattr(transformers, kind.replace("Model", "Config"))(
+                hidden_size=32, num_hidden_layers=2, **({"ffn_dim": 64} if kind == "OPTModel" else {"intermediate_size": 64}),
+                **sizes, **({"word_embed_proj_dim": 32} if kind == "OPTModel" else {}),
+            )  # fmt: skip
+        model = getattr(transformers, kind)(config).eval()
+        body = body_of(model)
+        with torch.no_grad():
+            there = model.double()(tokens[None] + 10)[0]
+            assert torch.allclose(body(body.content(tokens + 10)[None]), there, atol=1e-9), kind
+        one = body_of(model, layers=1)
+        assert (one(one.content(tokens)[None]) - body(body.content(tokens)[None])).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (lambda x: x, {}, r"dim: <lambda> does not say how wide"),
+        (lambda x: x + torch.rand_like(x), {"dim": 4}, r"two different results for the same input"),
+        (lambda x: x / 0, {"dim": 4}, r"not finite"),
+        (lambda x: x.sum(1), {"dim": 4}, r"gave \(1, 4\) for vectors \(1, 12, 4\)"),
+        (lambda x: x.tolist(), {"dim": 4}, r"gave list"),
+        (3, {}, r"int is neither a module nor a function"),
+        ("none", {"length": 2}, r"length=2: must be a whole number, at least 3"),
+        ("none", {"permutations": 0}, r"permutations=0"),
+        ("nope", {}, r"unknown encoding"),
+    ],
+)
+def test_bad_input(module, options, message):
+    with pytest.raises(InputError, match=message):
+        equivariance(module, **options)
+
+
+def test_layers_and_tokens_that_a_model_lacks():
+    model = Transformer(TransformerConfig(50, 16, 2, 2), posenc.create("none"))
+    with pytest.raises(InputError, match=r"layers=3: .* has 1 to 2"):
+        body_of(model, layers=3)
+    with pytest.raises(InputError, match=r"layers=1: MultiheadAttention has no layers"):
+        body_of(nn.MultiheadAttention(8, 2), layers=1)
+    with pytest.raises(InputError, match=r"between 0 and 49"):
+        body_of(model).content(torch.tensor([50]))
+    with pytest.raises(InputError, match=r"reads vectors, not tokens"):
+        Body("f", 3, lambda x, at: x).content(torch.tensor([1]))
+
+
+def test_plot_of_what_breaks_the_symmetry(found):
+    figure = plots.symmetry_bars(found)
+    assert isinstance(figure, Figure)
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == [row.name for row in found.rows]
+    widths = [bar.get_width() for bar in ax.patches[: len(found.rows)]]
+    assert widths == pytest.approx([max(row.order, 1e-17) for row in found.rows])
+    own = Figure().subplots()
+    assert plots.symmetry_bars(found, ax=own) is own.get_figure()
+    assert plots.symmetry_bars.see.endswith(".")
+    figure.draw_without_rendering()
+
+
+def test_findings_as_json(found):
+    row = found.to_dict()["rows"][0]
+    assert row["name"] == "attention alone"
+    assert row["order"] < ROUNDING
+    assert found.to_dict()["sentences"] == found.sentences()

@@ -1,0 +1,32 @@
+"""The explorer's page, asked from Python."""
+
+import json
+from contextlib import contextmanager
+
+
+def values(tab):
+    """What the page shows, as data; NaN, where nothing is, comes back as None."""
+    plain = "(_, v) => ArrayBuffer.isView(v) ? Array.from(v) : v"
+    return json.loads(tab.evaluate(f"JSON.stringify(posenc.explorer.values(), {plain})"))
+
+
+def state(tab):
+    return values(tab)["state"]
+
+
+def state(tab):
+    return tab.evaluate("posenc.explorer.values().state")
+
+
+@contextmanager
+def redrawn(tab):
+    """What happens inside is on the screen afterwards."""
+    before = tab.evaluate("posenc.explorer.redraws()")
+    yield
+    tab.wait_for_function(f"posenc.explorer.redraws() > {before}")
+
+
+def go(tab, hash):
+    """Go to an address of the same page."""
+    with redrawn(tab):
+        tab.evaluate("hash => { location.hash = hash; }", hash)

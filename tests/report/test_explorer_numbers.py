@@ -1,0 +1,192 @@
+"""The numbers on the explorer's page, asked for by its address and read back, are the library's."""
+
+import json
+from urllib.parse import urlencode
+
+import pytest
+import torch
+
+from posenc import Positions, encodings, frequencies, position_maps
+from posenc.analysis import codes_of
+from posenc.functional import frequency_curve
+from posenc.position_maps import MAPS
+from posenc.report.explorer import fields, page
+from report.formulas import SIZES, same
+
+pytestmark = pytest.mark.browser
+
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def shown(browser, tmp_path_factory):
+    """The numbers that the page shows for a choice, whole and as JSON holds them, NaN for what is hidden."""
+    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
+    path.write_text(page(), encoding="utf-8")
+    tab = browser.new_page()
+    complaints = []
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto(path.as_uri())
+
+    def of(**choice):
+        address = urlencode(choice, safe=":=")
+        text = tab.evaluate(
+            """async address => {
+                const read = new Promise(done => addEventListener("hashchange", done, { once: true }));
+                location.hash = address;
+                await read;
+                await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+                return JSON.stringify(posenc.explorer.values(), (_, v) =>
+                    ArrayBuffer.isView(v) ? Array.from(v) : Number.isNaN(v) ? "NaN" : v === Infinity ? "Infinity" : v);
+            }""",
+            address,
+        )
+        return {"address": address, **numbers(json.loads(text))}
+
+    yield of
+    assert complaints == []
+    tab.close()
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return float(value) if value in ("NaN", "Infinity") else value
+
+
+def usual(choice):
+    """The choice with what the page takes where nothing is said."""
+    return {name: field["default"] for name, field in fields().items()} | choice
+
+
+ABSOLUTE = [
+    {"encoding": "sinusoidal", "dim": 24, "base": 500},
+    {"encoding": "sinusoidal:layout=concat:amplitude=0.5", "curve": "power", "exponent": 2},
+    {"encoding": "binary:signed=true", "length": 40},
+    {"encoding": "normalized:spread=first_channel", "length": 33},
+    {"encoding": "integer:spread=first_channel", "length": 20},
+]
+
+
+@pytest.mark.parametrize("choice", ABSOLUTE, ids=str)
+def test_codes_at_the_input(shown, choice):
+    full = usual(choice)
+    asked = choice | {"encoding": choice["encoding"].replace(":spread=first_channel", "")}
+    found = shown(**asked)
+    assert found["notes"] == []
+    at = torch.arange(full["length"])
+    waves = {key: full[key] for key in ("base", "curve", "exponent")} if "sinusoidal" in choice["encoding"] else {}
+    of_length = {"length": full["length"]} if "normalized" in choice["encoding"] else {}
+    options = [f"{key}={value}" for key, value in (waves | of_length).items()]
+    codes = codes_of(encodings.create(":".join((choice["encoding"], *options)), dim=full["dim"]))(at)
+    same(found["codes"], codes, **TOLERANCE)
+    products = codes @ codes.T
+    same(found["products"], products, **TOLERANCE)
+    same(found["decay"], torch.stack([products.diagonal(-d).mean() for d in at.tolist()]), **TOLERANCE)
+
+
+ROTATIONS = [
+    {"encoding": "rope", "method": method, "dim": dim, "base": base, "length": 100, "trained": 64, "factor": 3}
+    for method, dim, base in (
+        ("none", 64, 10000), ("linear", 32, 500), ("ntk", 64, 500000), ("ntk_old", 32, 10000), ("ntk_fixed", 64, 10000),
+        ("ntk_mixed:exponent=0.5", 64, 10000), ("abf:new_base=50000", 32, 10000), ("yarn:beta_fast=8", 128, 10000),
+        ("yarn_paper", 64, 10000), ("yarn_revised:truncate=false", 64, 10000), ("llama3", 64, 10000), ("dynamic", 64, 10000),
+        ("proportional:fraction=0.5", 64, 10000), ("tapered", 64, 10000), ("resonance", 64, 10000),
+    )
+] + [
+    {"encoding": "rope:layout=interleaved:rotary_dim=16", "method": "yarn", "length": 40},
+    {"encoding": "p_rope:fraction=0.25", "method": "ntk", "length": 40},
+]  # fmt: skip
+
+
+def rotation(full):
+    """The library's encoding for a choice, but for its map."""
+    name = full["method"].split(":")[0]
+    schedule = {"name": "default"}
+    if name not in MAPS and name != "none":
+        shape = {"factor": float(full["factor"]), "original_max_positions": full["trained"], "length": full["length"]}
+        given = frequencies.parse(full["method"])
+        taken = {key: value for key, value in shape.items() if key in frequencies.options_of(name)}
+        schedule = taken | given
+    encoding, *options = full["encoding"].split(":")
+    text = ":".join((encoding, f"rope_theta={full['base']}", *options))
+    return encodings.create(text, head_dim=full["dim"], schedule=schedule)
+
+
+@pytest.mark.parametrize("choice", ROTATIONS, ids=str)
+def test_rotations_under_a_schedule(shown, choice):
+    full = usual(choice)
+    found = shown(**choice)
+    assert found["notes"] == []
+    made = rotation(full)
+    codes = codes_of(made)(torch.arange(full["length"]))
+    same(found["frequencies"]["invFreq"], made.frequencies().inv_freq, **TOLERANCE)
+    same(found["frequencies"]["attentionFactor"], made.attention_factor, **TOLERANCE)
+    same(found["wavelengths"], frequencies.wavelengths(made.frequencies()), **TOLERANCE)
+    same(found["codes"], codes, **TOLERANCE)
+    same(found["products"], codes @ codes.T, **TOLERANCE)
+    same(found["decay"], (codes @ codes.T)[:, 0], **TOLERANCE)
+    for token in found["tokens"]:
+        same(token["code"], codes_of(made)(torch.tensor([token["position"]])), **TOLERANCE)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "xpos:scale_base=64"])
+@pytest.mark.parametrize(("name", "options"), [size for size in SIZES if size[0] != "lampe"], ids=str)
+def test_rotations_under_a_map(shown, encoding, name, options):
+    method = ":".join((name, *(f"{key}={value}" for key, value in options.items() if key != "factor")))
+    choice = {"encoding": encoding, "method": method, "length": 40, "dim": 16, "factor": options.get("factor", 4)}
+    found = shown(**choice)
+    assert found["notes"] == []
+    made = rotation(usual(choice))
+    expected = position_maps.create({"name": name, **options}).relative(Positions.arange(40, causal=True))[0]
+    same(found["relative"], expected, **TOLERANCE)
+    ones = torch.ones(1, 1, 1600, 16, dtype=torch.float64)
+    place = Positions.from_ids(expected.flatten().nan_to_num(), torch.zeros(1))
+    query, key = made.rotate(ones, ones[:, :, :1], place)
+    same(found["products"], (query @ key.mT).flatten().masked_fill(expected.flatten().isnan(), torch.nan), **TOLERANCE)
+
+
+BIASES = [
+    {"encoding": "alibi", "heads": 12},
+    {"encoding": "sandwich:dim_bar=32", "heads": 4, "base": 500, "head": 3},
+    {"encoding": "t5:num_buckets=16:max_distance=40", "heads": 2},
+    {"encoding": "kerple:kind=power", "heads": 3, "head": 2},
+    {"encoding": "sines", "heads": 2, "trained": 32},
+]
+
+
+@pytest.mark.parametrize("choice", BIASES, ids=str)
+def test_biases(shown, choice):
+    full = usual(choice | {"length": 48})
+    found = shown(**choice, length=48)
+    assert found["notes"] == []
+    name, heads = choice["encoding"].split(":")[0], full["heads"]
+    own = {"sandwich": f":base={full['base']}", "sines": f":train_length={full['trained']}"}.get(name, "")
+    encoding = encodings.create(choice["encoding"] + own, num_heads=heads)
+    with torch.no_grad():  # weights as the page has them
+        if name == "kerple":
+            encoding.p.fill_(1.005)
+            encoding.a.fill_(0.505)
+        elif name == "sines":
+            encoding.weight.copy_(torch.tensor([0.0, 1.0]).expand(heads, 2))
+        elif name == "t5":
+            encoding.table.copy_(torch.arange(encoding.num_buckets).expand(heads, -1))
+    bias = codes_of(encoding)
+    near = {"rtol": 2e-6, "atol": 1e-6} if name == "kerple" else TOLERANCE  # its weights are float32
+    same(found["bias"], bias(torch.arange(48)).T, **near)
+    apart = torch.arange(48)[:, None] - torch.arange(48)
+    same(found["products"], bias(apart.flatten())[:, full["head"] - 1], **near)
+
+
+def test_nothing_is_nothing(shown):
+    found = shown(encoding="none")
+    assert found["codes"] is None
+    assert found["products"] is None
+    assert {token["score"] for token in found["tokens"]} == {0}
+
+
+def test_power_curves_turn_queries_too(shown):
+    found = shown(encoding="rope", curve="power", exponent=0.5, dim=32)
+    same(found["frequencies"]["invFreq"], frequency_curve(32, 10000.0, "power", 0.5), **TOLERANCE)
