@@ -47,6 +47,11 @@ def test_codes(ask):
         same(found, codes(name, options, settings["dim"])(torch.tensor(at)), atol=1e-10)
 
 
+def test_a_narrow_head_still_turns_a_pair(ask):
+    (found,) = each(ask, "dim => posenc.codes.ENCODINGS.decoupled_rope.codes([0, 1, 5], { dim })", [4])
+    same(found, codes("decoupled_rope", {}, 4)(torch.tensor([0, 1, 5])))
+
+
 def test_frequencies_given_are_those_of_the_schedule(ask):
     inv = frequencies.create(YARN, 16, 10000.0)
     given = {"dim": 16, "invFreq": inv.inv_freq.tolist(), "attentionFactor": inv.attention_factor}
