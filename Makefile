@@ -40,4 +40,4 @@ bench: setup
 	$(BIN)/python -m posenc.bench.readme posenc-bench/results.json
 
 clean:
-	rm -rf $(VENV) posenc-compare posenc-bench posenc-eval
+	rm -rf $(VENV) posenc-compare posenc-bench posenc-eval posenc-explorer.html

@@ -17,6 +17,7 @@ from posenc.cli.conform import add_conform
 from posenc.cli.diff import add_diff
 from posenc.cli.doctor import add_doctor
 from posenc.cli.eval import add_eval
+from posenc.cli.explore import add_explore
 from posenc.cli.extend import add_extend
 from posenc.errors import InputError, unknown
 
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),
     "diff": (add_diff, "Two frequency schedules of RoPE side by side: what each does to every pair of channels."),
     "bench": (add_bench, "Measure speed and memory against the packages installed here."),
+    "explore": (add_explore, "Write the interactive page: every encoding and extension, computed in the browser."),
     "cite": (add_cite, "BibTeX of an encoding's papers."),
 }
 

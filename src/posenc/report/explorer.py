@@ -4,18 +4,27 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-from jinja2 import Environment, FunctionLoader
-from markupsafe import Markup
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 from posenc.errors import InputError, unknown
+from posenc.frequencies import SCHEDULES
+from posenc.position_maps import MAPS
+from posenc.texts import named, read_options
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 SCRIPTS = (
     "options", "frequencies", "maps", "codes", "biases",
     "state", "model", "draw", "views", "tokens", "controls", "explorer",
 )  # fmt: skip
 """In this order: formulas, then what is chosen, what it gives, how it is drawn, and the page."""
+
+
+UNSHOWN = {"default", "explicit", "longrope"}
+"""Schedules that the page leaves out: the one that changes nothing, and those that need a number for every pair."""
 
 
 def page(state: Mapping[str, Any] | None = None) -> str:
@@ -29,7 +38,7 @@ def page(state: Mapping[str, Any] | None = None) -> str:
     return _environment().get_template("frame.html").render(style=style, block=_block(state, embedded=False))
 
 
-def block(state: Mapping[str, Any] | None = None) -> Markup:
+def block(state: Mapping[str, Any] | None = None) -> "Markup":
     """The explorer for another page, which may hold one: it brings its styles and scripts, and leaves the page's address
     alone. state: as of `page`.
 
@@ -52,25 +61,31 @@ def fields() -> dict[str, dict[str, Any]]:
     return found
 
 
+def methods() -> list[str]:
+    """What can extend a rotation in the explorer: "none", the frequency schedules and the position maps."""
+    return ["none", *(name for name in SCHEDULES if name not in UNSHOWN), *MAPS]
+
+
 def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
     """The state, if the page can show it.
 
     Raises:
-        InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer.
+        InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer, an
+            option that the method does not take.
     """
-    from posenc.frequencies import SCHEDULES
-    from posenc.position_maps import MAPS
-
-    names = {
-        "encoding": [name for group in settings()["encodings"].values() for name in group],
-        "method": ["none", *(set(SCHEDULES) - {"default", "explicit", "longrope"}), *MAPS],
-    }
+    encodings = [name for group in settings()["encodings"].values() for name in group]
+    names = {"encoding": encodings, "method": methods()}
     for name, value in (state or {}).items():
         if name not in fields():
             raise unknown("field of the explorer", name, fields())
         field = fields()[name]
-        if name in names and str(value).split(":")[0] not in names[name]:
-            raise unknown(f"{name} in the explorer", str(value).split(":")[0], names[name])
+        if name in names:
+            chosen, options = named(str(value))
+            if chosen not in names[name]:
+                raise unknown(f"{name} in the explorer", chosen, names[name])
+            if name == "method" and options:
+                known = signature({**SCHEDULES, **MAPS}[chosen]).parameters
+                read_options(f"method {chosen!r}", options, set(known) - {"head_dim", "base"})
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] in ("integer", "number"):
@@ -87,7 +102,9 @@ def _check_number(name: str, value: Any, field: Mapping[str, Any]) -> None:
         raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
 
 
-def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> Markup:
+def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
+    from markupsafe import Markup
+
     settings_script = f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};"
     scripts = [_asset(f"{name}.js") for name in SCRIPTS]
     scripts.insert(SCRIPTS.index("state"), settings_script)
@@ -101,5 +118,7 @@ def _asset(name: str) -> str:
     return files("posenc.report").joinpath("explorer", name).read_text(encoding="utf-8")
 
 
-def _environment() -> Environment:
+def _environment() -> "Environment":
+    from jinja2 import Environment, FunctionLoader
+
     return Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -78,7 +78,7 @@ posenc.controls = (() => {
       const model = posenc.model.of(state), uses = name => Object.keys((posenc.state.method(state.method) || {}).options || {}).includes(name);
       const codes = model.kind === "position";
       for (const [name, shown] of Object.entries({
-        dim: codes, heads: bias, head: bias, curve: model.waves, exponent: model.waves && state.curve === "power",
+        dim: codes, heads: bias && state.encoding !== "t5", head: bias && state.encoding !== "t5" && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
         base: (model.waves && state.curve === "geometric") || "base" in ((encoding || {}).options || {}), factor: uses("factor"),
       })) controls[name].hidden = !shown;
       hint(controls.method, model.refused || (state.method === "none" ? "" : posenc.state.method(state.method).summary));
@@ -90,7 +90,7 @@ posenc.controls = (() => {
     function hint(wrap, told) {
       const place = wrap.querySelector(".hint");
       place.hidden = !told;
-      place.textContent = told ? told[0].toUpperCase() + told.slice(1) + (/[.)!]$/.test(told) ? "" : ".") : "";
+      place.textContent = told ? told[0].toUpperCase() + told.slice(1) + (/[.!]$/.test(told) ? "" : ".") : "";
     }
 
     function curveOf(state, wrap) {

@@ -135,8 +135,9 @@ posenc.draw = (() => {
     context.restore();
   }
 
-  // {rows, columns, values: row by row, pixel(value), x, y: labels, limit: the distance that training went to}
-  function heat(canvas, colours, { rows, columns, values, pixel, x, y, limit }) {
+  // {rows, columns, values: row by row, pixel(value), x, y: labels, limit: the distance that training went to,
+  // half: of which only what lies before the query is marked}
+  function heat(canvas, colours, { rows, columns, values, pixel, x, y, limit, half }) {
     const { context, box, dense } = frame(canvas, colours, 50);
     const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
     for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
@@ -162,7 +163,7 @@ posenc.draw = (() => {
       context.setLineDash([4, 4]);
       context.strokeStyle = colours.ink;
       context.beginPath();
-      for (const [c, r] of [[0, limit], [limit, 0]]) {
+      for (const [c, r] of half ? [[0, limit]] : [[0, limit], [limit, 0]]) {
         context.moveTo(box.x + c * wide, box.y + r * high);
         context.lineTo(box.x + (c + columns) * wide, box.y + (r + columns) * high);
       }
@@ -204,7 +205,6 @@ posenc.draw = (() => {
       { label: x, ticks: wholes(columns, box.width / 55).map(at => [across(at), String(at)]) },
       { label: y, ticks: up.map(value => [down(value), tidy(value)]) },
     );
-    for (const mark of marks || []) drawMark(context, colours, box, mark, across, down);
     for (const one of series) {
       context.strokeStyle = one.colour;
       context.lineWidth = one.width || 1.8;
@@ -218,6 +218,7 @@ posenc.draw = (() => {
       }
     }
     context.setLineDash([]);
+    for (const mark of marks || []) drawMark(context, colours, box, mark, across, down);
     return {
       rows: series.length, columns,
       find: (px, py) => {
@@ -244,8 +245,16 @@ posenc.draw = (() => {
     context.textBaseline = mark.y === undefined ? "top" : "bottom";
     if (mark.y === undefined) {
       const fits = shown + 6 + wide <= box.x + box.width;
-      context.fillText(mark.label, fits ? shown + 6 : shown - 6 - wide, box.y + 2);
-    } else context.fillText(mark.label, box.x + box.width - 4 - wide, shown + 16);
+      written(context, colours, mark.label, fits ? shown + 6 : shown - 6 - wide, box.y + 2);
+    } else written(context, colours, mark.label, box.x + box.width - 4 - wide, shown + 16);
+  }
+
+  function written(context, colours, text, x, y) {  // over lines, with the ground around it
+    context.lineJoin = "round";
+    context.lineWidth = 4;
+    context.strokeStyle = colours.ground;
+    context.strokeText(text, x, y);
+    context.fillText(text, x, y);
   }
 
   function dot(context, x, y, one, at, box) {
@@ -287,7 +296,7 @@ posenc.draw = (() => {
   // arcs over a line of tokens: [{from, to: in pixels, share: -1 .. 1}], the baseline at the bottom
   function arcs(canvas, colours, shown) {
     const { context, width, height } = surface(canvas);
-    for (const { from, to, share } of shown) {
+    for (const { from, to, share } of shown.filter(one => one.share !== 0)) {
       const high = Math.min(height - 6, 14 + (Math.abs(to - from) / width) * height * 1.5);
       context.strokeStyle = (share < 0 ? colours.around.css[30] : colours.around.css[225]);
       context.globalAlpha = 0.25 + 0.75 * Math.abs(share);

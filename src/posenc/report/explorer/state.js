@@ -37,12 +37,13 @@ posenc.state = (() => {
   }
 
   // A state from anything that looks like one: {encoding: "t5:num_buckets=16", dim: 64, ...}. Notes: what was not taken.
-  function clean(given) {
-    const notes = [], state = {};
+  function clean(asked) {
+    const notes = [], state = {}, given = { ...asked };
     for (const [name, value] of Object.entries(given)) {
       if (!Object.hasOwn(FIELDS, name)) notes.push(`there is no “${shortened(name)}”`);
       else if (value === undefined || value === null) delete given[name];
     }
+    for (const of of ["encoding", "method"]) spread(of, given);
     const read = name => (Object.hasOwn(given, name) ? given[name] : FIELDS[name].default);
     for (const [name, field] of Object.entries(FIELDS)) {
       if (field.kind === "text") continue;
@@ -62,6 +63,19 @@ posenc.state = (() => {
     state.token = Math.min(state.token, state.tokens.length);
     state.at = places(read("at"), state.tokens.length, state.line, notes);
     return { state, notes };
+  }
+
+  // Options in a text that a control of the page sets go there: "yarn:factor=8" is "yarn" with factor 8.
+  function spread(of, given) {
+    const [name, ...parts] = String(given[of] ?? "").split(":"), found = LOOKUPS[of].of(name);
+    if (!found) return;
+    const kept = parts.filter(part => {
+      const [option, value] = part.split("="), field = own(found.options, option) && sharedBy[of][option];
+      if (!field || value === undefined) return true;
+      if (!Object.hasOwn(given, field)) given[field] = value;
+      return false;
+    });
+    given[of] = [name, ...kept].join(":");
   }
 
   function wanted({ kind, min, max, step, choices }) {

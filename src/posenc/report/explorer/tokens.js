@@ -110,15 +110,16 @@ posenc.tokens = (() => {
     }
 
     function numbers(chosen, scores, model) {
-      const s = state, top = greatest(scores), bias = model.kind === "distance";
-      const what = bias ? `What head ${s.head} adds to the score of` : "Dot products of";
-      find("#explorer-scores-title").textContent = `${what} “${s.tokens[chosen]}”, at position ${s.at[chosen]}, with`;
-      const column = bias ? "bias" : "dot product";
+      const s = state, top = greatest(scores), bias = model.kind === "distance", column = unit(model);
+      const signed = scores.some(score => score < 0);
+      const what = { bias: `What head ${s.head} adds to the score of`, bucket: "T5’s bucket of the distance from" }[column] || "Dot products of";
+      const with_ = column === "bucket" ? "to" : "with";
+      find("#explorer-scores-title").textContent = `${what} “${s.tokens[chosen]}”, at position ${s.at[chosen]}, ${with_}`;
       find(".scores thead").replaceChildren(row("th", ["token", "position", "distance", ...(model.map ? ["seen as"] : []), column, ""]));
       find(".scores tbody").replaceChildren(...s.tokens.flatMap((word, index) => {
         if (index === chosen) return [];
         const apart = s.at[chosen] - s.at[index], seen = model.map ? [model.scoredAt(s.at[chosen], s.at[index])] : [];
-        const line = row("td", [String(s.at[index]), String(bias ? apart : Math.abs(apart)), ...seen.map(data), data(scores[index]), bar(scores[index], top)]);
+        const line = row("td", [String(s.at[index]), number(bias ? apart : Math.abs(apart)), ...seen.map(data), data(scores[index]), bar(scores[index], top, signed)]);
         line.prepend(Object.assign(document.createElement("th"), { scope: "row", textContent: word }));
         return [line];
       }));
@@ -129,6 +130,7 @@ posenc.tokens = (() => {
       const word = `“${state.tokens[chosen]}”`, others = scores.map((score, index) => [score, index]);
       const known = others.filter(([score, index]) => index !== chosen && score !== null && !Number.isNaN(score));
       if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
+      if (unit(model) === "bucket") return `Move ${word}, with the pointer or the arrow keys: each distance falls into a bucket, and the model learns one number for it.`;
       if (known.length === 0) return `Move ${word}, with the pointer or the arrow keys: its code moves with it.`;
       const [score, index] = known.reduce((best, one) => (one[0] > best[0] ? one : best));
       const apart = Math.abs(state.at[chosen] - state.at[index]), other = `“${state.tokens[index]}”`;
@@ -183,7 +185,12 @@ posenc.tokens = (() => {
 
   function said(score, model) {
     if (Number.isNaN(score)) return "hidden";
-    return score === null ? "no score" : `${model.kind === "distance" ? "bias" : "dot product"} ${number(score)}`;
+    return score === null ? "no score" : `${unit(model)} ${number(score)}`;
+  }
+
+  function unit(model) {
+    if (model.kind !== "distance") return "dot product";
+    return model.state.encoding === "t5" ? "bucket" : "bias";
   }
 
   function row(cell, contents) {
@@ -201,13 +208,13 @@ posenc.tokens = (() => {
     return Object.assign(document.createElement("data"), { value: String(value), textContent: number(value) });
   }
 
-  function bar(score, top) {
-    const found = Object.assign(document.createElement("span"), { className: "bar" });
+  function bar(score, top, signed) {  // from the left, or from the middle where some are below zero
+    const found = Object.assign(document.createElement("span"), { className: `bar ${signed ? "signed" : ""}` });
     if (score === null || Number.isNaN(score) || score === 0) return found;
-    const inside = document.createElement("i"), share = (Math.abs(score) / top) * 50;
+    const inside = document.createElement("i"), share = (Math.abs(score) / top) * (signed ? 50 : 100);
     inside.className = score < 0 ? "less" : "";
     inside.style.width = `${share}%`;
-    inside.style.left = `${score < 0 ? 50 - share : 50}%`;
+    inside.style.left = `${signed ? (score < 0 ? 50 - share : 50) : 0}%`;
     found.append(inside);
     return found;
   }

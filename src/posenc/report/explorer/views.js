@@ -64,6 +64,7 @@ posenc.views = (() => {
       return m.products ? "" : XPOS;
     },
     see(m) {
+      if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}.`;
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour.`;
       const apart = off(m) / (m.productsTop || 1);
       if (m.map) {
@@ -79,7 +80,7 @@ posenc.views = (() => {
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
-      x: "key’s position", y: "query’s position", limit: m.state.trained,
+      x: "key’s position", y: "query’s position", limit: m.state.trained, half: Boolean(m.map),
     }),
     legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
     read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
@@ -151,7 +152,7 @@ posenc.views = (() => {
   }
 
   const waves = {
-    absent: m => (m.waves ? "" : `${title(m)} has no waves: nothing in it turns.`),
+    absent: m => (m.waves ? "" : m.kind === "nothing" ? "Without an encoding nothing turns." : `${title(m)} has no waves: nothing in it turns.`),
     see(m) {
       const unfinished = m.wavelengths.filter(w => w > m.state.trained).length, pairs = m.wavelengths.length;
       const told = `${count(unfinished)} of ${several(pairs, "pair")} never finish${pairs === 1 || unfinished === 1 ? "es" : ""} a turn within the ${count(m.state.trained)} positions of training`;
@@ -248,10 +249,11 @@ posenc.views = (() => {
       });
     },
     legend(m, colours) {
+      if (m.state.encoding === "t5") return [stroke(colours.palette[1], "every head")];
       const own = stroke(colours.palette[1], `head ${m.state.head}, shown above`);
       return m.state.heads === 1 ? [own] : [ramp(posenc.draw.gradient(colours.up), ["head 1", `head ${m.state.heads}`]), own];
     },
-    read: (m, row, column) => `head ${order(m)[row] + 1}, distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
+    read: (m, row, column) => `${m.state.encoding === "t5" ? "" : `head ${order(m)[row] + 1}, `}distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
     table(m) {
       const every = Array.from({ length: m.state.heads }, (_, head) => head);
       const rows = sampled(m.n).map(at => [String(at), ...every.map(head => m.bias[head * m.n + at])]);

@@ -1,0 +1,602 @@
+"""The explorer in a real browser: driven by mouse, touch and keys, and its numbers against the library's."""
+
+import json
+import re
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from posenc import Positions, Rotary, frequencies, position_maps
+from posenc.analysis import codes_of
+from posenc.errors import InputError
+from posenc.report import explorer
+from posenc.texts import literal, named
+
+pytestmark = pytest.mark.browser
+
+READY = "window.posenc && posenc.explorer && posenc.explorer.values().redraws.count > 0"
+VIEWS = ("codes", "products", "decay", "waves", "relative", "bias")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("explorer") / "explorer.html"
+    path.write_text(explorer.page(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def visit(browser, file):
+    """Opens the page at a hash; whatever the console says, and every request, fails the test."""
+    opened, complaints = [], []
+
+    def visit(hash="", path=file, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        tab = context.new_page()
+        opened.append(context)
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+        tab.goto(f"{path.as_uri()}#{hash}")
+        if options.get("java_script_enabled", True):
+            tab.wait_for_function(READY)
+        return tab
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert complaints == []
+
+
+def values(tab):
+    """What the page shows, as data; NaN, where nothing is, comes back as None."""
+    plain = "(_, v) => ArrayBuffer.isView(v) ? Array.from(v) : v"
+    return json.loads(tab.evaluate(f"JSON.stringify(posenc.explorer.values(), {plain})"))
+
+
+def state(tab):
+    return values(tab)["state"]
+
+
+@contextmanager
+def redrawn(tab):
+    """What happens inside is on the screen afterwards."""
+    before = values(tab)["redraws"]["count"]
+    yield
+    tab.wait_for_function(f"posenc.explorer.values().redraws.count > {before}")
+
+
+# ---------------------------------------------------------------- the numbers
+
+
+def tensor(numbers, *shape):
+    filled = [float("nan") if x is None else x for x in numbers]
+    return torch.tensor(filled, dtype=torch.float64).reshape(*shape)
+
+
+def close(found, wanted):
+    assert_close(found, wanted.double(), atol=1e-6, rtol=1e-6, equal_nan=True)
+
+
+ROTATED = {
+    "encoding=rope&dim=16&length=40": (None, None),
+    "encoding=rope&dim=32&base=500000&trained=16&method=yarn:beta_fast=4&factor=8&length=40": (
+        {"name": "yarn", "beta_fast": 4, "factor": 8.0, "original_max_positions": 16},
+        None,
+    ),
+    "encoding=rope&dim=16&base=50&trained=8&method=dynamic&length=40&factor=2": (
+        {"name": "dynamic", "length": 40, "original_max_positions": 8, "factor": 2.0},
+        None,
+    ),
+    "encoding=rope&dim=16&method=resonance:of=ntk&factor=3&length=40": (
+        {"name": "resonance", "of": {"name": "ntk", "factor": 3.0}},
+        None,
+    ),
+    "encoding=rope&dim=16&method=rerope:window=5&length=40": (None, "rerope:window=5"),
+    "encoding=rope&dim=16&method=leaky_rerope:window=5&factor=3&length=40": (None, "leaky_rerope:window=5:factor=3"),
+    "encoding=rope&dim=16&method=self_extend:window=7:group=3&length=40": (None, "self_extend:window=7:group=3"),
+    "encoding=rope&dim=16&method=dual_chunk:chunk=12:local=3&length=40": (None, "dual_chunk:chunk=12:local=3"),
+    "encoding=rope&dim=16&method=streaming:sinks=2:recent=9&length=40": (None, "streaming:sinks=2:recent=9"),
+}
+
+
+@pytest.mark.parametrize("hash", ROTATED)
+def test_what_it_shows_of_rotations_is_what_the_library_computes(visit, hash):
+    schedule, map_text = ROTATED[hash]
+    shown = values(visit(f"{hash}&at=9,1,2,3,4,14"))
+    dim, base = shown["state"]["dim"], float(shown["state"].get("base", 10000))
+    rope = codes_of(Rotary(dim, rope_theta=base, schedule=schedule))
+    own = frequencies.create(schedule or {"name": "default"}, dim, base)
+    n = 40
+    close(tensor(shown["codes"], n, dim), rope(torch.arange(n)))
+    close(tensor(shown["wavelengths"], dim // 2), frequencies.wavelengths(own))
+    relative = plain = torch.arange(n)[:, None] - torch.arange(n).double()
+    relative = relative.masked_fill(plain < 0, torch.nan)
+    if map_text:
+        name, options = named(map_text)
+        pairs = (item.split("=") for item in options)
+        made = position_maps.create({"name": name, **{key: literal(value) for key, value in pairs}})
+        relative = made.relative(Positions.arange(n))[0]
+    close(tensor(shown["relative"], n, n), relative)
+
+    def product(apart):
+        return (rope(apart.flatten()) @ rope(torch.zeros(1))[0]).reshape(apart.shape)
+
+    wanted = product(plain.abs())
+    if map_text:
+        wanted = product(relative.nan_to_num()).masked_fill(relative.isnan(), torch.nan)
+    close(tensor(shown["products"], n, n), wanted)
+    close(tensor(shown["decay"], n), torch.stack([wanted.diagonal(-d).nanmean() for d in range(n)]))
+    at = torch.tensor([9, 1, 2, 3, 4, 14])
+    for index, token in enumerate(shown["tokens"]):
+        assert token["position"] == at[index]
+        close(tensor(token["code"], dim), rope(at[index : index + 1])[0])
+        score = wanted[max(9, at[index]), min(9, at[index])]
+        close(tensor([token["score"]], 1), score[None])
+
+
+@pytest.mark.parametrize(
+    ("hash", "text"),
+    [
+        ("dim=16&base=500&length=40", "sinusoidal:base=500"),
+        ("dim=16&curve=power&exponent=0.5&length=40", "sinusoidal:curve=power:exponent=0.5"),
+        ("encoding=sinusoidal:layout=concat:endpoint=true&dim=16&length=40", "sinusoidal:layout=concat:endpoint=true"),
+        ("encoding=binary&dim=16&length=40", "binary"),
+    ],
+)
+def test_what_it_shows_of_codes_is_what_the_library_computes(visit, hash, text):
+    shown = values(visit(f"{hash}&at=9,1,2,3,4,14"))
+    codes = codes_of(text, dim=16)(torch.arange(40))
+    close(tensor(shown["codes"], 40, 16), codes)
+    close(tensor(shown["products"], 40, 40), codes @ codes.T)
+    close(tensor(shown["decay"], 40), torch.stack([(codes @ codes.T).diagonal(d).mean() for d in range(40)]))
+    for token in shown["tokens"]:
+        close(tensor([token["score"]], 1), (codes[9] @ codes[token["position"]])[None])
+    assert shown["relative"] is None
+    assert shown["bias"] is None
+
+
+@pytest.mark.parametrize("text", ["alibi", "sandwich:dim_bar=16:base=500"])
+def test_what_it_shows_of_biases_is_what_the_library_computes(visit, text):
+    tab = visit(f"encoding={text}&heads=6&head=3&length=40&at=9,1,2,3,4,14")
+    shown = values(tab)
+    bias = codes_of(text, num_heads=6)(torch.arange(40)).T
+    close(tensor(shown["bias"], 6, 40), bias)
+    apart = (torch.arange(40)[:, None] - torch.arange(40)).abs()
+    close(tensor(shown["products"], 40, 40), bias[2][apart])
+    for token in shown["tokens"]:
+        close(tensor([token["score"]], 1), bias[2][abs(9 - token["position"])][None])
+
+
+def test_the_text_of_the_page_holds_the_same_numbers(visit):
+    tab = visit("encoding=rope&dim=16&method=leaky_rerope:window=5&length=40&at=9,1,2,3,4,14")
+    for summary in tab.locator("summary").all():
+        if summary.is_visible():
+            summary.click()
+    shown = values(tab)
+    score = [
+        float(x) for x in tab.locator(".scores td:nth-last-child(2) data").evaluate_all("e => e.map(x => x.value)")
+    ]
+    assert score == pytest.approx([token["score"] for token in shown["tokens"][1:]], rel=1e-9)
+    channels = tab.locator(".channels data").evaluate_all("e => e.map(x => Number(x.value))")
+    assert channels == pytest.approx(shown["tokens"][0]["code"], abs=1e-12)
+    tables = {
+        view: tab.locator(f'[data-view="{view}"] tbody tr').evaluate_all(
+            "rows => rows.map(r => [...r.children].map(c => c.querySelector('data')?.value ?? c.textContent))"
+        )
+        for view in VIEWS[:-1]
+    }
+    for distance, value, plain in tables["decay"]:
+        assert float(value) == pytest.approx(shown["decay"][int(distance)])
+        assert float(plain) == pytest.approx(shown["decay_as_trained"][int(distance)])
+    assert [float(row[1]) for row in tables["waves"]] == pytest.approx(shown["wavelengths"])
+    at = [int(row[0]) for row in tables["relative"]]
+    for view in ("relative", "products"):
+        for position, *cells in tables[view]:
+            wanted = [shown[view][int(position) * 40 + key] for key in at]
+            assert [None if cell == "hidden" else float(cell) for cell in cells] == pytest.approx(wanted)
+    assert [float(x) for x in tables["codes"][2][1:5]] == pytest.approx(shown["codes"][2 * 16 : 2 * 16 + 4])
+
+
+def test_every_value_can_be_saved(visit):
+    tab = visit("encoding=alibi")
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Numbers").click()
+    saved = json.loads(download.value.path().read_text())
+    assert saved["bias"] == values(tab)["bias"]
+    assert tab.locator(".status").inner_text() == "Every number shown is in posenc-explorer.json."
+
+
+# ---------------------------------------------------------------- the controls
+
+
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rope", "alibi", "t5", "kerple", "binary"])
+def test_every_control_changes_what_it_says(visit, encoding):
+    tab = visit(
+        f"encoding={encoding}&curve=power&exponent=3&method=yarn" if encoding == "rope" else f"encoding={encoding}"
+    )
+    for details in tab.locator(".controls details > summary").all():
+        if details.is_visible():
+            details.click()
+    driven = []
+    for field in tab.locator(".field").all():
+        if not field.is_visible() or field.locator("#explorer-encoding").count():
+            continue
+        for control in field.locator("input, select").all():
+            id, before = control.get_attribute("id") or "its slider", tab.evaluate("location.hash")
+            with redrawn(tab):
+                drive(control)
+            assert tab.evaluate("location.hash") != before, id
+            driven.append(id)
+    assert "explorer-length" in driven
+    assert tab.locator(".note").is_hidden()
+
+
+def drive(control):
+    kind = control.evaluate("e => e.type")
+    if kind == "checkbox":
+        control.click()
+    elif kind == "select-one":
+        options = control.evaluate(
+            "e => [...e.options].filter(o => o.value !== e.value && o.value !== 'power').map(o => o.value)"
+        )
+        control.select_option(options[-1])
+    elif kind == "range":
+        control.press("ArrowRight")
+    elif kind == "text":
+        control.fill("a b c d")
+    else:
+        least, now = (float(control.evaluate(f"e => e.{name} || 0")) for name in ("min", "value"))
+        control.fill(f"{least if now != least else least + 2:g}")
+
+
+def test_it_can_be_used_by_keyboard_alone(visit):
+    tab = visit()
+    order = []
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        order.append(
+            tab.evaluate(
+                "document.activeElement.id || document.activeElement.ariaLabel || document.activeElement.className"
+            )
+        )
+        if order[-1] == "explorer-encoding":
+            tab.keyboard.press("r")  # to the first that begins so
+        elif order[-1] == "Channels, slider":
+            for _ in range(4):
+                tab.keyboard.press("ArrowRight")
+        elif order[-1] == "Token Can":
+            for key in ("End", "ArrowLeft", "ArrowLeft"):
+                tab.keyboard.press(key)
+    assert {"explorer-preset", "explorer-method", "explorer-tokens", "Token ?"} <= set(order)
+    now = state(tab)
+    assert (now["encoding"], now["dim"], now["at"]) == ("rope", 72, [21, 1, 2, 3, 4, 5])
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_presets_say_what_they_are_and_reset_goes_back(visit):
+    tab = visit()
+    for index, preset in enumerate(explorer.settings()["presets"]):
+        if index:  # the first is how the page starts
+            with redrawn(tab):
+                tab.select_option("#explorer-preset", str(index))
+        assert tab.locator("#explorer-preset-says").inner_text() == preset["says"]
+        assert tab.locator(".note").is_hidden()
+        chosen = explorer.checked(preset["state"])
+        assert chosen.items() <= state(tab).items()
+    tab.get_by_role("button", name="Reset").click()
+    tab.wait_for_function("document.getElementById('explorer-preset').value === '0'")
+    assert tab.evaluate("location.hash") == ""
+
+
+def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
+    tab = visit("length=32&dim=16")
+    registries = "({encodings: Object.keys(posenc.codes.ENCODINGS), maps: Object.keys(posenc.maps.MAPS), schedules: Object.keys(posenc.frequencies.SCHEDULES)})"
+    known = tab.evaluate(registries)
+    listed = [name for group in explorer.settings()["encodings"].values() for name in group]
+    assert sorted(known["encodings"]) == sorted(listed)
+    assert set(known["maps"]) | set(known["schedules"]) - {"default"} == set(explorer.methods()) - {"none"}
+    for encoding in listed:
+        for method in explorer.methods() if encoding in ("rope", "xpos") else ["none", "ntk", "rerope"]:
+            with redrawn(tab):
+                tab.evaluate("part => posenc.explorer.change(part)", {"encoding": encoding, "method": method})
+            assert tab.locator(".note").is_hidden(), (encoding, method, tab.locator(".note").inner_text())
+            for view in VIEWS:
+                figure = tab.locator(f'[data-view="{view}"]')
+                said = figure.locator(".absent" if figure.locator(".absent").is_visible() else ".see").inner_text()
+                assert re.fullmatch(r"[A-Z].{15,}\.", said, re.DOTALL), (encoding, method, view, said)
+                assert "NaN" not in said
+                assert "undefined" not in said
+
+
+def test_what_a_formula_refuses_is_said(visit):
+    tab = visit("encoding=rope&method=yarn:beta_fast=2:beta_slow=16")
+    assert "beta_slow=16, beta_fast=2: turns over the trained length" in tab.locator(".note").inner_text()
+    with redrawn(tab):
+        tab.locator("#explorer-method-beta_slow").fill("1")
+    assert tab.locator(".note").is_hidden()
+
+
+# ---------------------------------------------------------------- the tokens
+
+
+def centre(tab, selector, nth=0):
+    box = tab.locator(selector).nth(nth).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def place(tab, at):
+    """Where a position is on the screen."""
+    box = tab.locator(".track").bounding_box()
+    return box["x"] + box["width"] * (at + 0.5) / values(tab)["state"].get("line", 24)
+
+
+def test_a_token_is_dragged_by_mouse(visit):
+    tab = visit()
+    before = [token["score"] for token in values(tab)["tokens"]]
+    x, y = centre(tab, ".token", 4)
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    for at in (7, 12, 20):
+        with redrawn(tab):
+            tab.mouse.move(place(tab, at), y)
+        assert values(tab)["tokens"][4]["position"] == at
+    tab.mouse.up()
+    shown = values(tab)
+    assert shown["state"]["token"] == 5  # the one that is compared with the others now
+    assert "at=0,1,2,3,20,5" in tab.evaluate("location.hash")
+    assert [token["score"] for token in shown["tokens"]] != before
+    assert "position 20" in tab.locator("#explorer-scores-title").inner_text()
+    told = tab.locator(".token").nth(4)
+    assert (told.get_attribute("aria-valuenow"), told.get_attribute("aria-valuetext")) == ("20", "position 20")
+
+
+def test_tokens_change_places_and_a_drag_leaves_the_others_where_they_were(visit):
+    tab = visit()
+    x, y = centre(tab, ".token", 0)
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    with redrawn(tab):
+        tab.mouse.move(place(tab, 3), y)
+    assert state(tab)["at"] == [3, 1, 2, 0, 4, 5]
+    with redrawn(tab):
+        tab.mouse.move(place(tab, 9), y)
+    assert state(tab)["at"] == [9, 1, 2, 3, 4, 5]
+    tab.mouse.up()
+
+
+def test_a_token_is_dragged_by_finger(visit):
+    tab = visit("encoding=rope", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    tab.locator(".token").nth(1).scroll_into_view_if_needed()
+    x, y = centre(tab, ".token", 1)
+    finger = tab.context.new_cdp_session(tab)
+
+    def touch(kind, *points):
+        where = [{"x": x, "y": y} for x, y in points]
+        finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": where})
+
+    touch("touchStart", (x, y))
+    for at in (8, 13):
+        with redrawn(tab):
+            touch("touchMove", (place(tab, at), y))
+    touch("touchEnd")
+    tab.wait_for_function("location.hash.includes('at=0,13,2,3,4,5')")
+
+
+def test_a_token_is_moved_by_arrow_keys(visit):
+    tab = visit()
+    token = tab.get_by_role("slider", name="Token can", exact=True)
+    token.focus()
+    for key, at in (
+        ("ArrowRight", [0, 1, 2, 3, 5, 4]),
+        ("ArrowRight", [0, 1, 2, 3, 6, 4]),
+        ("Home", [6, 1, 2, 3, 0, 4]),
+    ):
+        with redrawn(tab):
+            token.press(key)
+        assert state(tab)["at"] == at
+    assert tab.evaluate("document.activeElement.textContent") == "can"
+
+
+def test_without_an_encoding_no_order_differs(visit):
+    tab = visit("encoding=none&at=5,4,3,2,1,0")
+    assert {token["score"] for token in values(tab)["tokens"]} == {0}
+    assert "nothing changes" in tab.locator("#explorer-line-see").inner_text()
+
+
+def test_other_tokens_can_be_typed(visit):
+    tab = visit()
+    hostile = "<img src=x onerror=alert(1)> b"
+    with redrawn(tab):
+        tab.fill("#explorer-tokens", hostile)
+    assert tab.locator(".token").all_inner_texts() == hostile.split()
+    assert tab.locator(".track img").count() == 0
+
+
+# ---------------------------------------------------------------- the address
+
+
+def test_a_state_goes_through_the_address_and_back(visit):
+    tab = visit()
+    tab.select_option("#explorer-encoding", "rope")
+    tab.select_option("#explorer-method", "self_extend")
+    tab.fill("#explorer-length", "200")
+    tab.fill("#explorer-tokens", "été & 100% + ?")
+    address, shown = tab.evaluate("location.hash"), values(tab)
+    again = values(visit(address[1:]))
+    assert {**again, "redraws": None} == {**shown, "redraws": None}
+    assert again["address"] == address
+    tab.go_back()
+    tab.wait_for_function("document.getElementById('explorer-tokens').value.startsWith('Can you')")
+    assert tab.locator("#explorer-length").input_value() == "200"
+    for _ in range(3):
+        tab.go_back()
+    tab.wait_for_function("posenc.explorer.values().state.encoding === undefined")
+    assert tab.locator("#explorer-encoding").input_value() == "sinusoidal"
+
+
+@pytest.mark.parametrize(
+    ("hash", "told"),
+    [
+        ("dim=7", "dim=7 is not an even number from 4 to 256"),
+        ("length=1e99", "length=1e99 is not a whole number from 8 to 1024"),
+        ("base=NaN", "base=NaN is not a number"),
+        ("encoding=constructor", "there is no encoding “constructor” here"),
+        ("encoding=rope&method=__proto__:x=1", "there is no method “__proto__” here"),
+        ("encoding=rope&method=yarn:toString=1", "yarn does not take “toString=1”"),
+        ("__proto__=1&polluted=%7B%7D", "there is no “polluted”"),
+        ("tokens=%E0%A4%A", "is not readable"),
+        ("at=1,1,1,1,1,1", "is not 6 different positions below 24"),
+        ("<script>alert(1)</script>", "there is no “<script>alert(1)</script>”"),
+        ("dim=" + "9" * 5000, "is not an even number"),
+    ],
+)
+def test_an_address_that_asks_for_nonsense_gets_the_usual_and_a_note(visit, hash, told):
+    tab = visit(hash)
+    assert told in tab.locator(".note").inner_text()
+    assert values(tab)["state"]["at"] == [0, 1, 2, 3, 4, 5]
+    assert len(tab.locator(".note").inner_text()) < 400
+
+
+def test_an_address_may_name_shared_options_as_the_library_does(visit):
+    assert state(visit("encoding=rope:rope_theta=500000&method=yarn:factor=8")) == {
+        "encoding": "rope",
+        "base": 500000,
+        "method": "yarn",
+        "factor": 8,
+        "tokens": ["Can", "you", "open", "a", "can", "?"],
+        "at": [0, 1, 2, 3, 4, 5],
+    }
+
+
+def test_the_link_is_copied_or_shown(visit):
+    tab = visit("encoding=alibi")
+    tab.get_by_role("button", name="Copy link").click()
+    tab.wait_for_function("document.querySelector('.explorer .status').textContent")
+    said = tab.locator(".status").inner_text()
+    assert said == "The link is copied." or said.endswith("#encoding=alibi")
+
+
+# ---------------------------------------------------------------- how it looks
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280, 1900])
+@pytest.mark.parametrize(
+    "hash",
+    [
+        "",
+        "encoding=rope&method=yarn&length=512",
+        "encoding=alibi",
+        "tokens=incomprehensibilities+a+b+c+d+e+f+g+h+i+j+k",
+    ],
+)
+def test_it_fits_every_width(visit, hash, width):
+    tab = visit(hash, viewport={"width": width, "height": 900})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_is_drawn_again_in_the_dark(visit):
+    tab = visit(color_scheme="light", device_scale_factor=2)
+    canvas = "document.querySelector('[data-view=codes] canvas')"
+    light = tab.evaluate(f"{canvas}.toDataURL()")
+    assert tab.evaluate(f"{canvas}.width === 2 * {canvas}.clientWidth")
+    with redrawn(tab):
+        tab.emulate_media(color_scheme="dark")
+    assert tab.evaluate(f"{canvas}.toDataURL()") != light
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 28)"
+
+
+def test_values_are_read_under_the_pointer_and_by_keys(visit):
+    tab = visit("encoding=rope&length=64&dim=16")
+    shown = values(tab)
+    for view in VIEWS[:-1]:
+        figure = tab.locator(f'[data-view="{view}"]')
+        canvas, readout = figure.locator("canvas"), figure.locator(".readout")
+        canvas.hover(position={"x": 200, "y": 150})
+        assert re.search(r"\d", readout.inner_text()), view
+        assert figure.locator(".cursor").is_visible()
+        canvas.focus()
+        for key in (
+            "Home",
+            "Shift+ArrowLeft",
+            *["Shift+ArrowLeft"] * 8,
+            *["Shift+ArrowUp"] * 8,
+            "ArrowRight",
+            "ArrowDown",
+        ):
+            canvas.press(key)
+        assert readout.inner_text().startswith(
+            {"codes": "position 1, channel 1", "decay": "distance 1:", "waves": "pair 1:"}.get(view, "query 1, key 1")
+        )
+        canvas.press("Escape")
+        assert readout.inner_text() == ""
+    assert shown["decay"][1] < shown["decay"][0]
+
+
+def test_redraws_are_one_a_frame_and_their_time_is_known(visit, record_property):
+    tab = visit("encoding=rope&dim=128&length=512&method=self_extend:window=64")
+    count = values(tab)["redraws"]["count"]
+    with redrawn(tab):
+        tab.evaluate("for (let k = 0; k < 50; k++) posenc.explorer.change({base: 1000 + k}, false)")
+    assert values(tab)["redraws"]["count"] == count + 1
+    for base in range(2000, 22000, 1000):
+        with redrawn(tab):
+            tab.evaluate(f"posenc.explorer.change({{base: {base}}}, false)")
+    times = sorted(values(tab)["redraws"]["milliseconds"][-20:])
+    record_property("redraw_milliseconds_median", times[10])
+    assert all(time > 0 for time in times)
+
+
+# ---------------------------------------------------------------- where it stands
+
+
+def test_a_page_that_holds_it_keeps_its_address(visit, tmp_path):
+    path = tmp_path / "host.html"
+    block = explorer.block({"encoding": "rope", "method": "yarn:beta_fast=8"})
+    path.write_text(
+        f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><h2 id=cost>x</h2>{block}", encoding="utf-8"
+    )
+    tab = visit("cost", path)
+    assert state(tab)["method"] == "yarn:beta_fast=8"
+    assert tab.locator(".note").is_hidden()
+    tab.fill("#explorer-length", "200")
+    assert tab.evaluate("[location.hash, history.length]") == ["#cost", 2]
+    shared = values(tab)["address"]
+    assert shared.startswith("#explorer:")
+    assert state(visit(shared[1:], path))["length"] == 200
+    assert tab.evaluate("getComputedStyle(document.querySelector('h2')).color") == "rgb(0, 0, 0)"
+
+
+def test_without_scripts_a_sentence_stands_there(visit):
+    tab = visit(java_script_enabled=False)
+    assert "turned off" in tab.locator("noscript").inner_text()
+    assert tab.locator(".layout").is_hidden()
+
+
+def test_it_is_one_file_and_nothing_breaks_out_of_it():
+    text = explorer.page({"tokens": "</script><b>"})
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
+    assert "</script><b>" not in text
+    assert len(re.findall(r'id="explorer"', text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"encoding": "shaw"}, "unknown encoding in the explorer 'shaw'"),
+        ({"method": "yran"}, "did you mean 'yarn'"),
+        ({"method": "yarn:beta=3"}, "unknown option of method 'yarn' 'beta=3'"),
+        ({"method": "rerope:windows=3"}, "did you mean 'window'"),
+        ({"dim": 63}, "dim=63: dim of a code, head_dim of a rotation; two make a pair; an even number from 4 to 256"),
+        ({"length": 8.5}, "a whole number from 8 to 1024"),
+        ({"base": float("nan")}, "base=nan"),
+        ({"heads": True}, "heads=True"),
+        ({"curve": "line"}, "unknown curve 'line'"),
+        ({"depth": 3}, "unknown field of the explorer 'depth'"),
+    ],
+)
+def test_a_state_that_cannot_be_shown_is_refused(given, told):
+    with pytest.raises(InputError, match=re.escape(told)):
+        explorer.page(given)
