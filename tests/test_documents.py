@@ -45,7 +45,7 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
     monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
     monkeypatch.setattr(
-        cli.explore, "run_explore", lambda options, command: explorer.checked(cli.explore.state(options)) and 0
+        cli.explore, "run_explore", lambda options, command: explorer.page(cli.explore.state(options)) and 0
     )
     monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
     monkeypatch.setattr(

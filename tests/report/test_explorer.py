@@ -155,7 +155,7 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
     assert sorted(known["encodings"]) == sorted(listed)
     assert set(known["maps"]) | set(known["schedules"]) - {"default"} == set(explorer.methods()) - {"none"}
     for encoding in listed:
-        for method in explorer.methods() if encoding in ("rope", "xpos") else ["none", "ntk", "rerope"]:
+        for method in {"rope": explorer.methods(), "sinusoidal": ["none", "ntk"]}.get(encoding, ["none"]):
             with redrawn(tab):
                 tab.evaluate("part => posenc.explorer.change(part)", {"encoding": encoding, "method": method})
             assert tab.locator(".note").is_hidden(), (encoding, method, tab.locator(".note").inner_text())

@@ -152,7 +152,7 @@ posenc.views = (() => {
       if (!m.wavelengthsPlain) return `${told}${why}.`;
       const slower = m.wavelengths.reduce((top, w, c) => Math.max(top, w / m.wavelengthsPlain[c]), 0);
       const kept = m.wavelengths.filter((w, c) => Math.abs(w / m.wavelengthsPlain[c] - 1) < 1e-9).length;
-      return `${told}. With ${m.state.method}, ${several(kept, "pair")} turn${kept === 1 ? "s" : ""} as before and the slowest change is ${Number.isFinite(slower) ? `${number(slower)} times slower` : "a standstill"}.`;
+      return `${told}. With ${m.state.method}, ${several(kept, "pair")} turn${kept === 1 ? "s" : ""} as before, and the one slowed down most ${Number.isFinite(slower) ? `turns ${number(slower)} times slower` : "stands still"}.`;
     },
     draw(canvas, colours, m) {
       const shown = [...m.wavelengths, ...(m.wavelengthsPlain || [])].filter(Number.isFinite), trained = m.state.trained;
