@@ -11,10 +11,7 @@ def values(tab):
 
 
 def state(tab):
-    return values(tab)["state"]
-
-
-def state(tab):
+    """What is chosen, without the rest of the numbers."""
     return tab.evaluate("posenc.explorer.values().state")
 
 

@@ -154,7 +154,7 @@ posenc.views = (() => {
       if (!m.wavelengthsPlain) return shown;
       const slower = m.wavelengths.reduce((top, w, c) => Math.max(top, w / before[c]), 0);
       const kept = m.wavelengths.filter((w, c) => Math.abs(w / before[c] - 1) < 1e-9).length;
-      return `${shown} With ${m.state.method}, ${several(kept, "pair")} turn${one(kept)} as before and the slowest change is ${Number.isFinite(slower) ? `${number(slower)} times slower` : "a standstill"}.`;
+      return `${shown} With ${m.state.method}, ${several(kept, "pair")} turn${one(kept)} as before, and the one slowed down most ${Number.isFinite(slower) ? `turns ${number(slower)} times slower` : "stands still"}.`;
     },
     draw(canvas, colours, m) {
       const shown = [...m.wavelengths, ...(m.wavelengthsPlain || [])].filter(Number.isFinite), trained = m.state.trained;
