@@ -44,6 +44,7 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
     monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
     monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
+    monkeypatch.setattr(cli.analyze, "run_analyze", lambda options, command: 0)
     monkeypatch.setattr(
         cli.eval, "run_eval", lambda options, _: settings_of(options.preset, **cli.eval.given(options)).made() and 0
     )
