@@ -66,6 +66,12 @@ def test_a_fit_to_a_function_finds_its_frequencies():
     assert found.composition < 1e-12
 
 
+def test_eigenvalues_that_are_nearly_all_one_are_found():
+    found = shift_matrix("rope:rotary_dim=32", fit=True)
+    assert found.holds
+    assert found.angles[-1] == pytest.approx(1, rel=1e-9)
+
+
 def test_known_angles_are_folded_as_a_plane_shows_them():
     found = shift_matrix("sinusoidal", 5, dim=4)
     assert found.known_angles.tolist() == pytest.approx([0.05, 2 * math.pi - 5])
@@ -106,6 +112,10 @@ def test_integers_move_by_adding_not_by_a_matrix():
     two = shift_matrix(lambda at: torch.stack((at, torch.ones_like(at)), -1).double(), length=64)
     assert two.holds
     assert torch.allclose(two.matrix, torch.tensor([[1.0, 1], [0, 1]], dtype=torch.float64), atol=1e-10)
+
+
+def test_codes_that_are_all_the_same_need_no_matrix():
+    assert "So does doing nothing: the codes are all the same." in shift_matrix("multiplicative").sentences()
 
 
 def test_rounded_codes_are_shifted_to_their_rounding():

@@ -67,6 +67,8 @@ class Shift(Finding):
                 f"No one matrix takes every code to that of {later}: the best for half of them "
                 f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
             ]
+        if self.still < MEANT:
+            said.append("So does doing nothing: the codes are all the same.")
         if self.added < MEANT and not self.holds:
             said.append("Adding one vector does it everywhere, which is no product with a matrix.")
         if self.exact:
@@ -120,7 +122,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         matrix, rank = _fitted(own[~rest], moved[~rest])
         double, _ = _fitted(own[~rest], twice[~rest])
     missed = (own @ matrix.T - moved).norm(dim=-1) / norm
-    angles = _angles(matrix)
+    angles = _angles(matrix if known else _inside(matrix, own[~rest], rank))
     expected = None if codes.waves is None else _folded(shift * codes.waves.frequencies)
     residual = _mean(missed[rest])
     return Shift(
@@ -189,9 +191,19 @@ def _orthogonality(matrix: Tensor, codes: Tensor) -> float:
 
 def _angles(matrix: Tensor) -> Tensor:
     """By how much planes and lines are turned, ascending: one for each pair of complex eigenvalues or real one."""
-    values = torch.linalg.eigvals(matrix)
+    try:
+        values = torch.linalg.eigvals(matrix)
+    except RuntimeError:  # many eigenvalues that are all but equal: move them by what rounding does anyway
+        noise = torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+        values = torch.linalg.eigvals(matrix + 1e-13 * float(matrix.abs().max()) * noise)
     values = values[(values.abs() > 0.5) & (values.imag >= 0)]
     return values.angle().abs().sort().values
+
+
+def _inside(matrix: Tensor, codes: Tensor, rank: int) -> Tensor:
+    """The matrix among the directions that it was fitted in, (rank, rank): the same eigenvalues, less the zeros."""
+    directions = torch.linalg.svd(codes, full_matrices=False)[2][:rank]
+    return directions @ matrix @ directions.T
 
 
 def _folded(angles: Tensor) -> Tensor:
