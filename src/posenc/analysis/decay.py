@@ -69,7 +69,7 @@ class Kernel(Finding):
                 f"The dot product of two codes of {self.name} depends on their distance alone: over all places it spreads "
                 f"by {float(self.spread.max()):.1g} at most."
             )
-        at = int(self.spread.argmax())
+        at = int(self.spread[1 : self.length // 2 + 1].argmax()) + 1  # further out there are few pairs to judge by
         return (
             f"The dot product of two codes of {self.name} is no function of their distance: between positions {at} apart "
             f"it spreads by {float(self.spread[at]):.3g} around {float(self.mean[at]):.3g}."
