@@ -20,7 +20,7 @@ from posenc.analysis.interaction import decay
 from posenc.analysis.symmetry import encoder
 from posenc.errors import InputError
 from posenc.transformer import Transformer
-from references.minilm import minilm
+from references import minilm
 
 N, DIM = 5, 6
 
@@ -245,7 +245,7 @@ def test_bert_of_transformers():
 
 
 def test_minilm():
-    model, tokenizer = minilm()
+    model, tokenizer = minilm.load()
     tokens = tokenizer("The tea is too hot.", return_tensors="pt").input_ids
     found = expansion(model, tokens, layers=1)
     assert found.slope == pytest.approx(3, abs=0.1)

@@ -12,7 +12,7 @@ from posenc.analysis import plots, trained_model, twins
 from posenc.analysis.symmetry import ROUNDING, encoder
 from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
-from references.minilm import minilm
+from references import minilm
 
 SEES_NO_ORDER = {"none", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature"}
 
@@ -88,7 +88,7 @@ def test_a_decoder_of_transformers():
 
 
 def test_minilm_with_its_table_and_without():
-    model, tokenizer = minilm()
+    model, tokenizer = minilm.load()
     found = twins(model=model, tokenizer=tokenizer)
     assert (found.word, found.tokens[found.first], found.first, found.second) == ("can", "can", 1, 5)
     assert found.distance_without < ROUNDING
@@ -122,6 +122,14 @@ def test_a_model_without_its_tokenizer():
     words = encoder("none", config=TransformerConfig(9, 16, 1, 2))
     with pytest.raises(InputError, match=r"tokenizer=None"):
         twins(model=words)
+
+
+def test_the_callers_random_numbers_go_on():
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    twins(encoding="learned")
+    assert torch.equal(torch.rand(2), wanted)
 
 
 def test_plot():

@@ -16,7 +16,7 @@ from posenc.analysis.shift import shift_matrix
 from posenc.analysis.spectrum import spectrum
 from posenc.analysis.subspaces import AddOrConcat, RandomDots, Subspaces, add_or_concat, random_dots, subspaces
 from posenc.analysis.survival import Survival, survival
-from posenc.analysis.symmetry import Breakers, Equivariance, breakers, encoder, equivariance
+from posenc.analysis.symmetry import Breakers, Equivariance, breakers, equivariance
 from posenc.analysis.terms import FourTerms, four_terms
 from posenc.analysis.trained import trained_model
 from posenc.analysis.twins import Twins, twins
@@ -61,7 +61,6 @@ __all__ = [
     "deterministic",
     "diagonal_parts",
     "digits",
-    "encoder",
     "equivariance",
     "expansion",
     "first_zero",

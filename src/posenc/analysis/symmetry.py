@@ -88,7 +88,7 @@ def equivariance(
     Args:
         module: what `body_of` understands (posenc's and transformers' models, torch's attention modules, a function of
             (batch, n, dim) vectors), or the text of an encoding ("rope", "t5/none"), for a small random encoder with
-            it, its learned parameters drawn as N(0, 0.5^2), since zeros would hide them.
+            it, its learned parameters random, since zeros would hide them.
         length: tokens. dim: width of a function's vectors, where the module does not say. permutations: orders tried.
         seed: of the vectors and orders. name: for people.
 
@@ -159,24 +159,21 @@ def called(body: Body, x: Tensor, at: Tensor) -> Tensor:
     return found
 
 
-def encoder(
-    encoding: str, *, config: TransformerConfig = HOST, max_positions: int = 64, draw: bool = True, seed: int = 0
-) -> Transformer:
-    """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other.
-
-    draw: give the encoding's learned parameters random values, as they have after training.
-    """
+def encoder(encoding: str, *, config: TransformerConfig = HOST, max_positions: int = 64, seed: int = 0) -> Transformer:
+    """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. Its
+    host has the same weights under every encoding; the encoding's own are N(0, 0.5^2): zeros would hide it."""
     backwards = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
     config = replace(config, causal=config.causal or backwards)
-    torch.manual_seed(seed)
-    made = create(
-        encoding, dim=config.dim, num_heads=config.num_heads, num_layers=config.num_layers, causal=config.causal,
-        max_positions=max_positions,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    model = Transformer(config, made)
-    for parameter in made.parameters() if draw else ():
-        nn.init.normal_(parameter, std=0.5)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        made = create(
+            encoding, dim=config.dim, num_heads=config.num_heads, num_layers=config.num_layers, causal=config.causal,
+            max_positions=max_positions,
+        )  # fmt: skip
+        torch.manual_seed(seed)
+        model = Transformer(config, made)
+        for parameter in made.parameters():
+            nn.init.normal_(parameter, std=0.5)
     return model.double().eval()
 
 
@@ -235,9 +232,10 @@ def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations
 
 def _around(seed: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is not an encoding and may tell tokens apart by their place, around one layer of torch's own."""
-    torch.manual_seed(seed)
-    layer = nn.TransformerEncoderLayer(HOST.dim, HOST.num_heads, 2 * HOST.dim, batch_first=True).double().eval()
-    kernel = torch.randn(HOST.dim, 1, 3, dtype=torch.float64)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(HOST.dim, HOST.num_heads, 2 * HOST.dim, batch_first=True).double().eval()
+        kernel = torch.randn(HOST.dim, 1, 3, dtype=torch.float64)
 
     def moving(x: Tensor) -> Tensor:
         return layer(x, src_key_padding_mask=x[..., 0] > 0.5)  # a mark that the token carries

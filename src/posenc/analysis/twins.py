@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from posenc.analysis.body import body_of
+from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.symmetry import HOST, ROUNDING, called, encoder
 from posenc.encodings import NoPE
@@ -122,7 +122,7 @@ def twins(
         distance=distance,
         cosine_without=cosine_without,
         distance_without=distance_without,
-        causal=_is_causal(model),
+        causal=_is_causal(body, x, at),
     )
 
 
@@ -136,11 +136,10 @@ def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tenso
     return lambda x, at: body.run(x, torch.zeros_like(at))
 
 
-def _is_causal(model: Any) -> bool:
-    if isinstance(model, Transformer):
-        return model.config.causal
-    kind = type(model).__name__
-    return bool(getattr(model.config, "is_decoder", False)) or "CausalLM" in kind or kind.startswith(("GPT", "Llama"))
+def _is_causal(body: Body, x: Tensor, at: Tensor) -> bool:
+    """Whether another last token leaves those before it as they are."""
+    changed = torch.cat((x[:, :-1], x[:, -1:].flip(-1)), 1)
+    return float((body(changed, at) - body(x, at))[:, :-1].abs().max()) < ROUNDING
 
 
 def _words(text: str) -> tuple[list[str], list[int]]:
