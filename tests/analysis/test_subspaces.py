@@ -156,9 +156,9 @@ def test_bad_input_is_refused(call, why):
 
 def test_minilm_keeps_positions_out_of_the_way_of_tokens():
     model, _ = minilm.load()
-    found = subspaces(model)
+    found = subspaces(model, tokens=torch.arange(0, 30522, 6))
     assert found.overlap < found.random_overlap / 3  # measured: .3 % of the tokens' energy, 2.9 % by chance
     assert found.angles[0] > found.random_angles[0]
     assert found.cosine["centred"][1] < found.expected / 2
     sizes = found.rank, found.tokens, found.positions
-    assert sizes == (11, 30522, 512)
+    assert sizes == (11, 5087, 512)

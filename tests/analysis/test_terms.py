@@ -251,9 +251,14 @@ def test_other_models_have_no_four_terms():
 
 
 def test_bad_tokens_are_refused():
-    for tokens in (TOKENS[0], TOKENS.float(), TOKENS[:, :0]):
+    for tokens in (TOKENS[0], TOKENS.float(), TOKENS[:, :1], TOKENS[:0]):
         with pytest.raises(InputError, match=r"tokens: .*pass integers, \(texts, length\)"):
             four_terms(ours(), tokens)
+    for model in (ours(), theirs("gpt2")):
+        with pytest.raises(InputError, match=r"tokens: ids \d+ to 5\d; the model's vocabulary is 0 to 49"):
+            four_terms(model, TOKENS + 10 * (TOKENS > 45))
+    with pytest.raises(InputError, match=r"tokens: texts of 36; the model's table has 32 positions"):
+        four_terms(theirs("gpt2"), TOKENS.repeat(1, 3))
     with pytest.raises(InputError, match=r"constants"):
         four_terms(ours(), TOKENS, constants="nowhere")
     with pytest.raises(InputError, match=r"term"):

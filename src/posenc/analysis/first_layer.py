@@ -57,10 +57,9 @@ def first_layer(model: nn.Module, tokens: Tensor) -> FirstLayer:
         InputError: a model whose first input is not the sum of a token's and a position's vector, or tokens of a wrong
             shape.
     """
-    if tokens.dim() != 2 or 0 in tokens.shape or tokens.is_floating_point():
-        raise InputError(f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length)")
-    tokens = tokens.to("cpu", torch.long)
     host: _Host = _Ours(model) if isinstance(model, Transformer) else _Theirs(model)
+    check_tokens(tokens, model, 1)
+    tokens = tokens.to("cpu", torch.long)
     whole = host.look(tokens)
     host.norms.held = True
     neither = host.look(tokens, ())
@@ -108,6 +107,26 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
             f"token vectors are {words.shape[1]} wide, codes {codes.shape[1]}: the model does not add them"
         )
     return words, codes[:length]
+
+
+def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
+    """Refuse tokens that a model cannot read, or fewer than so many texts of two tokens.
+
+    Raises:
+        InputError: saying which, or what is wrong with their shape.
+    """
+    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
+        raise InputError(
+            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"
+        )
+    theirs: Any = None if isinstance(model, Transformer) else model
+    words: Any = model.embedding if theirs is None else theirs.get_input_embeddings()
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= words.num_embeddings:
+        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {words.num_embeddings - 1}")
+    if theirs is not None and has_learned_table(theirs) and tokens.shape[1] > len(rows_of_table(theirs)):
+        have = len(rows_of_table(theirs))
+        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {have} positions: cut them")
 
 
 @torch.no_grad()

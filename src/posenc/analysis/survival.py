@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.analysis.finding import Finding
+from posenc.analysis.first_layer import check_tokens
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -107,10 +108,9 @@ def survival(
     Raises:
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
     """
-    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 4 or tokens.shape[1] < 2:
-        raise InputError(
-            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, 4 texts or more, 2 tokens each"
-        )
+    if not isinstance(model, Transformer):
+        model = unwrapped(model)
+    check_tokens(tokens, model, 4)
     if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")
     streams, name = _streams(model, tokens, batch_size)
@@ -198,7 +198,7 @@ def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[st
         parts = [_walked(copy, batch.long()) for batch in tokens.cpu().split(batch_size)]
         name = copy.encoding.name or type(copy.encoding).__name__
     else:
-        inner = unwrapped(model)
+        inner: Any = model
         if inner.training:
             raise InputError("model: it is in training mode, where dropout makes noise; call model.eval() first")
         parts = [{INTACT: _hidden(inner, batch)} for batch in tokens.split(batch_size)]
@@ -254,5 +254,5 @@ def _afresh(model: nn.Module, seed: int) -> nn.Module:
                 raise InputError(f"untrained=None: {error}; pass an untrained model of the same kind") from None
         from transformers import AutoModel
 
-        inner = unwrapped(model)
+        inner: Any = model
         return AutoModel.from_config(inner.config).to(inner.device, inner.dtype).eval()

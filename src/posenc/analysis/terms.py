@@ -70,8 +70,8 @@ class FourTerms(Finding):
         content = self.share[:, self.of(TERMS[0])]
         cross = self.share[:, self.of(TERMS[1])] + self.share[:, self.of(TERMS[2])]
         said = [
-            f"The terms add up to the model's own scores, to {self.error:.1g}; only in the first layer, since behind it "
-            "position is mixed into every vector.",
+            f"The terms add up to the model's own scores, to {self.error:.1g}: in the first layer, and only in the first "
+            "layer, since behind it position is mixed into every vector.",
             "Of the scores' variance, mean over heads: "
             + ", ".join(f"{name} {value:.0%}" for name, value in zip(self.terms, mean.tolist(), strict=True))
             + ".",
