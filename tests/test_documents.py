@@ -15,6 +15,7 @@ from posenc.evals.config import settings_of
 from posenc.frequencies import diff
 from posenc.pretrained.methods import Lengths
 from posenc.pretrained.methods import plan as plan_extension
+from posenc.report import explorer
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,6 +44,9 @@ def test_commands_parse(path, monkeypatch):
     monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
     monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
+    monkeypatch.setattr(
+        cli.explore, "run_explore", lambda options, command: explorer.page(cli.explore.state(options)) and 0
+    )
     monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
     monkeypatch.setattr(cli.analyze, "run_analyze", lambda options, command: 0)
     monkeypatch.setattr(

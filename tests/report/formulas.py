@@ -3,8 +3,10 @@
 import torch
 from torch.testing import assert_close
 
-SCRIPTS = "options", "frequencies", "maps", "codes", "biases"
-"""The formulas' files, in the order in which they are loaded."""
+from posenc.report import explorer
+
+SCRIPTS = explorer.SCRIPTS[: explorer.SCRIPTS.index("state")]
+"""The formulas' files, in the order in which they are loaded: what comes before the page's own."""
 
 SIZES = [
     ("rerope", {"window": 4}), ("rerope", {"window": 1}), ("leaky_rerope", {"window": 4, "factor": 2.5}),

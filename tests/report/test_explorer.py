@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from posenc.errors import InputError
 from posenc.report import explorer
 from report.explorer_page import go, redrawn, state, values
 
@@ -155,7 +154,7 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
     assert sorted(known["encodings"]) == sorted(listed)
     assert set(known["maps"]) | set(known["schedules"]) - {"default"} == set(explorer.methods()) - {"none"}
     for encoding in listed:
-        for method in explorer.methods() if encoding in ("rope", "xpos") else ["none", "ntk", "rerope"]:
+        for method in {"rope": explorer.methods(), "sinusoidal": ["none", "ntk"]}.get(encoding, ["none"]):
             with redrawn(tab):
                 tab.evaluate("part => posenc.explorer.change(part)", {"encoding": encoding, "method": method})
             assert tab.locator(".note").is_hidden(), (encoding, method, tab.locator(".note").inner_text())
@@ -400,56 +399,3 @@ def test_redraws_are_one_a_frame_and_their_time_is_known(visit, record_property)
     times = tab.evaluate("posenc.explorer.values().redraws.milliseconds.slice(-5)")
     record_property("redraw_milliseconds_median", sorted(times)[2])
     assert all(time > 0 for time in times)
-
-
-# ---------------------------------------------------------------- where it stands
-
-
-def test_a_page_that_holds_it_keeps_its_address(visit, tmp_path):
-    path = tmp_path / "host.html"
-    block = explorer.block({"encoding": "rope", "method": "yarn:beta_fast=8"})
-    path.write_text(
-        f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><h2 id=cost>x</h2>{block}", encoding="utf-8"
-    )
-    tab = visit("cost", path)
-    assert state(tab)["method"] == "yarn:beta_fast=8"
-    assert tab.locator(".note").is_hidden()
-    tab.fill("#explorer-length", "200")
-    assert tab.evaluate("[location.hash, history.length]") == ["#cost", 2]
-    shared = values(tab)["address"]
-    assert shared.startswith("#explorer:")
-    assert state(visit(shared[1:], path))["length"] == 200
-    assert tab.evaluate("getComputedStyle(document.querySelector('h2')).color") == "rgb(0, 0, 0)"
-
-
-def test_without_scripts_a_sentence_stands_there(visit):
-    tab = visit(java_script_enabled=False)
-    assert "turned off" in tab.locator("noscript").inner_text()
-    assert tab.locator(".layout").is_hidden()
-
-
-def test_it_is_one_file_and_nothing_breaks_out_of_it():
-    text = explorer.page({"tokens": "</script><b>"})
-    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
-    assert "</script><b>" not in text
-    assert len(re.findall(r'id="explorer"', text)) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"encoding": "shaw"}, "unknown encoding in the explorer 'shaw'"),
-        ({"method": "yran"}, "did you mean 'yarn'"),
-        ({"method": "yarn:beta=3"}, "unknown option of method 'yarn' 'beta=3'"),
-        ({"method": "rerope:windows=3"}, "did you mean 'window'"),
-        ({"dim": 63}, "dim=63: dim of a code, head_dim of a rotation; two make a pair; an even number from 4 to 256"),
-        ({"length": 8.5}, "a whole number from 8 to 1024"),
-        ({"base": float("nan")}, "base=nan"),
-        ({"heads": True}, "heads=True"),
-        ({"curve": "line"}, "unknown curve 'line'"),
-        ({"depth": 3}, "unknown field of the explorer 'depth'"),
-    ],
-)
-def test_a_state_that_cannot_be_shown_is_refused(given, told):
-    with pytest.raises(InputError, match=re.escape(told)):
-        explorer.page(given)

@@ -47,6 +47,11 @@ def test_codes(ask):
         same(found, codes(name, options, settings["dim"])(torch.tensor(at)), atol=1e-10)
 
 
+def test_a_narrow_head_still_turns_a_pair(ask):
+    (found,) = each(ask, "dim => posenc.codes.ENCODINGS.decoupled_rope.codes([0, 1, 5], { dim })", [4])
+    same(found, codes("decoupled_rope", {}, 4)(torch.tensor([0, 1, 5])))
+
+
 def test_frequencies_given_are_those_of_the_schedule(ask):
     inv = frequencies.create(YARN, 16, 10000.0)
     given = {"dim": 16, "invFreq": inv.inv_freq.tolist(), "attentionFactor": inv.attention_factor}
@@ -181,17 +186,18 @@ def test_biases(ask):
         same(single, want[9, -1], **tolerance)
 
 
-def test_learned_weights_can_be_set(ask):
+@pytest.mark.parametrize("p", [0.5, 2.5])
+def test_learned_weights_can_be_set_and_are_held_within_bounds(ask, p):
     encoding = encodings.create("kerple", num_heads=2, kind="power")
     with torch.no_grad():
-        encoding.p.fill_(0.5)
+        encoding.p.fill_(p)
         encoding.a.fill_(0.001)
-    given = ["kerple", DISTANCES, {"num_heads": 2, "kind": "power", "p": 0.5, "a": 0.001}]
+    given = ["kerple", DISTANCES, {"num_heads": 2, "kind": "power", "p": p, "a": 0.001}]
     (found,) = each(ask, "given => posenc.biases.rows(...given)", [given])
     same(found, codes_of(encoding)(torch.tensor(DISTANCES)).T, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (64, 4000), (20, 50), (4, 3), (33, 1000)])
+@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (64, 4000), (20, 50), (4, 3), (33, 1000), (46, 164)])
 @pytest.mark.parametrize("both", [True, False])
 def test_buckets_have_the_librarys_edges(ask, both, buckets, longest):
     distances = torch.arange(-5000, 5001)

@@ -168,6 +168,17 @@ def schedule_cases():
             shape = {"factor": factor, "original_max_positions": length, "length": 4 * length}
             schedule = frequencies.complete({"name": name}, **shape)
             yield {"head_dim": dim, "base": base, "schedule": schedule | own}
+    for base, length in ((500.0, 6), (5.0, 300)):  # ramps that begin and end in one pair, or end after the last channel
+        yield {
+            "head_dim": 8,
+            "base": base,
+            "schedule": {"name": "yarn", "factor": 4.0, "original_max_positions": length},
+        }
+    yield {
+        "head_dim": 8,
+        "base": 0.001,
+        "schedule": {"name": "resonance"},
+    }  # more than a turn from position to position
 
 
 def test_schedules(ask):

@@ -1,6 +1,7 @@
 """The numbers on the explorer's page, asked for by its address and read back, are the library's."""
 
 import json
+import re
 from urllib.parse import urlencode
 
 import pytest
@@ -36,7 +37,8 @@ def shown(browser, tmp_path_factory):
                 location.hash = address;
                 await read;
                 await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-                return JSON.stringify(posenc.explorer.values(), (_, v) =>
+                const see = document.querySelector("[data-view=waves] .see").textContent;
+                return JSON.stringify({ ...posenc.explorer.values(), see }, (_, v) =>
                     ArrayBuffer.isView(v) ? Array.from(v) : Number.isNaN(v) ? "NaN" : v === Infinity ? "Infinity" : v);
             }""",
             address,
@@ -128,8 +130,22 @@ def test_rotations_under_a_schedule(shown, choice):
     same(found["codes"], codes, **TOLERANCE)
     same(found["products"], codes @ codes.T, **TOLERANCE)
     same(found["decay"], (codes @ codes.T)[:, 0], **TOLERANCE)
-    for token in found["tokens"]:
-        same(token["code"], codes_of(made)(torch.tensor([token["position"]])), **TOLERANCE)
+    chosen, *_ = places = [token["position"] for token in found["tokens"]]
+    same([token["code"] for token in found["tokens"]], codes[places], **TOLERANCE)
+    same([token["score"] for token in found["tokens"]], codes[places] @ codes[chosen], **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "method", ["none", "linear", "ntk", "yarn:beta_fast=4", "proportional:fraction=0.25", "rerope:window=32"]
+)
+def test_which_pairs_turn_farther_than_in_training(shown, method):
+    choice = {"encoding": "rope", "method": method, "dim": 32, "base": 5000, "length": 200, "trained": 50, "factor": 4}
+    made = rotation(usual(choice))
+    trained = frequencies.wavelengths(frequencies.default(32, 5000.0))
+    reach = 33 if "rerope" in method else 200
+    farther = (trained > 50) & (made.frequencies().inv_freq * reach > 50 / trained * 2 * torch.pi * (1 + 1e-9))
+    told = re.match(r"(\d+) of 16 pairs never finish .*, (\d+) of them turns? farther", shown(**choice)["see"])
+    assert [int(number) for number in told.groups()] == [int((trained > 50).sum()), int(farther.sum())]
 
 
 @pytest.mark.parametrize("encoding", ["rope", "xpos:scale_base=64"])

@@ -4,8 +4,10 @@ import argparse
 import json
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from posenc.cli.common import DONE
+from posenc.errors import InputError
 
 NAME = "posenc-explorer.html"
 
@@ -33,15 +35,24 @@ def add_explore(parser: argparse.ArgumentParser) -> None:
 
 def run_explore(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
-    from posenc.report.explorer import fields, page
+    from posenc.report.explorer import page
 
-    state = {name: value for name in fields() if (value := getattr(options, name)) is not None}
-    text = page(state)
+    starting = state(options)
+    text = page(starting)
+    if not options.out:
+        raise InputError("--out '': name a file")
     wanted = Path(options.out)
-    folder, name = (wanted, NAME) if wanted.is_dir() or not wanted.name else (wanted.parent, wanted.name)
+    folder, name = (wanted, NAME) if wanted.is_dir() else (wanted.parent, wanted.name)
     path = Folder(folder).write(name, text).resolve()
-    found = {"file": str(path), "url": path.as_uri(), "state": state}
+    found = {"file": str(path), "url": path.as_uri(), "state": starting}
     print(json.dumps(found, indent=1) if options.json else f"{path}: open it in a browser, {path.as_uri()}")
     if options.open:
         webbrowser.open(path.as_uri())
     return DONE
+
+
+def state(options: argparse.Namespace) -> dict[str, Any]:
+    """What the page starts with: the options that were given."""
+    from posenc.report.explorer import fields
+
+    return {name: value for name in fields() if (value := getattr(options, name)) is not None}

@@ -309,5 +309,5 @@ posenc.draw = (() => {
     context.globalAlpha = 1;
   }
 
-  return { theme, gradient, around, upTo, heat, lines, strip, arcs, number, surface, level };
+  return { theme, gradient, around, upTo, heat, lines, strip, arcs, number, level };
 })();

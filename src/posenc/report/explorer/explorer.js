@@ -44,12 +44,12 @@ posenc.explorer = (() => {
 
   const address = () => `#${PREFIX}${posenc.state.write(state)}`;
 
-  function step(what) {
+  function step(what, instead = false) {
     if (embedded || address() === (location.hash || "#")) return;
     const at = performance.now(), again = what === stepped.what && at - stepped.at < TOGETHER;
     stepped = { what, at };
     try {
-      history[again ? "replaceState" : "pushState"](null, "", address());
+      history[again || instead ? "replaceState" : "pushState"](null, "", address());
     } catch {
       // a page without an address of its own, such as a preview, has no history to keep
     }
@@ -242,7 +242,10 @@ posenc.explorer = (() => {
 
   const tokens = posenc.tokens.made(find(".line"), {
     move: (at, done) => change({ at: at.join(",") }, done),
-    choose: index => change({ token: index + 1 }),
+    choose(index) {
+      change({ token: index + 1 }, false);
+      step("token", true);
+    },
   });
   const controls = posenc.controls.made(root, change);
 
@@ -255,5 +258,6 @@ posenc.explorer = (() => {
   new ResizeObserver(later).observe(root);
   find(".layout").hidden = false;
   take(fromAddress() || start());
+  if (embedded && fromAddress()) root.scrollIntoView();
   return { values, change, redraws: () => redraws };
 })();

@@ -32,10 +32,6 @@ posenc.state = (() => {
     return Object.fromEntries(all.filter(own));
   }
 
-  function defaults() {
-    return clean({}).state;
-  }
-
   // A state from anything that looks like one: {encoding: "t5:num_buckets=16", dim: 64, ...}. Notes: what was not taken.
   function clean(asked) {
     const notes = [], state = {}, given = { ...asked };
@@ -198,7 +194,7 @@ posenc.state = (() => {
   }
 
   return {
-    FIELDS, PRESETS, usual: FIELDS.tokens.default, encoding, method, options, defaults, clean, plain, parse, write,
-    checked, ofOption, places, arguments: arguments_,
+    FIELDS, PRESETS, usual: FIELDS.tokens.default, encoding, method, options, clean, plain, parse, write,
+    checked, arguments: arguments_,
   };
 })();

@@ -23,18 +23,20 @@ posenc.tokens = (() => {
       event.preventDefault();
       buttons[index].focus({ preventScroll: true });
       buttons[index].setPointerCapture(event.pointerId);
-      drag = { index, from: state.at, id: event.pointerId };
+      drag = { index, from: state.at, at: state.at, id: event.pointerId };
       act.choose(index);
     });
     track.addEventListener("pointermove", event => {
-      if (drag && event.pointerId === drag.id) act.move(placed(drag.from, drag.index, under(event)), false);
+      if (!drag || event.pointerId !== drag.id) return;
+      drag.at = placed(drag.from, drag.index, under(event));
+      act.move(drag.at, false);
     });
     for (const over of ["pointerup", "pointercancel"]) {
       track.addEventListener(over, event => {
         if (!drag || event.pointerId !== drag.id) return;
-        const from = drag.from;
+        const { at, from } = drag;
         drag = null;
-        act.move(over === "pointerup" ? state.at : from, true);
+        act.move(over === "pointerup" ? at : from, true);
       });
     }
     track.addEventListener("focusin", event => {

@@ -70,7 +70,7 @@ posenc.views = (() => {
           : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}.`;
       }
       return apart < 1e-9
-        ? `Every diagonal has one colour: the dot product of two codes depends on how far apart they are, not on where they are.`
+        ? `Every diagonal has one colour: ${m.state.encoding === "xpos" ? "the score of two equal vectors" : "the dot product of two codes"} depends on how far apart they are, not on where they are.`
         : `Diagonals change colour: at one distance the products still differ by ${number(off(m))} or more, so they say where as well as how far.`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
@@ -146,19 +146,21 @@ posenc.views = (() => {
   const waves = {
     absent: m => (m.waves ? "" : m.kind === "nothing" ? "Without an encoding nothing turns." : `${title(m)} has no waves: nothing in it turns.`),
     see(m) {
-      const unfinished = m.wavelengths.filter(w => w > m.state.trained).length, pairs = m.wavelengths.length;
+      const before = m.wavelengthsPlain || m.wavelengths, pairs = before.length, one = k => (k === 1 ? "s" : "");
+      const unfinished = before.filter(w => w > m.state.trained).length, beyond = farther(m).filter(Boolean).length;
       const told = `${count(unfinished)} of ${several(pairs, "pair")} never finish${pairs === 1 || unfinished === 1 ? "es" : ""} a turn within the ${count(m.state.trained)} positions of training`;
-      const why = unfinished ? ": farther on they come to angles that training never showed" : ": every angle was met";
-      if (!m.wavelengthsPlain) return `${told}${why}.`;
-      const slower = m.wavelengths.reduce((top, w, c) => Math.max(top, w / m.wavelengthsPlain[c]), 0);
-      const kept = m.wavelengths.filter((w, c) => Math.abs(w / m.wavelengthsPlain[c] - 1) < 1e-9).length;
-      return `${told}. With ${m.state.method}, ${several(kept, "pair")} turn${kept === 1 ? "s" : ""} as before and the slowest change is ${Number.isFinite(slower) ? `${number(slower)} times slower` : "a standstill"}.`;
+      const then = `at the length shown, ${count(beyond)} of them turn${one(beyond)} farther than they did there`;
+      const shown = `${told}${unfinished ? `; ${then}` : ": every angle was met"}.`;
+      if (!m.wavelengthsPlain) return shown;
+      const slower = m.wavelengths.reduce((top, w, c) => Math.max(top, w / before[c]), 0);
+      const kept = m.wavelengths.filter((w, c) => Math.abs(w / before[c] - 1) < 1e-9).length;
+      return `${shown} With ${m.state.method}, ${several(kept, "pair")} turn${one(kept)} as before, and the one slowed down most ${Number.isFinite(slower) ? `turns ${number(slower)} times slower` : "stands still"}.`;
     },
     draw(canvas, colours, m) {
       const shown = [...m.wavelengths, ...(m.wavelengthsPlain || [])].filter(Number.isFinite), trained = m.state.trained;
       const low = Math.min(...shown, trained) / 1.6, high = Math.max(...shown, trained) * 1.6;
-      const colourOf = w => (w > trained ? colours.palette[1] : colours.palette[0]);
-      const now = { name: "now", values: m.wavelengths, points: true, colours: [...m.wavelengths].map(colourOf) };
+      const colour = farther(m).map(beyond => colours.palette[beyond ? 1 : 0]);
+      const now = { name: "now", values: m.wavelengths, points: true, colours: colour };
       const before = m.wavelengthsPlain && { name: "as trained", values: m.wavelengthsPlain, points: true, hollow: true, colour: colours.soft };
       return posenc.draw.lines(canvas, colours, {
         series: [...(before ? [before] : []), now], low, high, log: true, whole: true, x: "pair of channels", y: "positions per turn",
@@ -166,7 +168,7 @@ posenc.views = (() => {
       });
     },
     legend(m, colours) {
-      const found = [{ dot: colours.palette[0], text: "finishes a turn in training" }, { dot: colours.palette[1], text: "never does" }];
+      const found = [{ dot: colours.palette[0], text: "at angles of training" }, { dot: colours.palette[1], text: "turns farther" }];
       return m.wavelengthsPlain ? [...found, { dot: colours.soft, hollow: true, text: "as trained" }] : found;
     },
     read(m, row, column) {
@@ -176,10 +178,18 @@ posenc.views = (() => {
     },
     table(m) {
       const head = ["pair", "positions per turn", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
-      const rows = [...m.wavelengths].map((w, c) => [String(c), w, m.state.trained / w, ...(m.wavelengthsPlain ? [m.wavelengthsPlain[c]] : [])]);
+      const before = m.wavelengthsPlain || m.wavelengths;
+      const rows = [...m.wavelengths].map((w, c) => [String(c), w, m.state.trained / before[c], ...(m.wavelengthsPlain ? [before[c]] : [])]);
       return { caption: "Every pair of channels", head, rows };
     },
   };
+
+  // Of each pair, whether the farthest distance (or position) shown turns it beyond all that it met in training, where it
+  // turned as trained; a pair that finished a turn there met every angle.
+  function farther(m) {
+    const before = m.wavelengthsPlain || m.wavelengths, reach = m.relative ? m.seen.top + 1 : m.n;
+    return [...m.wavelengths].map((w, c) => before[c] > m.state.trained && reach / w > (1 + 1e-9) * (m.state.trained / before[c]));
+  }
 
   const relative = {
     absent(m) {

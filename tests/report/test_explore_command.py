@@ -1,0 +1,51 @@
+"""posenc explore."""
+
+import json
+import webbrowser
+
+import pytest
+
+from posenc import cli
+from posenc.report.explorer import page
+
+
+def test_it_writes_the_page_here_and_says_where(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["explore"]) == 0
+    path = tmp_path / "posenc-explorer.html"
+    assert path.read_text(encoding="utf-8") == page()
+    assert capsys.readouterr().out == f"{path}: open it in a browser, {path.as_uri()}\n"
+
+
+@pytest.mark.parametrize("out", ["own.html", "folder/own.html", "."])
+def test_it_writes_where_it_is_told_with_what_it_is_told(capsys, tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    options = ["--encoding", "rope", "--method", "yarn:beta_fast=8", "--dim", "128", "--base", "5e5", "--factor", "8"]
+    assert cli.main(["explore", "--out", out, "--json", *options]) == 0
+    told = json.loads(capsys.readouterr().out)
+    given = {"encoding": "rope", "method": "yarn:beta_fast=8", "dim": 128, "base": 5e5, "factor": 8.0}
+    path = tmp_path / (out if out != "." else "posenc-explorer.html")
+    assert told == {"file": str(path), "url": path.as_uri(), "state": given}
+    assert path.read_text(encoding="utf-8") == page(given)
+
+
+def test_it_opens_the_browser_when_asked(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    path = tmp_path / "a.html"
+    assert cli.main(["explore", "--out", str(path)]) == 0
+    assert opened == []
+    assert cli.main(["explore", "--out", str(path), "--open"]) == 0
+    assert opened == [path.as_uri()]
+
+
+def test_a_mistake_is_told_and_nothing_is_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, told in (
+        (["--encoding", "ropes"], "did you mean 'rope'"),
+        (["--length", "4"], "length=4: positions shown; a whole number from 8 to 1024"),
+        (["--out", ""], "--out '': name a file"),
+    ):
+        assert cli.main(["explore", *arguments]) == 2
+        assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
