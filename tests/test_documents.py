@@ -48,6 +48,7 @@ def test_commands_parse(path, monkeypatch):
         cli.explore, "run_explore", lambda options, command: explorer.page(cli.explore.state(options)) and 0
     )
     monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
+    monkeypatch.setattr(cli.analyze, "run_analyze", lambda options, command: 0)
     monkeypatch.setattr(
         cli.eval, "run_eval", lambda options, _: settings_of(options.preset, **cli.eval.given(options)).made() and 0
     )

@@ -24,6 +24,7 @@ from posenc.analysis.survival import survival
 from posenc.analysis.symmetry import equivariance
 from posenc.analysis.terms import four_terms
 from posenc.analysis.twins import twins
+from posenc.encodings import FLOATER
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 FACTOR = 4
 """How much longer the texts are for which schedules stretch RoPE."""
 LONGEST_SEARCH = 100_000
-"""Codes among which two equal ones are looked for, in a text of 400 positions or more."""
+"""Codes among which two equal ones are looked for, unless they or the text ask for fewer."""
 SCHEDULES = ("default", "linear", "ntk", "yarn")
 
 
@@ -93,6 +94,12 @@ def verdicts(finding: Finding) -> str:
     return " ".join(sentence.split(". ")[0] + "." for sentence in finding.sentences())
 
 
+def _search(s: Subject) -> int:
+    """How many codes are searched for equal ones: fewer where each takes integrating a flow up to it."""
+    flows = isinstance(s.thing, nn.Module) and any(isinstance(part, FLOATER) for part in s.thing.modules())
+    return min(LONGEST_SEARCH, (16 if flows else 256) * s.length)
+
+
 def _phase_errors(s: Subject) -> Several:
     try:
         found = [phase_error(s.encoding, max(8192, s.length), dtype) for dtype in s.dtypes]
@@ -124,7 +131,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "properties",
         "Is every position told apart, evenly and for good?",
-        lambda s: properties(s.codes, s.length, trained=s.trained, search=min(LONGEST_SEARCH, 256 * s.length)),
+        lambda s: properties(s.codes, s.length, trained=s.trained, search=_search(s)),
         lambda s, f: (
             Picture(plots.heat_map, (s.codes,)),
             Picture(plots.step_sizes, (f.steps,)),
@@ -211,7 +218,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "twins",
         "Can you open a can?",
-        lambda s: twins(model=s.host, tokenizer=s.words, seed=s.seed),
+        lambda s: twins("So can you open a can?", model=s.host, tokenizer=s.words, seed=s.seed),
         lambda s, f: (Picture(plots.twins_apart, (f,)),),
     ),
     Question(

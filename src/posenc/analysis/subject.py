@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.analysis import precision
 from posenc.analysis.codes import SHAPE, Codes, codes_of
 from posenc.analysis.scores import heads_of, width_of
 from posenc.analysis.symmetry import encoder
@@ -19,7 +20,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError
+from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -178,6 +179,9 @@ def subject_of(
         raise InputError(f"length={length}: must be at least 2")
     if trained is not None and trained < 1:
         raise InputError(f"trained={trained}: must be at least 1")
+    for dtype in dtypes:
+        if dtype not in precision.DTYPES:
+            raise unknown("dtype", dtype, precision.DTYPES)
     if steps < 0:
         raise InputError(f"steps={steps}: must be at least 0")
     if trained is None:

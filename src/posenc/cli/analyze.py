@@ -35,7 +35,13 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, metavar="N", help="attention heads (default: 4)")
     add("--head-dim", type=int, metavar="N", help="width of a head (default: 64)")
     add("--steps", type=int, metavar="N", default=120, help="of the small model trained on the spot; 0: none is")
-    add("--dtypes", nargs="+", metavar="DTYPE", default=["bfloat16", "float16"], help="whose phase errors are measured")
+    add(
+        "--dtypes",
+        nargs="+",
+        metavar="DTYPE",
+        default=["bfloat16", "float16"],
+        help="whose phase errors are measured (default: bfloat16 float16)",
+    )
     add("--seed", type=int, metavar="N", default=0, help="of whatever is drawn")
     add_output(parser, also="and a page with figures, report.html,")
     parser.set_defaults(run=run_analyze)

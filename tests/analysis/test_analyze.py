@@ -1,0 +1,156 @@
+"""Everything that is asked of every encoding, of functions, tables and models, and what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import posenc
+from posenc.analysis import Finding, codes_of
+from posenc.analysis.analyze import analyze
+from posenc.analysis.questions import QUESTIONS
+from posenc.errors import InputError
+
+SLOW = {"floater"}
+"""Encodings whose codes are integrated position by position."""
+
+
+def waves(positions):
+    angles = positions[:, None] / 50.0 ** torch.linspace(0, 1, 8)
+    return torch.cat((angles.sin(), angles.cos()), -1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in (*posenc.ENCODINGS, "rope+alibi")],
+)
+def test_every_encoding_is_analysed(name):
+    found = analyze(name, length=16, steps=0)
+    assert found.sentences()
+    assert {s.name for s in found.sections} | {left.name for left in found.left_out} == {q.name for q in QUESTIONS}
+    for section in found.sections:
+        assert isinstance(section.finding, Finding)
+        assert all(sentence.strip() for sentence in section.finding.sentences())
+    for left in found.left_out:
+        assert re.fullmatch(r"[A-Z].*\.", left.reason, flags=re.DOTALL), left
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_each_section_applies_where_it_should():
+    sections = {
+        name: {s.name for s in analyze(name, length=16, steps=0).sections} for name in ("rope", "alibi", "none")
+    }
+    assert {"rotation", "base", "digits", "precision", "kernel", "shift"} <= sections["rope"]
+    assert "bias" not in sections["rope"]
+    assert sections["alibi"] & {"bias", "rotation", "kernel"} == {"bias"}
+    assert sections["none"] & {"properties", "bias", "rotation"} == set()
+
+
+def test_a_function_is_analysed_as_codes_that_are_added():
+    found = analyze(waves, length=32, steps=20)
+    assert found.subject == "waves"
+    assert found.settings["kind"] == "codes"
+    names = {section.name for section in found.sections}
+    assert {"properties", "kernel", "shift", "spectrum", "scores", "symmetry", "twins"} <= names
+    with pytest.raises(InputError, match=r"no section 'survival': .*known by name|knows by name"):
+        found["survival"]
+
+
+def test_a_function_gets_the_shape_that_it_asks_for():
+    def asks(positions, dim):
+        return positions[:, None].expand(-1, dim) / 100.0
+
+    def asks_more(positions, secret):
+        return positions
+
+    assert analyze(asks, length=8, steps=0, dim=6)["kernel"].finding.dim == 6
+    with pytest.raises(InputError, match=r"asks_more: needs secret beyond positions"):
+        analyze(asks_more, steps=0)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda t: t, lambda t: t.numpy(), nn.Embedding.from_pretrained], ids=["tensor", "array", "embedding"]
+)
+def test_a_table_is_analysed_as_far_as_it_goes(make):
+    table = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    found = analyze(make(table), steps=0)
+    assert found.settings["length"] == 20
+    assert found["kernel"].finding.length == 20
+
+
+def test_a_class_is_made_and_an_object_taken():
+    class Slope(posenc.Encoding):
+        def __init__(self, num_heads):
+            super().__init__()
+            self.num_heads = num_heads
+
+        def bias(self, q, k, positions, layer=0):
+            return posenc.bias.Relative(lambda h, d: -d.abs() * (h + 1.0), self.num_heads, positions)
+
+    assert analyze(Slope, length=8, steps=0)["bias"].finding.heads.shape[0] == 4
+    assert analyze(Slope(2), length=8, steps=0)["bias"].finding.heads.shape[0] == 2
+    with pytest.raises(InputError, match=r"dict: is a class, but no Encoding"):
+        analyze(dict, steps=0)
+
+
+def changing():
+    calls = iter(range(10**6))
+    return lambda positions: torch.full((len(positions), 4), float(next(calls)))
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "message"),
+    [
+        (lambda p: torch.full((len(p), 4), torch.nan), {}, r"is not finite"),
+        (changing(), {}, r"gave two different codes for the same positions"),
+        (lambda p: torch.ones(len(p)), {}, r"it must give \(n, dim\)"),
+        (lambda p: torch.ones(3, 4), {}, r"gave \(3, 4\) for"),
+        (waves, {"dim": 8}, r"gave codes of width 16, but dim=8"),
+        (lambda p: 1 / 0, {}, r"failed for .* positions: ZeroDivisionError"),
+        (waves, {"length": 1}, r"length=1: must be at least 2"),
+        (waves, {"steps": -1}, r"steps=-1: must be at least 0"),
+        (waves, {"trained": 0}, r"trained=0: must be at least 1"),
+        (np.ones(3), {}, r"pass \(n, dim\)"),
+        ("ropee", {}, r"unknown encoding 'ropee': did you mean 'rope'"),
+        (object(), {}, r"a object has no codes"),
+    ],
+)
+def test_what_is_wrong_is_said(subject, options, message):
+    with pytest.raises(InputError, match=message):
+        analyze(subject, **{"steps": 0, "length": 16} | options)
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    found = [analyze("t5", length=12, steps=0, seed=seed).to_dict() for seed in (1, 1, 2)]
+    numbers = [{s["name"]: s["numbers"] for s in one["sections"]} for one in found]
+    assert numbers[0] == numbers[1]
+    assert numbers[0]["bias"] != numbers[2]["bias"]
+
+
+def test_a_model_of_transformers_is_read_itself():
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=24,
+    )  # fmt: skip
+    model = BertModel(config).eval()
+    found = analyze(model, steps=0)
+    assert (found.settings["kind"], found.settings["length"], found.settings["trained"]) == ("model", 24, 24)
+    assert found["kernel"].finding.dim == codes_of(model)(torch.arange(24)).shape[1] == 16
+    reasons = {left.name: left.reason for left in found.left_out}
+    assert reasons["terms"] == "The model has no tokenizer to read a text with."
+
+
+@pytest.mark.slow
+def test_a_small_model_is_trained_for_what_only_a_trained_one_shows():
+    found = analyze("sinusoidal", length=64, steps=10)
+    assert {"terms", "subspaces", "expansion", "survival"} <= {section.name for section in found.sections}
+    for section in found.sections:
+        for picture in section.pictures:
+            assert picture.draw().axes
+            assert picture.see.endswith(".")

@@ -1,0 +1,190 @@
+"""The page of an analysis in a real browser, and `posenc analyze` as a user meets it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from posenc import cli
+from posenc.analysis.analyze import analyze
+from posenc.analysis.plots.frame import INK
+from posenc.analysis.subject import subject_of
+from posenc.report.analysis import page, results
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+MODULE = """
+import torch
+
+def waves(positions):
+    print("a word from the function")
+    return (positions[:, None] / 7.0 ** torch.linspace(0, 1, 8)).sin()
+
+def infinite(positions):
+    return torch.full((len(positions), 4), float("inf"))
+
+def changing(positions):
+    return torch.rand(len(positions), 4)
+
+def wrong(positions):
+    return torch.ones(3, 4)
+
+table = torch.eye(12)
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A page with the explorer, and one of something with a name that is not harmless."""
+    folder = tmp_path_factory.mktemp("analysis")
+    subject = subject_of("rope+alibi", length=24, steps=0)
+    plain = subject_of("rope", length=24, steps=0)
+    hostile = subject_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
+    for name, one in (("sum", subject), ("rope", plain), ("hostile", hostile)):
+        found = analyze(one)
+        (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0), one))
+    return folder
+
+
+def test_it_is_one_small_file_without_plotly_and_with_every_sentence(report):
+    text = (report / "sum.html").read_text()
+    assert len(text) < 3e6
+    assert "Plotly" not in text
+    assert not re.search(r"<(script|link|img|image)[^>]+(src|href)=[\"']?http", text)
+    assert INK not in text.split("</style>", 1)[1].split("<script", 1)[0]
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    found = analyze("rope+alibi", length=24, steps=0)
+    for section in found.sections:
+        for sentence in section.finding.sentences():
+            assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
+        for picture in section.pictures:
+            assert picture.see.split("'")[0] in text
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("name", "scheme", "width"),
+    [("rope", "light", 1100), ("rope", "dark", 390), ("sum", "light", 390), ("hostile", "dark", 1100)],
+)
+def test_no_complaint_no_request_no_scrolling_sideways(report, browser, scheme, width, name):
+    tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    said, asked = [], []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("dialog", lambda dialog: said.append("dialog"))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((report / f"{name}.html").as_uri())
+    tab.wait_for_timeout(200)
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    drawings = tab.locator(".drawings svg")
+    assert drawings.count() >= 6
+    assert all(drawings.nth(i).get_attribute("aria-label") for i in range(drawings.count()))
+    ink = tab.evaluate("getComputedStyle(document.querySelector('.drawings svg text')).fill")
+    light = sum(map(int, re.findall(r"\d+", ink)[:3])) > 384
+    assert light == (scheme == "dark")
+    if name == "hostile":
+        assert tab.locator("h1").inner_text() == HOSTILE
+    assert (tab.locator("#explore").count() == 1) == (name == "rope")
+    for link in tab.locator(".contents a").all():
+        assert tab.locator(link.get_attribute("href")).count() == 1
+    tab.close()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    code = cli.main(["analyze", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, folder):
+    code, out, err = run(capsys, "mine.py:waves", "--length", "12", "--steps", "0", "--out", "new")
+    assert code == 0
+    assert out.splitlines()[0] == "mine.py:waves"
+    assert "a word" not in out
+    assert "a word from the function" in err
+    assert sorted(p.name for p in (folder / "new").iterdir()) == ["analysis.json", "report.html"]
+    numbers = json.loads((folder / "new" / "analysis.json").read_text())
+    assert (numbers["schema"], numbers["kind"], numbers["subject"], numbers["seeds"]) == (
+        1,
+        "analysis",
+        "mine.py:waves",
+        [0],
+    )
+    assert numbers["settings"]["length"] == 12
+    assert {"posenc", "torch", "matplotlib", "cpu"} <= numbers["machine"].keys()
+    assert all(section["sentences"] for section in numbers["sections"])
+    assert numbers["sections"][0]["see"]
+    code, out, _ = run(capsys, "mine:table", "--steps", "0", "--json")
+    assert (code, json.loads(out)["settings"]["length"]) == (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine:infinite"], "mine:infinite: the code of position 0 is not finite"),
+        (["mine:changing"], "mine:changing: gave two different codes for the same positions"),
+        (["mine:wrong"], "mine:wrong: gave (3, 4) for"),
+        (["mine:waves", "--dim", "6"], "gave codes of width 8, but dim=6"),
+        (["mine:number"], "a int has no codes"),
+        (["mine:wavse"], "unknown function in mine 'wavse': did you mean 'waves'?"),
+        (["mine.py"], "mine.py: which object in it? Write mine.py:NAME"),
+        (["sinusodal"], "unknown encoding 'sinusodal': did you mean 'sinusoidal'?"),
+        (["rope:bass=3"], "unknown option of rope"),
+        (["rope", "--length", "1"], "length=1: must be at least 2"),
+        (["rope", "--dtypes", "float15"], "float15"),
+        (["no/model/of/that/name"], "unknown encoding 'no'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(capsys, folder, arguments, message):
+    code, out, err = run(capsys, *arguments, "--steps", "0", "--out", "new")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len([line for line in err.splitlines() if line.startswith("posenc")]) == 1
+    assert not (folder / "new").exists()
+
+
+def test_an_encoder_is_read_from_safetensors_and_never_from_a_pickle(capsys, folder):
+    import torch
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=24,
+    )  # fmt: skip
+    BertModel(config).save_pretrained("encoder")
+    code, out, _ = run(capsys, "encoder", "--steps", "0", "--json")
+    assert (code, json.loads(out)["settings"]["trained"]) == (0, 24)
+    (folder / "encoder" / "model.safetensors").unlink()
+    torch.save({}, folder / "encoder" / "pytorch_model.bin")
+    code, _, err = run(capsys, "encoder", "--steps", "0")
+    assert code == 2
+    assert "its weights are pickles" in err
+
+
+@pytest.mark.slow
+def test_interrupted_it_leaves_nothing_half_written(folder):
+    command = [sys.executable, "-m", "posenc.cli", "analyze", "mine:slow", "--steps", "0", "--out", "new"]
+    slow = "\ndef slow(positions):\n    import time\n    print('begun', flush=True)\n    time.sleep(60)\n"
+    (folder / "mine.py").write_text(MODULE + slow)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while "begun" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 1
+    assert process.stderr.read().splitlines()[-1] == "posenc analyze: interrupted"
+    assert not (folder / "new").exists()
