@@ -80,6 +80,16 @@ def test_the_loss_of_the_global_pointer_is_the_papers():
     assert scores.grad.isfinite().all()
 
 
+def test_one_wave_collides_and_many_do_not(capsys):
+    found = example("analyse_your_own").main()
+    unique, collision, shift = found["one_wave"]
+    assert (unique, collision) == (False, (24, 0))
+    assert shift.holds
+    unique, collision, _ = found["many_waves"]
+    assert (unique, collision) == (True, None)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def test_a_padded_text_gets_what_it_gets_alone_in_attention_of_ones_own(capsys):
     for right, forgotten in example("own_attention").main().values():
         assert right < 1e-5

@@ -1,5 +1,6 @@
 """Properties, proofs and pictures of any encoding: what it does to positions, computed."""
 
+from posenc.analysis.analyze import Analysis, analyze
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.bounds import MODELS, BaseBound, Model, base_bound, longest_length, rope_bound, smallest_base
 from posenc.analysis.codes import Codes, codes_of
@@ -25,6 +26,7 @@ from posenc.analysis.uniqueness import unique
 __all__ = [
     "MODELS",
     "AddOrConcat",
+    "Analysis",
     "BaseBound",
     "Bias",
     "Body",
@@ -48,6 +50,7 @@ __all__ = [
     "Survival",
     "Twins",
     "add_or_concat",
+    "analyze",
     "base_bound",
     "bias",
     "body_of",

@@ -94,13 +94,8 @@ posenc.codes = (() => {
   // Latent attention (DeepSeek-AI 2024, section 2.1.3): the last channels turn, a third unless said otherwise.
   const decoupled = o => ({ ...o, rotary_dim: o.rotary_dim ?? Math.max(2, Math.floor(o.dim / 6) * 2) });
 
-  // xPos (Sun et al. 2022, section 2.2): queries fade by zeta_c^(m / scale_base), m from the middle of the text, and
-  // keys grow by as much.
-  function xpos(positions, o) {
-    const middle = (Math.min(...positions) + Math.max(...positions)) / 2;
-    const fade = fading(o);
-    return rope(positions, o, undefined, (c, position) => fade(c, position - middle));
-  }
+  // xPos (Sun et al. 2022, section 2.2): queries fade by zeta_c^(m / scale_base), and keys grow by as much.
+  const xpos = (positions, o) => rope(positions, o, undefined, fading(o));
 
   // zeta_c^(distance / scale_base), of pair c.
   function fading(o) {
