@@ -123,7 +123,7 @@ class Subject:
 
         if _is_model(self.thing):
             if self.tokenizer is not None:
-                return self.thing, torch.tensor(self.tokenizer(pydoc()[:40_000])["input_ids"])
+                return self.thing, torch.tensor(self.tokenizer(pydoc()[:40_000], verbose=False)["input_ids"])
             if isinstance(self.thing, Transformer) and self.thing.config.vocab_size == BYTES:
                 return self.thing, torch.tensor(list(pydoc().encode()))
             raise InputError("the model has no tokenizer to read a text with")
