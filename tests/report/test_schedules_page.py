@@ -43,6 +43,20 @@ def test_equal_schedules_make_a_page():
     assert "give the same frequencies in all 32 pairs" in text
 
 
+@pytest.mark.parametrize("second", ["yarn:factor=8:original_max_positions=2048:beta_fast=16", "default"])
+def test_the_explorer_is_set_to_the_second_schedule(second):
+    text = page(diff("ntk", second, head_dim=32, base=5e5, factor=8, length=2048))
+    shown = json.loads(re.search(r'id="explorer-state">(.*?)</script>', text).group(1))
+    assert shown["method"] == second.replace("default", "none")
+    assert (shown["dim"], shown["base"], shown["trained"], shown["length"]) == (32, 5e5, 2048, 1024)
+
+
+def test_what_the_explorer_cannot_show_leaves_it_out():
+    for found in (FOUND.schedules[0], "yarn+resonance"):
+        assert "Explore B" not in page(diff("ntk", found, factor=4, length=2048))
+    assert "Explore B" not in page(diff("ntk", "yarn", head_dim=512))
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_a_browser_shows_it_without_complaint(browser, tmp_path, scheme, width):

@@ -21,14 +21,12 @@ from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
 from posenc.machine import describe
-from posenc.report.explorer import block
+from posenc.report.explorer import block, fields
 from posenc.report.template import filled
 
 SCHEMA = 1
 SCALE = 1.25
 """Pixels of the page to a point of a drawing, where there is room."""
-LONGEST = 1024
-"""Positions that the explorer shows."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
 """What plots are drawn in, and the page's variable for it, which is another colour in the dark."""
 
@@ -91,7 +89,7 @@ def state(subject: Subject) -> dict[str, Any]:
         InputError: a subject that is nothing it could show.
     """
     encoding = subject.encoding
-    common = {"length": min(subject.length, LONGEST), "trained": subject.trained}
+    common = {"length": min(subject.length, fields()["length"]["max"]), "trained": subject.trained}
     method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
     if isinstance(encoding, Mapped):
         method = as_text(encoding.map.spec())

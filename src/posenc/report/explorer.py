@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import MAPS
-from posenc.texts import named, read_options
+from posenc.texts import named, read_options, split
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -80,6 +80,10 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
             raise unknown("field of the explorer", name, fields())
         field = fields()[name]
         if name in names:
+            if len(split(str(value))) > 1:
+                raise InputError(
+                    f"{name}={value!r}: the explorer shows one at a time; leave out what follows the plus sign"
+                )
             chosen, options = named(str(value))
             if chosen not in names[name]:
                 raise unknown(f"{name} in the explorer", chosen, names[name])

@@ -2,8 +2,12 @@
 
 import math
 
+from markupsafe import Markup
+
+from posenc.errors import InputError
 from posenc.frequencies.difference import COLUMNS, Difference
 from posenc.report import figures
+from posenc.report.explorer import block, fields
 from posenc.report.page import rendered
 
 
@@ -20,4 +24,14 @@ def page(difference: Difference, command: str = "") -> str:
         ),
         "phase": figures.by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn"}),
     }
-    return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command)
+    return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d))
+
+
+def explorer(d: Difference) -> Markup:
+    """The explorer, set to the second schedule; nothing where it cannot show it."""
+    length = min(math.ceil(d.at), fields()["length"]["max"])
+    shape = {"dim": d.head_dim, "base": d.base, "trained": d.length, "length": length}
+    try:
+        return block({"encoding": "rope", "method": d.schedules[1].replace("default", "none"), **shape})
+    except InputError:  # not in the explorer, or larger than it goes
+        return Markup()
