@@ -325,6 +325,15 @@ def test_bad_positions(positions, message):
         codes_of(torch.randn(12, 4))(positions)
 
 
+def test_a_text_draws_the_same_numbers_and_nobody_elses():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = codes_of("learned")(AT)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(codes_of("learned")(AT), first)
+
+
 def test_a_shape_is_for_texts():
     with pytest.raises(InputError, match=r"dim: a Tensor has its own; only a text takes a shape"):
         codes_of(torch.randn(12, 4), dim=4)

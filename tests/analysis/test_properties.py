@@ -279,6 +279,34 @@ def test_modes_are_put_back_part_by_part():
     assert [encoding.training, *(part.training for part in encoding.parts)] == [False, False, True]
 
 
+@pytest.mark.parametrize("name", ["shape+sinusoidal", "randomized+sinusoidal"])
+def test_what_is_drawn_in_training_is_the_same_and_nobody_elses(name):
+    encoding = create(name, **SHAPE)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = deterministic(encoding, 32).differences
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert deterministic(encoding, 32).differences == first
+
+
+def test_a_pass_in_training_leaves_no_trace():
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def forward(self, at):
+            return self.norm(at[:, None].float())
+
+    module = Normed().eval()
+    found = deterministic(module, 32)
+    assert found.differences["training"] > 0.1
+    assert module.norm.running_mean == 0
+    assert module.norm.num_batches_tracked == 0
+    assert not module.norm.training
+
+
 def test_a_noisy_function_is_measured_not_refused():
     found = deterministic(lambda at: at[:, None] + torch.rand(len(at), 1), 64)
     assert found.differences["again"] > 0

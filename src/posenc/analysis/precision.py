@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import SHAPE, codes_of
+from posenc.analysis.codes import codes_of, made
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import Waves, whole
 from posenc.encoding import Encoding
-from posenc.encodings import create
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
@@ -111,7 +110,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     Raises:
         InputError: an encoding without frequencies, a length below 1, another dtype than torch's four of real numbers.
     """
-    encoding = create(encoding, **SHAPE) if isinstance(encoding, str) else encoding
+    encoding = made(encoding) if isinstance(encoding, str) else encoding
     waves = _waves(encoding)
     theta = waves.frequencies
     length, dtype = whole("length", length), _a_dtype(dtype)

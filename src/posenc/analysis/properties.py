@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import Codes, in_chunks, positions_of, whole
+from posenc.analysis.reading import Codes, in_chunks, positions_of, seeded, whole
 from posenc.analysis.uniqueness import CHUNK, Uniqueness, unique
 from posenc.errors import InputError
 
@@ -291,7 +291,7 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
     at = positions_of(codes, length)
     shuffled = torch.randperm(length, generator=torch.Generator().manual_seed(0))
     some = at[:: max(1, length // 8)]
-    with _mode(codes.module, False):
+    with seeded(), _mode(codes.module, False):
         own = codes.read(at)
         norm = float(own.square().sum(-1).mean().sqrt()) or 1.0
 
@@ -310,22 +310,26 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
             "prefix": moved(own[: length // 2], at[: length // 2]),
         }
     if codes.module is not None:
-        with _mode(codes.module, True):
+        with seeded(), _mode(codes.module, True):
             differences["training"] = max(moved(own, at), moved(own, at))
     return Determinism(codes.name, codes.of, length, all(by <= SAME for by in differences.values()), differences)
 
 
 @contextmanager
 def _mode(module: nn.Module | None, training: bool) -> Iterator[None]:
-    """A module in training or evaluation mode, every part as it was before afterwards."""
-    before = {} if module is None else {part: part.training for part in module.modules()}
-    if module is not None:
-        module.train(training)
+    """A module in training or evaluation mode; afterwards every part is as it was, and so are its buffers, which a pass in
+    training may change."""
+    module = nn.Module() if module is None else module
+    modes = {part: part.training for part in module.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    module.train(training)
     try:
         yield
     finally:
-        for part, was in before.items():
-            part.training = was
+        for part, mode in modes.items():
+            part.training = mode
+        for buffer, values in buffers:
+            buffer.data.copy_(values)
 
 
 # ---------------------------------------------------------------- all four

@@ -1,7 +1,8 @@
 """Codes: a function from positions (or distances) to vectors, and what is checked whenever it is read."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -141,6 +142,17 @@ def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
         return codes
     every = codes(torch.arange(count))
     return lambda positions: every[positions.long()]
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random numbers from a seed for a while; the caller's go on afterwards as if nobody had drawn any."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
 
 
 def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "length") -> Tensor:
