@@ -207,6 +207,8 @@ def test_models_with_a_learned_table():
     assert codes_of(opt).name == "opt"
     with pytest.raises(InputError, match=r"0 .. 63 alone"):
         codes_of(opt)(torch.tensor([64]))
+    with pytest.raises(InputError, match=r"bert: a table has rows for whole positions alone"):
+        codes_of(bert)(torch.tensor([0.5]))
 
 
 def test_models_that_rotate_as_they_are_now():
@@ -277,6 +279,7 @@ def test_a_trained_table_is_unique_but_for_its_length():
         (lambda at: torch.zeros(20, 4) * 1j, r"complex.*view_as_real"),
         (lambda at: 1 / (at.float() - 7)[:, None], r"code of position 7 is not finite"),
         (lambda at: torch.where(at > 11, torch.nan, at.float())[:, None], r"code of position 12 is not finite"),
+        (lambda at: at[:, None].double() * 1e149, r"code of position 11 is larger than 1e\+150"),
         (lambda at: torch.rand(20, 4), r"two different codes for the same positions; seed it"),
     ],
 )  # fmt: skip

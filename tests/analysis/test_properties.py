@@ -77,6 +77,24 @@ def test_more_positions_than_a_dtype_can_count_are_refused():
         unique("sinusoidal", 66_000, dtype=torch.float16)
 
 
+def test_codes_that_a_dtype_cannot_hold_are_refused():
+    with pytest.raises(InputError, match=r"codes are larger than torch.float16 can hold"):
+        unique(lambda at: 1000 * at[:, None].double(), 128, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("refusal", [IndexError, ValueError, None])
+def test_a_search_that_nobody_asked_for_ends_with_the_codes(refusal):
+    def function(at):
+        if refusal is not None and int(at.max()) >= 9001:
+            raise refusal
+        return torch.where(at[:, None] == 9001, torch.nan, at[:, None].double())
+
+    found = unique(function)
+    assert (found.searched, found.collision, found.claimed) == (9001, None, None)
+    with pytest.raises(InputError if refusal is None else refusal):
+        unique(function, search=20_000)
+
+
 def test_normalized_codes_are_compared_within_one_text():
     torch.manual_seed(0)
     found = unique("normalized", length=100, search=1000)
@@ -179,6 +197,11 @@ def test_codes_that_are_all_the_same_have_no_steps():
     ]
 
 
+def test_a_table_of_one_length_says_nothing_of_others():
+    assert steps(table(0, rows=2), 2).by_length.keys() == {2}
+    assert len(steps(table(0, rows=2), 2).sentences()) == 1
+
+
 def test_steps_that_do_not_fit_are_left_out():
     assert steps("sinusoidal", length=10).steps == [1, 2, 4, 8]
     with pytest.raises(InputError, match=r"by=0: must be a whole number, at least 1"):
@@ -231,8 +254,21 @@ def test_where_a_function_ends_is_found():
 
     found = bounded(function, trained=100)
     assert (found.defined_to, found.refusal) == (777, "index out of range")
+    assert "From position 777 on there is no code: index out of range." in found.sentences()
+    hole = bounded(lambda at: torch.where(at == 9000, torch.nan, at.double().cos())[:, None], up_to=20_000)
+    assert (hole.defined_to, hole.holds) == (9000, False)
+    assert "9000 is not finite" in hole.refusal
     assert bounded(lambda at: 1 / (900 - at.clamp(max=900)).float()[:, None], trained=100).defined_to == 900
     assert found.past <= 1
+
+
+def test_growth_is_told_where_it_is_a_power():
+    square, exponential = lambda at: at[:, None].double() ** 2, lambda at: (at[:, None] / 100).double().exp()
+    assert "99.8 times as much, like position^2.00." in bounded(square, trained=101, up_to=1000).sentences()[1]
+    assert math.isnan(bounded(exponential, trained=101, up_to=1000).growth)
+    assert bounded(exponential, trained=101, up_to=1000).sentences()[1].endswith("times as much.")
+    later = bounded(lambda at: (at[:, None] - 99).clamp(min=0).double(), 100, up_to=200).sentences()[1]
+    assert later == "Past it, up to position 199, they are up to 100 long."  # nothing inside to compare with
 
 
 def test_a_bias_that_falls_is_told_apart_from_codes_that_grow():
@@ -353,6 +389,11 @@ def test_every_encoding_with_codes_has_the_four(name):
     found = properties(name, 32, search=64, num_heads=2, head_dim=12, dim=24)
     assert len(found.sentences()) == 4
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_table_of_one_row_has_nothing_to_compare():
+    with pytest.raises(InputError, match=r"table: has codes of 1 positions alone, and takes 2 to compare"):
+        properties(table(0, rows=1))
 
 
 def test_a_small_table_is_measured_as_far_as_it_goes():

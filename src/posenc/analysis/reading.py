@@ -11,6 +11,13 @@ from torch import Tensor, nn
 
 from posenc.errors import InputError
 
+CHUNK = 8192
+"""Positions at once."""
+REFUSED = (InputError, IndexError, RuntimeError, ValueError)
+"""What a user's function may raise where it has no codes."""
+LARGEST = 1e150
+"""Of a number in a code: its square is still finite."""
+
 
 @dataclass(frozen=True, eq=False)
 class Waves:
@@ -51,7 +58,7 @@ class Codes:
 
     Raises, when called:
         InputError: positions that are none, or past the limit; codes that are not (n, dim), not of the same dim in
-            every call, not finite, or not those of the last call for the same positions.
+            every call, not finite, too large to be squared, or not those of the last call for the same positions.
     """
 
     name: str
@@ -102,9 +109,13 @@ class Codes:
             )
         self._dims[:] = [wanted]
         found = codes.detach().to("cpu", torch.float64)
-        if not bool(found.isfinite().all()):
-            at = positions[~found.isfinite().all(-1)][0].tolist()
-            raise InputError(f"{self.name}: the code of {self.of} {at} is not finite; mend it, or analyse fewer")
+        fine = (found.abs() <= LARGEST).all(-1)  # which NaN is not, either
+        if not bool(fine.all()):
+            row = int((~fine).int().argmax())
+            wrong = f"larger than {LARGEST:g}" if bool(found[row].isfinite().all()) else "not finite"
+            raise InputError(
+                f"{self.name}: the code of {self.of} {positions[row].tolist()} is {wrong}; mend it, or analyse fewer"
+            )
         return found
 
     def _check(self, positions: Tensor) -> None:
@@ -135,6 +146,17 @@ def whole(name: str, value: float, least: int = 1) -> int:
     return int(value)
 
 
+def of_table(name: str, table: Tensor, module: nn.Module | None = None) -> Codes:
+    """The rows of a table (n, dim), a position each."""
+
+    def rows(positions: Tensor) -> Tensor:
+        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
+            raise InputError(f"{name}: a table has rows for whole positions alone; round them")
+        return table.detach()[positions.long().to(table.device)]
+
+    return Codes(name, rows, limit=len(table), module=module)
+
+
 def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
     """The codes of any of the positions 0 .. count-1 of one text, a row each: read as asked for, or all at once where
     they depend on each other."""
@@ -142,6 +164,23 @@ def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
         return codes
     every = codes(torch.arange(count))
     return lambda positions: every[positions.long()]
+
+
+def defined(codes: Codes, start: int, end: int) -> tuple[int, str]:
+    """How many positions from 0 on have codes, if those below `start` have and it is not asked about more than `end`; and
+    why the next has none, empty where all have."""
+    last = end if codes.limit is None else min(end, codes.limit)
+    refusal = "" if last == end else f"it is made for {last}"
+    step = last - start if codes.needs_length else CHUNK
+    while start < last:
+        high = min(start + step, last)
+        try:
+            codes(torch.arange(high) if codes.needs_length else torch.arange(start, high))
+            start = high
+        except REFUSED as error:  # the first that has none is below high: look half as far ahead
+            refusal = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+            last, step = high - 1, max(1, (high - start) // 2)
+    return start, refusal
 
 
 @contextmanager
@@ -159,8 +198,10 @@ def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "len
     """0 .. length-1, where the codes are defined.
 
     Raises:
-        InputError: fewer than the least, or past the limit.
+        InputError: fewer than the least, past the limit, or codes of fewer than the least alone.
     """
+    if codes.limit is not None and codes.limit < least:
+        raise InputError(f"{codes.name}: has codes of {codes.limit} {codes.of}s alone, and takes {least} to compare")
     length = whole(argument, length, least)
     if codes.limit is not None and length > codes.limit:
         raise InputError(
