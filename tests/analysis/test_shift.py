@@ -78,6 +78,16 @@ def test_known_angles_are_folded_as_a_plane_shows_them():
     assert found.angle_error < 1e-12
 
 
+def test_composition_is_against_the_codes_of_twice_the_shift():
+    found = shift_matrix(lambda at: torch.stack((at, torch.ones_like(at)), -1).double() ** 2, 3, length=40)
+    at = torch.arange(34, dtype=torch.float64)
+    own, twice = (torch.stack((t**2, torch.ones_like(t)), -1) for t in (at, at + 6))
+    missed = (own @ found.matrix.T @ found.matrix.T - twice).square().sum(-1).mean()
+    moved = torch.stack(((at + 3) ** 2, torch.ones_like(at)), -1).square().sum(-1).mean()
+    assert found.composition == pytest.approx(float((missed / moved).sqrt()), rel=1e-9)
+    assert found.composition > 1e-3
+
+
 def test_xpos_shifts_without_keeping_lengths():
     found = shift_matrix("xpos")
     assert found.holds
@@ -101,7 +111,7 @@ def test_more_dimensions_than_positions_do_not_make_a_fit_exact():
     assert found.rank < 29  # all 29 directions would do: they would fit the positions that decide worse
     assert found.residual > 0.9
     assert not found.holds
-    assert "In 64 dimensions any 29 positions can be fitted exactly" in found.sentences()[1]
+    assert "A fit to 29 positions may be exact by itself in 64 dimensions" in found.sentences()[1]
 
 
 def test_integers_move_by_adding_not_by_a_matrix():
@@ -115,7 +125,10 @@ def test_integers_move_by_adding_not_by_a_matrix():
 
 
 def test_codes_that_are_all_the_same_need_no_matrix():
-    assert "So does doing nothing: the codes are all the same." in shift_matrix("multiplicative").sentences()
+    assert "Doing nothing misses by 0: codes so far apart are the same." in shift_matrix("multiplicative").sentences()
+    said = shift_matrix("binary:bits=1", 2, length=64).sentences()  # 0 1 0 1 ..: the same at every other position
+    assert "Doing nothing misses by 0: codes so far apart are the same." in said
+    assert not any("Adding one vector" in sentence for sentence in said)
 
 
 def test_rounded_codes_are_shifted_to_their_rounding():
