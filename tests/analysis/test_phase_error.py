@@ -99,6 +99,7 @@ def test_overflow_is_said():
     found = phase_error(Rotary(8), 66000, "float16")
     assert math.isinf(found.causes["positions"].largest)
     assert found.causes["positions"].at == 65520
+    assert found.distinct == len(torch.arange(66000).to(torch.float16).unique())
     assert "overflow over 66000 positions" in found.sentences()[0]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["causes"]["all"]["largest"] is None
 

@@ -107,6 +107,8 @@ def test_the_wavelengths_of_a_rotation():
     for turning in ("xpos", "rope@rerope:window=8", "none/rope+alibi"):
         layer = turning.count("/")
         torch.testing.assert_close(rotation(turning, layer=layer).angles, rotation("rope").angles)
+    assert rotation("rope:rope_theta=10").sentences()[0] == "Every pair that turns comes round within 512 positions."
+    assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")
     assert still.to_dict()["wavelengths"].count(None) == int((still.angles == 0).sum()) == 8
     assert still.sentences()[-1] == "8 pairs stand still and see content alone."

@@ -117,7 +117,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     module = _module(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
     tallies: dict[str, _Tally] = {}
-    distinct, last = 0, math.nan
+    distinct, last = 0, torch.full((1,), math.nan, dtype=torch.float64)
     for first in range(0, length, BLOCK):
         n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
         exact = n[:, None] * theta
@@ -133,8 +133,8 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
                 error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
             tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
         kept = _rounded(n, dtype)
-        distinct += int((kept.diff(prepend=kept.new_tensor([last])) != 0).sum())
-        last = float(kept[-1])
+        distinct += int((kept != torch.cat((last, kept[:-1]))).sum())
+        last = kept[-1:]
     return PhaseError(
         name=encoding.name or type(encoding).__name__,
         dtype=str(dtype)[6:],

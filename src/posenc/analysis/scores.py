@@ -88,8 +88,8 @@ class Rotation(Finding):
 
     @property
     def unfinished(self) -> int:
-        """Pairs that do not finish a turn within the trained length."""
-        return int((self.wavelengths > self.trained).sum())
+        """Pairs that turn, but not once within the trained length."""
+        return int(((self.wavelengths > self.trained) & (self.angles != 0)).sum())
 
     def sentences(self) -> list[str]:
         still = int((self.angles == 0).sum())
@@ -98,7 +98,9 @@ class Rotation(Finding):
             return [f"None of the {still} pairs turns."]
         said = [
             f"{self.unfinished} of {len(self.angles)} pairs never finish a turn within {self.trained} positions: beyond "
-            "them a model meets angles it was not trained on.",
+            "them a model meets angles it was not trained on."
+            if self.unfinished
+            else f"Every pair that turns comes round within {self.trained} positions.",
             f"The fastest pair is back after {turning.min():.4g} positions, the slowest after {turning.max():.4g}.",
         ]
         return said + ([f"{still} pairs stand still and see content alone."] if still else [])
