@@ -139,7 +139,8 @@ def test_nothing_that_json_cannot_hold():
 @pytest.mark.parametrize(
     ("subject", "length", "match"),
     [
-        ("alibi", 16, r"alibi adds to the scores and has no code per position"),
+        ("alibi", 16, r"alibi: its codes are of distances, and no position has one"),
+        ("rope@rerope:window=4", 16, r"its codes are of distances"),
         (torch.zeros(20, 4), 16, r"every code is zero"),
         (torch.ones(20, 4), 64, r"length=64: table has codes of 20 positions"),
         ("rope", 2, r"length=2: must be a whole number, at least 3"),

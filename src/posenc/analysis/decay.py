@@ -125,7 +125,7 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """
     codes = codes_of(subject, **options)
     if codes.of == "distance":
-        raise InputError(f"{codes.name} adds to the scores and has no code per position: plot its bias by distance")
+        raise InputError(f"{codes.name}: its codes are of distances, and no position has one of its own to compare")
     positions = positions_of(codes, length, 3)  # two have no p_(m-k) beside p_(m+k)
     values, length = codes(positions), len(positions)
     power = float(values.pow(2).sum(-1).mean())

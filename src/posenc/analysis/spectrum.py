@@ -78,7 +78,7 @@ def spectrum(subject: Any, length: int = 512, **options: Any) -> Spectrum:
     singular = torch.linalg.svdvals(varying)
     power = singular.square()
     total = float(power.sum())
-    share = power.cumsum(0) / total if total else torch.ones_like(power)
+    share = power.cumsum(0) / (total or 1.0)
     if codes.waves is not None:
         frequencies, purity = codes.waves.by_channel(dim).abs(), torch.ones(dim, dtype=torch.float64)
     else:
