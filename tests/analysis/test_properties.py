@@ -197,6 +197,14 @@ def test_codes_that_are_all_the_same_have_no_steps():
     ]
 
 
+def test_texts_of_other_lengths_are_compared_in_the_same_positions():
+    found = steps("binary")
+    assert list(found.by_length) == [64, 128, 256, 512, 1024]
+    first = [(t ^ (t + 1)).bit_count() ** 0.5 for t in range(63)]  # digits that a carry flips
+    assert list(found.by_length.values()) == pytest.approx([sum(first) / 63] * 5)
+    assert found.uneven_lengths == 0
+
+
 def test_a_table_of_one_length_says_nothing_of_others():
     assert steps(table(0, rows=2), 2).by_length.keys() == {2}
     assert len(steps(table(0, rows=2), 2).sentences()) == 1
