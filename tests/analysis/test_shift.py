@@ -66,6 +66,25 @@ def test_a_fit_to_a_function_finds_its_frequencies():
     assert found.composition < 1e-12
 
 
+def test_planes_that_die_away_have_no_angle():
+    def codes(at):
+        at = at.double()
+        return torch.stack((at.cos(), at.sin(), 0.25**at), -1)
+
+    assert shift_matrix(codes, length=24).angles.tolist() == pytest.approx([1], rel=1e-6)
+
+
+def test_lengths_are_kept_in_every_direction_that_codes_use():
+    scale = torch.tensor([1.0, 1.0, 0.01, 0.01], dtype=torch.float64)
+
+    def codes(at):  # the weak pair grows
+        at = at.double()[:, None]
+        fast, slow = torch.cat((at.cos(), at.sin()), 1), 1.05**at * torch.cat(((2 * at).cos(), (2 * at).sin()), 1)
+        return torch.cat((fast, slow), 1) * scale
+
+    assert shift_matrix(codes, length=24).orthogonality == pytest.approx(1.05**2 - 1, rel=1e-3)
+
+
 def test_eigenvalues_that_are_nearly_all_one_are_found():
     found = shift_matrix("rope:rotary_dim=32", fit=True)
     assert found.holds

@@ -73,7 +73,8 @@ class Codes:
     _dims: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, positions: Tensor) -> Tensor:
-        found, again = self.read(positions), self.read(positions)
+        with seeded():  # noise of a function's own moves nobody else's random numbers
+            found, again = self.read(positions), self.read(positions)
         if not torch.equal(found, again):
             raise InputError(
                 f"{self.name}: gave two different codes for the same {self.of}s; seed it, or turn off its noise (a "
