@@ -50,7 +50,7 @@ def _loop(values):
     mean = [sum(d) / len(d) for d in dots]
     spread = [(sum((x - m) ** 2 for x in d) / len(d)) ** 0.5 for d, m in zip(dots, mean, strict=True)]
     gaps = [abs(dots[k][m] - dots[k][m - k]) for k in range(n) for m in range(k, n - k)]
-    return torch.tensor(mean).double(), torch.tensor(spread).double(), max(gaps)
+    return torch.tensor(mean, dtype=torch.float64), torch.tensor(spread, dtype=torch.float64), max(gaps)
 
 
 @given(n=st.integers(3, 24), dim=st.integers(1, 5), block=st.sampled_from([1, 7, 50, 1 << 20]), seed=st.integers(0, 99))
@@ -64,6 +64,9 @@ def test_against_a_loop_over_all_pairs(n, dim, block, seed):
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.spread, spread, atol=1e-7, rtol=1e-6)
     assert found.asymmetry == pytest.approx(gap, abs=1e-12)
+    assert found.tail == pytest.approx(float(mean[n // 2 :].mean()), abs=1e-12)
+    unrelated = [k for k in range(n) if abs(float(mean[k])) <= dim**-0.5]
+    assert dim == 1 or found.like_random == (unrelated[0] if unrelated else None)  # of one channel all are within it
     assert not found.stationary
 
 
