@@ -47,7 +47,7 @@ def test_every_plot_of_codes_is_tested():
 
 def test_axes_are_named_after_what_the_codes_belong_to():
     assert plots.heat_map("alibi").axes[0].get_ylabel() == "distance"
-    assert plots.heat_map("alibi").axes[0].get_xlabel() == "head"
+    assert plots.heat_map("alibi").axes[0].get_xlabel() == "head or channel"
     assert plots.heat_map("rope").axes[0].get_ylabel() == "position"
 
 
@@ -70,6 +70,11 @@ def test_dot_products_are_those_of_the_codes():
     assert torch.allclose(shown.diagonal(), torch.ones(12, dtype=torch.float64))
     assert torch.allclose(shown, shown.T)
     assert torch.allclose(shown.diagonal(3), shown[0, 3].expand(9))
+
+
+def test_codes_that_are_all_the_same_show_no_direction():
+    axes = plots.singular_values(spectrum(torch.ones(8, 3), 8)).axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [0, 0, 0]
 
 
 def test_channels_that_never_turn_are_counted_not_drawn():

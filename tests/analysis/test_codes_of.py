@@ -207,6 +207,8 @@ def test_models_with_a_learned_table():
     assert codes_of(opt).name == "opt"
     with pytest.raises(InputError, match=r"0 .. 63 alone"):
         codes_of(opt)(torch.tensor([64]))
+    with pytest.raises(InputError, match=r"bert: a table has rows for whole positions alone"):
+        codes_of(bert)(torch.tensor([0.5]))
 
 
 def test_models_that_rotate_as_they_are_now():
@@ -277,6 +279,7 @@ def test_a_trained_table_is_unique_but_for_its_length():
         (lambda at: torch.zeros(20, 4) * 1j, r"complex.*view_as_real"),
         (lambda at: 1 / (at.float() - 7)[:, None], r"code of position 7 is not finite"),
         (lambda at: torch.where(at > 11, torch.nan, at.float())[:, None], r"code of position 12 is not finite"),
+        (lambda at: at[:, None].double() * 1e149, r"code of position 11 is larger than 1e\+150"),
         (lambda at: torch.rand(20, 4), r"two different codes for the same positions; seed it"),
     ],
 )  # fmt: skip
@@ -325,6 +328,15 @@ def test_bad_positions(positions, message):
         codes_of(torch.randn(12, 4))(positions)
 
 
+def test_a_text_draws_the_same_numbers_and_nobody_elses():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = codes_of("learned")(AT)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(codes_of("learned")(AT), first)
+
+
 def test_a_shape_is_for_texts():
     with pytest.raises(InputError, match=r"dim: a Tensor has its own; only a text takes a shape"):
         codes_of(torch.randn(12, 4), dim=4)
@@ -333,11 +345,13 @@ def test_a_shape_is_for_texts():
 
 
 def test_encodings_that_move_positions_in_training_are_refused_in_it():
-    encoding = create("shape+sinusoidal", **SHAPE)
+    encoding = create("shape+rope", **SHAPE)
     assert encoding.training
+    before = torch.get_rng_state()
     with pytest.raises(InputError, match=r"two different codes.*\.eval\(\)"):
         codes_of(encoding)(AT)
-    assert torch.equal(codes_of(encoding.eval())(AT), codes_of("sinusoidal")(AT))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(codes_of(encoding.eval())(AT), codes_of("rope")(AT))
 
 
 def test_grids_are_read_at_their_coordinates():

@@ -50,10 +50,10 @@ def _loop(values):
     mean = [sum(d) / len(d) for d in dots]
     spread = [(sum((x - m) ** 2 for x in d) / len(d)) ** 0.5 for d, m in zip(dots, mean, strict=True)]
     gaps = [abs(dots[k][m] - dots[k][m - k]) for k in range(n) for m in range(k, n - k)]
-    return torch.tensor(mean).double(), torch.tensor(spread).double(), max(gaps)
+    return torch.tensor(mean, dtype=torch.float64), torch.tensor(spread, dtype=torch.float64), max(gaps)
 
 
-@given(n=st.integers(2, 24), dim=st.integers(1, 5), block=st.sampled_from([1, 7, 50, 1 << 20]), seed=st.integers(0, 99))
+@given(n=st.integers(3, 24), dim=st.integers(1, 5), block=st.sampled_from([1, 7, 50, 1 << 20]), seed=st.integers(0, 99))
 @settings(max_examples=40)
 def test_against_a_loop_over_all_pairs(n, dim, block, seed):
     values = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -64,6 +64,9 @@ def test_against_a_loop_over_all_pairs(n, dim, block, seed):
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.spread, spread, atol=1e-7, rtol=1e-6)
     assert found.asymmetry == pytest.approx(gap, abs=1e-12)
+    assert found.tail == pytest.approx(float(mean[n // 2 :].mean()), abs=1e-12)
+    unrelated = [k for k in range(n) if abs(float(mean[k])) <= dim**-0.5]
+    assert dim == 1 or found.like_random == (unrelated[0] if unrelated else None)  # of one channel all are within it
     assert not found.stationary
 
 
@@ -82,13 +85,44 @@ def test_a_random_table_is_no_function_of_the_distance():
 def test_a_code_that_falls_with_every_step():
     """A step function of the distance: p_m . p_n counts the channels that both have, here 1 - |m - n| / 32."""
     channels = torch.arange(96)
-    found = kernel(lambda m: ((channels >= m[:, None]) & (channels < m[:, None] + 32)).double(), 64)
+
+    def codes(at):
+        return ((channels >= at[:, None]) & (channels < at[:, None] + 32)).double()
+
+    found = kernel(codes, 64)
     assert found.stationary
     assert found.monotone
     assert found.half == 16
     assert found.first_zero == 32
     torch.testing.assert_close(found.mean, (1 - torch.arange(64).double() / 32).clamp(min=0))
+    assert "never rises up to distance 63; it halves at 16, reaches zero at 32" in found.sentences()[2]
+    assert "falls with every step up to distance 31" in kernel(codes, 32).sentences()[2]
     assert "falls with every step" not in " ".join(kernel("rope", 64).sentences())
+
+
+def test_what_is_said_of_codes_that_are_all_the_same():
+    said = kernel(torch.ones(20, 3), 20).sentences()
+    assert "is the same at every distance up to 19; it does not halve within 19, stays above zero" in said[2]
+    assert "1 on average from distance 10 on" in said[2]
+
+
+def test_codes_that_only_differ_in_length_depend_on_the_place():
+    found = kernel(torch.eye(3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0]), 3)
+    assert not found.stationary
+    assert "between positions 0 apart it spreads by 0.7" in found.sentences()[0]
+
+
+def test_one_code_that_differs_is_enough():
+    """A standard deviation over many places hides what one of them does."""
+    table = torch.ones(400, 2, dtype=torch.float64)
+    table[200, 0] += 1e-3
+    found = kernel(table, 400)
+    assert not found.stationary
+    assert not found.symmetric
+
+
+def test_one_channel_has_no_unrelated_codes():
+    assert "parallel or opposed" in kernel(torch.ones(9, 1), 9).sentences()[-1]
 
 
 def test_long_texts_in_linear_memory(monkeypatch):
@@ -108,10 +142,11 @@ def test_nothing_that_json_cannot_hold():
 @pytest.mark.parametrize(
     ("subject", "length", "match"),
     [
-        ("alibi", 16, r"alibi adds to the scores and has no code per position"),
+        ("alibi", 16, r"alibi: its codes are of distances, and no position has one"),
+        ("rope@rerope:window=4", 16, r"its codes are of distances"),
         (torch.zeros(20, 4), 16, r"every code is zero"),
         (torch.ones(20, 4), 64, r"length=64: table has codes of 20 positions"),
-        ("rope", 1, r"length=1: must be a whole number, at least 2"),
+        ("rope", 2, r"length=2: must be a whole number, at least 3"),
         (lambda p: p[:, None] * float("nan"), 8, r"not finite"),
     ],
 )
@@ -141,7 +176,7 @@ def test_which_base_a_length_wants():
     found = curves(torch.arange(617.0), (1000.0,), ())
     assert found.wanted == pytest.approx(1000, rel=2e-3)
     assert bool((decay_integral(torch.arange(616.0), base=found.wanted) > 0).all())
-    assert "from base 999.2 on" in found.sentences()[-1]
+    assert "from a base of about 999.2 on" in found.sentences()[-1]
 
 
 def test_curves_bad_input():

@@ -113,6 +113,7 @@ def test_the_asymptote_of_the_geometric_curve_is_a_logarithm():
         ("geometric", 1e4, 1.0, 6166),
         ("geometric", 1e8, 1.0, 61650548),
         ("geometric", 100.0, 1.0, 60.6524),
+        ("geometric", 1e20, 1.0, 0.6165054856207162e20),
         ("power", 1.0, 1.0, math.pi),
         ("power", 1.0, 0.5, 2.3311),
         ("power", 1.0, 2.0, None),

@@ -89,6 +89,23 @@ def test_our_modules_round_the_result_alone(encoding, dtype):
     assert own.largest < found.causes["all"].largest / 1000
 
 
+def test_a_tenth_of_a_turn_is_where_a_growing_error_passes_it():
+    found = phase_error(Rotary(64), 3000).causes["frequencies"]
+    off = float((THETA.bfloat16().double() - THETA).abs().max())
+    assert found.tenth == math.floor(math.tau / 10 / off) + 1
+
+
+def test_cos_and_sin_are_compared_the_short_way_round():
+    found = phase_error(Rotary(2), 400)
+    n = torch.arange(400, dtype=torch.float64)
+    apart = (
+        torch.complex(n.cos().bfloat16().double(), n.sin().bfloat16().double()) * torch.polar(n * 0 + 1, -n)
+    ).angle()
+    row = list(found.causes).index("cos_sin")
+    assert float(found.by_pair[row, 0]) == pytest.approx(float(apart.abs().max()), rel=1e-9)
+    assert found.causes["cos_sin"].rms == pytest.approx(float(apart.square().mean().sqrt()), rel=1e-9)
+
+
 def test_a_schedule_moves_the_error():
     plain = phase_error(Rotary(64), 4096)
     slower = phase_error(Rotary(64).with_schedule("linear", factor=4.0), 4096)
@@ -99,6 +116,7 @@ def test_overflow_is_said():
     found = phase_error(Rotary(8), 66000, "float16")
     assert math.isinf(found.causes["positions"].largest)
     assert found.causes["positions"].at == 65520
+    assert found.distinct == len(torch.arange(66000).to(torch.float16).unique())
     assert "overflow over 66000 positions" in found.sentences()[0]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["causes"]["all"]["largest"] is None
 

@@ -77,6 +77,24 @@ def test_more_positions_than_a_dtype_can_count_are_refused():
         unique("sinusoidal", 66_000, dtype=torch.float16)
 
 
+def test_codes_that_a_dtype_cannot_hold_are_refused():
+    with pytest.raises(InputError, match=r"codes are larger than torch.float16 can hold"):
+        unique(lambda at: 1000 * at[:, None].double(), 128, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("refusal", [IndexError, ValueError, None])
+def test_a_search_that_nobody_asked_for_ends_with_the_codes(refusal):
+    def function(at):
+        if refusal is not None and int(at.max()) >= 9001:
+            raise refusal
+        return torch.where(at[:, None] == 9001, torch.nan, at[:, None].double())
+
+    found = unique(function)
+    assert (found.searched, found.collision, found.claimed) == (9001, None, None)
+    with pytest.raises(InputError if refusal is None else refusal):
+        unique(function, search=20_000)
+
+
 def test_normalized_codes_are_compared_within_one_text():
     torch.manual_seed(0)
     found = unique("normalized", length=100, search=1000)
@@ -179,6 +197,19 @@ def test_codes_that_are_all_the_same_have_no_steps():
     ]
 
 
+def test_texts_of_other_lengths_are_compared_in_the_same_positions():
+    found = steps("binary")
+    assert list(found.by_length) == [64, 128, 256, 512, 1024]
+    first = [(t ^ (t + 1)).bit_count() ** 0.5 for t in range(63)]  # digits that a carry flips
+    assert list(found.by_length.values()) == pytest.approx([sum(first) / 63] * 5)
+    assert found.uneven_lengths == 0
+
+
+def test_a_table_of_one_length_says_nothing_of_others():
+    assert steps(table(0, rows=2), 2).by_length.keys() == {2}
+    assert len(steps(table(0, rows=2), 2).sentences()) == 1
+
+
 def test_steps_that_do_not_fit_are_left_out():
     assert steps("sinusoidal", length=10).steps == [1, 2, 4, 8]
     with pytest.raises(InputError, match=r"by=0: must be a whole number, at least 1"):
@@ -231,8 +262,21 @@ def test_where_a_function_ends_is_found():
 
     found = bounded(function, trained=100)
     assert (found.defined_to, found.refusal) == (777, "index out of range")
+    assert "From position 777 on there is no code: index out of range." in found.sentences()
+    hole = bounded(lambda at: torch.where(at == 9000, torch.nan, at.double().cos())[:, None], up_to=20_000)
+    assert (hole.defined_to, hole.holds) == (9000, False)
+    assert "9000 is not finite" in hole.refusal
     assert bounded(lambda at: 1 / (900 - at.clamp(max=900)).float()[:, None], trained=100).defined_to == 900
     assert found.past <= 1
+
+
+def test_growth_is_told_where_it_is_a_power():
+    square, exponential = lambda at: at[:, None].double() ** 2, lambda at: (at[:, None] / 100).double().exp()
+    assert "99.8 times as much, like position^2.00." in bounded(square, trained=101, up_to=1000).sentences()[1]
+    assert math.isnan(bounded(exponential, trained=101, up_to=1000).growth)
+    assert bounded(exponential, trained=101, up_to=1000).sentences()[1].endswith("times as much.")
+    later = bounded(lambda at: (at[:, None] - 99).clamp(min=0).double(), 100, up_to=200).sentences()[1]
+    assert later == "Past it, up to position 199, they are up to 100 long."  # nothing inside to compare with
 
 
 def test_a_bias_that_falls_is_told_apart_from_codes_that_grow():
@@ -277,6 +321,34 @@ def test_modes_are_put_back_part_by_part():
     encoding.parts[1].train()
     deterministic(encoding, 16)
     assert [encoding.training, *(part.training for part in encoding.parts)] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["shape+sinusoidal", "randomized+sinusoidal"])
+def test_what_is_drawn_in_training_is_the_same_and_nobody_elses(name):
+    encoding = create(name, **SHAPE)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = deterministic(encoding, 32).differences
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert deterministic(encoding, 32).differences == first
+
+
+def test_a_pass_in_training_leaves_no_trace():
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def forward(self, at):
+            return self.norm(at[:, None].float())
+
+    module = Normed().eval()
+    found = deterministic(module, 32)
+    assert found.differences["training"] > 0.1
+    assert module.norm.running_mean == 0
+    assert module.norm.num_batches_tracked == 0
+    assert not module.norm.training
 
 
 def test_a_noisy_function_is_measured_not_refused():
@@ -325,6 +397,11 @@ def test_every_encoding_with_codes_has_the_four(name):
     found = properties(name, 32, search=64, num_heads=2, head_dim=12, dim=24)
     assert len(found.sentences()) == 4
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_table_of_one_row_has_nothing_to_compare():
+    with pytest.raises(InputError, match=r"table: has codes of 1 positions alone, and takes 2 to compare"):
+        properties(table(0, rows=1))
 
 
 def test_a_small_table_is_measured_as_far_as_it_goes():

@@ -58,7 +58,7 @@ def test_extrapolation_and_interpolation():
     torch.testing.assert_close(linear.reached[full:], linear.trained[full:])
     torch.testing.assert_close(linear.squeeze, torch.full((64,), 4.0).double())
     assert linear.new_beta == pytest.approx(plain.beta)
-    assert "most of all pair 54" in plain.sentences()[2]
+    assert "furthest pair 54" in plain.sentences()[2]
     assert "4 times nearer in every pair" in linear.sentences()[3]
 
 
@@ -81,6 +81,13 @@ def test_conversions_of_the_base(schedule, first, last, ratio):
     assert set(range(46, 62)) <= set(found.beyond)
     assert bool((found.unseen < digits([0], 128).unseen)[50:].all())
     assert "conversion of base" in found.sentences()[-1]
+
+
+def test_a_smaller_base_holds_smaller_numbers_and_one_digit_none():
+    smaller = digits([0], 64, schedule="abf:new_base=500")
+    assert smaller.new_beta < smaller.beta
+    assert smaller.sentences()[-1].endswith("hold smaller numbers.")
+    assert digits([0], 2).sentences()[-1] == "A single digit has no base that a schedule could change."
 
 
 def test_mixed_is_between_and_yarn_never_beyond():

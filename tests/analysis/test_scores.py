@@ -62,6 +62,7 @@ def test_the_scores_are_those_of_attention(name):
         name, dim=16, num_heads=2, head_dim=16, num_layers=1, max_positions=8, causal=True
     )
     found = scores(encoding, LENGTH, samples=2)
+    encoding.share([(lambda x: x.repeat(1, 2),) * 2])  # the identity for both heads, as scores has it
     drawn = torch.Generator().manual_seed(found.seed)
     weights = []
     for _ in range(2):
@@ -106,6 +107,8 @@ def test_the_wavelengths_of_a_rotation():
     for turning in ("xpos", "rope@rerope:window=8", "none/rope+alibi"):
         layer = turning.count("/")
         torch.testing.assert_close(rotation(turning, layer=layer).angles, rotation("rope").angles)
+    assert rotation("rope:rope_theta=10").sentences()[0] == "Every pair that turns comes round within 512 positions."
+    assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")
     assert still.to_dict()["wavelengths"].count(None) == int((still.angles == 0).sum()) == 8
     assert still.sentences()[-1] == "8 pairs stand still and see content alone."
@@ -120,11 +123,17 @@ def test_every_encoding_has_effective_scores(name):
         assert found.sentences() == ["Position changes no score within 16 tokens."]
 
 
-def test_what_moves_in_training_goes_on_moving_in_training():
+def test_the_callers_encoding_stays_as_it_is():
     encoding = posenc.encodings.SHAPE(8) + posenc.Sinusoidal(16)
-    encoding.train()
+    encoding.parts[1].eval()
     scores(encoding, 8, samples=2)
-    assert encoding.training
+    assert [encoding.training, *(part.training for part in encoding.parts)] == [True, True, False]
+    deberta = posenc.encodings.create("deberta_v2:shared=true", num_heads=2, head_dim=8, dim=16)
+    own = [(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))]
+    deberta.share(own)
+    for function in (scores, bias):
+        function(deberta, 8)
+        assert deberta.projections == own
 
 
 @pytest.mark.parametrize(
@@ -138,6 +147,10 @@ def test_what_moves_in_training_goes_on_moving_in_training():
         (lambda: scores("rope", samples=1), r"samples=1: a spread needs at least 2"),
         (lambda: scores("learned", 513), r"length=513: learned has positions for 512; give fewer"),
         (lambda: scores(torch.ones(3)), r"encoding: a Tensor is none; pass an Encoding or its text"),
+        (
+            lambda: scores(posenc.Rotary(16), head_dim=32),
+            r"head_dim: an Encoding has its own; only a text takes a shape",
+        ),
         (lambda: scores("sinusoidal+rope", dim=32), r"is 32 wide at the input and 64 in a head"),
     ],
 )

@@ -66,6 +66,25 @@ def test_a_fit_to_a_function_finds_its_frequencies():
     assert found.composition < 1e-12
 
 
+def test_planes_that_die_away_have_no_angle():
+    def codes(at):
+        at = at.double()
+        return torch.stack((at.cos(), at.sin(), 0.25**at), -1)
+
+    assert shift_matrix(codes, length=24).angles.tolist() == pytest.approx([1], rel=1e-6)
+
+
+def test_lengths_are_kept_in_every_direction_that_codes_use():
+    scale = torch.tensor([1.0, 1.0, 0.01, 0.01], dtype=torch.float64)
+
+    def codes(at):  # the weak pair grows
+        at = at.double()[:, None]
+        fast, slow = torch.cat((at.cos(), at.sin()), 1), 1.05**at * torch.cat(((2 * at).cos(), (2 * at).sin()), 1)
+        return torch.cat((fast, slow), 1) * scale
+
+    assert shift_matrix(codes, length=24).orthogonality == pytest.approx(1.05**2 - 1, rel=1e-3)
+
+
 def test_eigenvalues_that_are_nearly_all_one_are_found():
     found = shift_matrix("rope:rotary_dim=32", fit=True)
     assert found.holds
@@ -76,6 +95,16 @@ def test_known_angles_are_folded_as_a_plane_shows_them():
     found = shift_matrix("sinusoidal", 5, dim=4)
     assert found.known_angles.tolist() == pytest.approx([0.05, 2 * math.pi - 5])
     assert found.angle_error < 1e-12
+
+
+def test_composition_is_against_the_codes_of_twice_the_shift():
+    found = shift_matrix(lambda at: torch.stack((at, torch.ones_like(at)), -1).double() ** 2, 3, length=40)
+    at = torch.arange(34, dtype=torch.float64)
+    own, twice = (torch.stack((t**2, torch.ones_like(t)), -1) for t in (at, at + 6))
+    missed = (own @ found.matrix.T @ found.matrix.T - twice).square().sum(-1).mean()
+    moved = torch.stack(((at + 3) ** 2, torch.ones_like(at)), -1).square().sum(-1).mean()
+    assert found.composition == pytest.approx(float((missed / moved).sqrt()), rel=1e-9)
+    assert found.composition > 1e-3
 
 
 def test_xpos_shifts_without_keeping_lengths():
@@ -101,7 +130,7 @@ def test_more_dimensions_than_positions_do_not_make_a_fit_exact():
     assert found.rank < 29  # all 29 directions would do: they would fit the positions that decide worse
     assert found.residual > 0.9
     assert not found.holds
-    assert "In 64 dimensions any 29 positions can be fitted exactly" in found.sentences()[1]
+    assert "A fit to 29 positions may be exact by itself in 64 dimensions" in found.sentences()[1]
 
 
 def test_integers_move_by_adding_not_by_a_matrix():
@@ -115,7 +144,10 @@ def test_integers_move_by_adding_not_by_a_matrix():
 
 
 def test_codes_that_are_all_the_same_need_no_matrix():
-    assert "So does doing nothing: the codes are all the same." in shift_matrix("multiplicative").sentences()
+    assert "Doing nothing misses by 0: codes so far apart are the same." in shift_matrix("multiplicative").sentences()
+    said = shift_matrix("binary:bits=1", 2, length=64).sentences()  # 0 1 0 1 ..: the same at every other position
+    assert "Doing nothing misses by 0: codes so far apart are the same." in said
+    assert not any("Adding one vector" in sentence for sentence in said)
 
 
 def test_rounded_codes_are_shifted_to_their_rounding():

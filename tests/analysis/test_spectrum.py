@@ -60,8 +60,16 @@ def test_an_untrained_table_is_no_wave_and_uses_every_direction():
 def test_codes_that_are_all_the_same_have_no_directions():
     found = spectrum(lambda at: torch.ones(len(at), 3))
     assert (found.directions_99, found.effective_dim, found.mean_share) == (0, 0, 1)
+    assert found.sentences() == ["Nothing tells the first 512 positions apart: their codes are all the same."]
     assert found.unfinished == 3
     assert found.waves == 0
+
+
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_the_size_of_codes_changes_no_wave(size):
+    found = spectrum(lambda at: size * torch.stack((at.double().cos(), torch.full((len(at),), 0.1)), -1), 64)
+    assert found.wavelengths.tolist() == [pytest.approx(2 * math.pi, rel=0.01), math.inf]
+    assert (found.waves, found.unfinished) == (1, 1)
 
 
 def test_a_bias_has_a_spectrum_of_heads():

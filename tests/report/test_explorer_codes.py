@@ -206,13 +206,6 @@ def test_buckets_have_the_librarys_edges(ask, both, buckets, longest):
     function = function.replace("True", "true").replace("False", "false") + ")"
     expected = t5_bucket(-distances, both, buckets, longest)
     assert ask(function) == expected.tolist()
-    for towards in (1, -1):
-        edges = ask("given => posenc.biases.t5Edges(...given)", [given, towards])
-        along = t5_bucket(-towards * torch.arange(5001), both, buckets, longest)
-        for edge in edges:
-            end = min(edge["last"], 5000)
-            assert set(along[edge["first"] : int(end) + 1].tolist()) == {edge["bucket"]}
-            assert end == 5000 or along[int(end) + 1] != edge["bucket"]
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,6 @@ def test_every_schedule_with_its_options(ask):
         is_declared(options, frequencies.options_of(name))
 
 
-def test_what_schedules_need(ask):
-    found = ask("() => Object.entries(posenc.frequencies.SCHEDULES).map(([name, { needs }]) => [name, needs])")
-    for name, needs in found:
-        shape = frequencies.complete({"name": name}, factor=4.0, original_max_positions=64, length=256)
-        required = {key for key, p in frequencies.options_of(name).items() if p.default is p.empty}
-        assert set(needs) == required | set(shape) - {"name"}, name
-
-
 def test_every_map_with_its_options(ask):
     found = registry(ask, "posenc.maps.MAPS")
     assert set(found) == set(MAPS)
@@ -185,25 +177,12 @@ def test_schedules(ask):
     cases = list({str(case): case for case in schedule_cases()}.values())
     function = """({ schedule, head_dim, base }) => {
         const { invFreq, attentionFactor } = posenc.frequencies.create(schedule, head_dim, base);
-        const { wavelengths, stretch } = posenc.frequencies;
-        return [attentionFactor, ...invFreq, ...wavelengths(invFreq), ...stretch(invFreq, head_dim, base)];
+        return [attentionFactor, ...invFreq, ...posenc.frequencies.wavelengths(invFreq)];
     }"""
     for given, found in zip(cases, each(ask, function, cases), strict=True):
         expected = frequencies.create(given["schedule"], given["head_dim"], given["base"])
-        waves = frequencies.wavelengths(expected), frequencies.stretch(expected, given["head_dim"], given["base"])
-        same(
-            found,
-            torch.cat((torch.tensor([expected.attention_factor], dtype=torch.float64), expected.inv_freq, *waves)),
-        )
-
-
-def test_factors(ask):
-    cases = [[700, 1000, 4.0], [4000, 1000, 1.0], [4000, 1000, 4.0]]
-    found = each(ask, "given => [posenc.frequencies.dynamicFactor(...given)]", cases)
-    same(found, [[frequencies.dynamic_factor(*case)] for case in cases])
-    cases = [[40.0, 1.0], [4.0, 0.707], [4.0, 0.0]]
-    found = each(ask, "given => [posenc.frequencies.softmaxFactor(...given)]", cases)
-    same(found, [[frequencies.softmax_factor(*case)] for case in cases])
+        factor = torch.tensor([expected.attention_factor], dtype=torch.float64)
+        same(found, torch.cat((factor, expected.inv_freq, frequencies.wavelengths(expected))))
 
 
 REFUSED_SCHEDULES = [
@@ -259,12 +238,6 @@ def test_no_map_is_the_distance(ask):
     (found,) = each(ask, "n => posenc.maps.grid(null, n)", [5])
     at = torch.arange(5.0)
     same(found, (at[:, None] - at).masked_fill(at[:, None] < at, torch.nan))
-
-
-def test_which_maps_go_by_the_distance(ask):
-    function = "([name, options]) => [posenc.maps.MAPS[name].shiftInvariant(options)]"
-    for (name, options), (found,) in zip(SIZES, each(ask, function, SIZES), strict=True):
-        assert found == MAPS[name](**options).shift_invariant
 
 
 REFUSED_MAPS = [

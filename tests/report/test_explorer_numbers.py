@@ -164,6 +164,15 @@ def test_rotations_under_a_map(shown, encoding, name, options):
     same(found["products"], (query @ key.mT).flatten().masked_fill(expected.flatten().isnan(), torch.nan), **TOLERANCE)
 
 
+def test_tokens_score_as_their_positions_do_among_all_pairs(shown):
+    """Also a query before its key, where xPos is another number."""
+    found = shown(encoding="xpos:scale_base=16", length=40, dim=16)
+    chosen, *others = [token["position"] for token in found["tokens"]]
+    scores = [token["score"] for token in found["tokens"]]
+    assert max(others) > chosen
+    same(scores, torch.tensor(found["products"])[[40 * chosen + at for at in (chosen, *others)]], **TOLERANCE)
+
+
 BIASES = [
     {"encoding": "alibi", "heads": 12},
     {"encoding": "sandwich:dim_bar=32", "heads": 4, "base": 500, "head": 3},

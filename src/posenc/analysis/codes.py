@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from posenc.analysis.of_encoding import of_encoding
 from posenc.analysis.of_model import of_model
 from posenc.analysis.reading import Codes as Codes
+from posenc.analysis.reading import of_table, seeded
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.errors import InputError
@@ -24,6 +25,12 @@ SHAPE: dict[str, Any] = {
     "causal": True,
 }
 """The model that an encoding given by name is made for, unless it is said otherwise."""
+
+
+def made(text: str, **shape: Any) -> Encoding:
+    """The encoding of a text for a model of that shape; what it draws at random is the same every time."""
+    with seeded():
+        return create(text, **{**SHAPE, **shape})
 
 
 def codes_of(
@@ -49,8 +56,7 @@ def codes_of(
     if isinstance(subject, Codes):
         return subject
     if isinstance(subject, str):
-        made = create(subject, **{**SHAPE, **shape}).eval()
-        return of_encoding(made, layer, name or subject, site, head)
+        return of_encoding(made(subject, **shape).eval(), layer, name or subject, site, head)
     given = isinstance(subject, (Encoding, Tensor, nn.Embedding, Transformer)) or hasattr(subject, "config")
     left = set(shape) - (set() if given else {"dim"})
     if left:
@@ -89,10 +95,4 @@ def _of_table(table: Tensor, name: str) -> Codes:
         raise InputError(f"{name} of shape {tuple(table.shape)}: pass (n, dim), a row per position, and at least one")
     if not table.is_floating_point():
         raise InputError(f"{name} of {table.dtype}: codes are not whole numbers; pass table.float() if these are")
-
-    def rows(positions: Tensor) -> Tensor:
-        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
-            raise InputError(f"{name}: a table has rows for whole positions alone; round them")
-        return table.detach()[positions.long().to(table.device)]
-
-    return Codes(name, rows, limit=len(table))
+    return of_table(name, table)

@@ -17,6 +17,8 @@ from posenc.functional import frequency_curve
 
 SAME = 1e-4
 """Of the mean squared norm: dot products nearer than this are the same, which leaves room for codes in float32."""
+RISE = 1e-12
+"""Of the same: means that differ by less are equal."""
 BLOCK = 1 << 20
 """Dot products at once."""
 
@@ -28,7 +30,7 @@ class Kernel(Finding):
     mean, spread: (length,) float64, over m; the spread is a standard deviation, zero where the distance decides.
     asymmetry: the largest |p_m . p_(m+k) - p_m . p_(m-k)| over all m and k. first_rise: the first k at which the mean
     is larger than at k - 1. first_zero: the first at which it is not above zero. half: the first at which it is at
-    most half of its value at zero. tail: its mean beyond half the length. random: standard deviation of the dot
+    most half of its value at zero. tail: its mean from half the length on. random: standard deviation of the dot
     product of two random unit vectors, dim^(-1/2). like_random: the first k at which the mean is within it. Each is
     None where there is no such distance.
     """
@@ -49,7 +51,7 @@ class Kernel(Finding):
     @property
     def stationary(self) -> bool:
         """Whether the dot product is a function of the distance."""
-        return float(self.spread.max()) <= SAME
+        return float(self.spread.max()) <= SAME and self.symmetric
 
     @property
     def symmetric(self) -> bool:
@@ -69,7 +71,8 @@ class Kernel(Finding):
                 f"The dot product of two codes of {self.name} depends on their distance alone: over all places it spreads "
                 f"by {float(self.spread.max()):.1g} at most."
             )
-        at = int(self.spread[1 : self.length // 2 + 1].argmax()) + 1  # further out there are few pairs to judge by
+        near = self.spread[: self.length // 2 + 1]  # further out there are few pairs to judge by
+        at = int((near if float(near.max()) > SAME else self.spread).argmax())
         return (
             f"The dot product of two codes of {self.name} is no function of their distance: between positions {at} apart "
             f"it spreads by {float(self.spread[at]):.3g} around {float(self.mean[at]):.3g}."
@@ -87,19 +90,27 @@ class Kernel(Finding):
         )
 
     def _about_decay(self) -> str:
-        if self.monotone:
-            shape = f"falls with every step up to distance {self.length - 1}"
-        else:
+        steps, last = self.mean.diff(), self.length - 1
+        if not self.monotone:
             shape = f"does not fall steadily: it rises first at distance {self.first_rise}"
-        half = f"halves at {self.half}" if self.half else "never halves"
+        elif bool((steps < -RISE).all()):
+            shape = f"falls with every step up to distance {last}"
+        elif bool((steps >= -RISE).all()):
+            shape = f"is the same at every distance up to {last}"
+        else:
+            shape = f"never rises up to distance {last}"
+        half = f"halves at {self.half}" if self.half else f"does not halve within {last}"
         zero = f"reaches zero at {self.first_zero}" if self.first_zero else "stays above zero"
-        return f"Its mean {shape}; it {half}, {zero}, and is {self.tail:.3g} beyond distance {self.length // 2}."
+        tail = f"{self.tail:.3g} on average from distance {self.length // 2} on"
+        return f"Its mean {shape}; it {half}, {zero}, and is {tail}."
 
     def _about_random(self) -> str:
+        if self.dim == 1:
+            return "Codes of one channel are parallel or opposed: none are as unrelated as random vectors of many."
         told = f"Two random vectors of {self.dim} channels have {self.random:.3g} or so"
         if self.like_random is None:
             return f"{told}: any two codes within {self.length} positions are more alike, or more opposed, on average."
-        return f"{told}: codes {self.like_random} positions apart are as unrelated as these."
+        return f"{told}: codes {self.like_random} positions apart are as unrelated as these, on average."
 
 
 def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
@@ -109,20 +120,20 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     take a quarter of a minute.
 
     Raises:
-        InputError: a subject whose codes belong to distances, a length below 2 or past what it defines, codes that are
+        InputError: a subject whose codes belong to distances, a length below 3 or past what it defines, codes that are
             all zero.
     """
     codes = codes_of(subject, **options)
     if codes.of == "distance":
-        raise InputError(f"{codes.name} adds to the scores and has no code per position: plot its bias by distance")
-    positions = positions_of(codes, length)
+        raise InputError(f"{codes.name}: its codes are of distances, and no position has one of its own to compare")
+    positions = positions_of(codes, length, 3)  # two have no p_(m-k) beside p_(m+k)
     values, length = codes(positions), len(positions)
     power = float(values.pow(2).sum(-1).mean())
     if power == 0:
         raise InputError(f"{codes.name}: every code is zero, so there is nothing to compare")
     mean, spread, asymmetry = _by_distance(values / math.sqrt(power))
     level = float(mean[0])
-    rises = mean[1:] > mean[:-1] + 1e-12
+    rises = mean.diff() > RISE
     random = values.shape[1] ** -0.5
     return Kernel(
         name=codes.name,
@@ -188,7 +199,8 @@ class Curves(Finding):
     """The decay under several curves of frequencies: integrals, sums over dim/2 pairs and asymptotes, a row each.
 
     distances: (n,). integrals, sums, asymptotes: (curves, n) float64. zeros: the first zero of each integral.
-    wanted: the smallest base whose integral stays above zero up to the largest of the distances, length / 0.6165.
+    wanted: the smallest base whose integral stays above zero up to the largest of the distances, but for a position or two:
+    length / 0.6165.
     """
 
     dim: int
@@ -214,8 +226,8 @@ class Curves(Finding):
                 f"{self.dim // 2} pairs is up to {gap:.2g} away from it."
             )
         found.append(
-            f"A geometric curve stays above zero over {far:g} positions from base {self.wanted:.4g} on; a larger base "
-            "decays more slowly over them."
+            f"A geometric curve stays above zero over {far:g} positions from a base of about {self.wanted:.4g} on; a larger "
+            "base decays more slowly over them."
         )
         return found
 

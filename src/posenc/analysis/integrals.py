@@ -80,8 +80,9 @@ def first_zero(curve: str = "geometric", base: float = 10000.0, exponent: float 
     # |Ci(x)| < 1/x adds a ripple to -Ci(x/base) that moves its zero by less than two. Powers: a trend that wins over the
     # first few ripples wins over all, for it falls more slowly.
     around = CI_ZERO * base if curve == "geometric" else 0.0
-    start = max(around - 4, 0.0) if base > 100 else 0.0
-    scan = start + torch.arange(0, 64, 1 / 16, dtype=torch.float64, device="cpu")
+    unit = max(1.0, 1e-12 * around)  # which float64 still tells apart there
+    start = max(around - 4 * unit, 0.0) if base > 100 else 0.0
+    scan = start + unit * torch.arange(0, 64, 1 / 16, dtype=torch.float64, device="cpu")
     below = decay_integral(scan, curve, base, exponent) < 0
     if not below.any():
         return None

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from posenc.analysis.reading import Codes, Waves
+from posenc.analysis.reading import Codes, Waves, seeded
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, as_terms
 from posenc.encodings import (
@@ -136,7 +136,9 @@ def _of_rotation(encoding: Encoding, parts: list[Part], name: str, head: int) ->
     def codes(at: Tensor) -> Tensor:
         return _turned(turning, _placed(encoding, at, key_at_zero=not encoding.needs_length), head)
 
-    if bool((codes(torch.arange(4)).diff(dim=0) == 0).all()):
+    with seeded():
+        still = bool((codes(torch.arange(4)).diff(dim=0) == 0).all())
+    if still:
         return None  # it prepares queries and keys for the bias, whatever their position
     waves = _rotation_waves(*turning[0], head) if len(turning) == 1 else None
     return _codes(name, codes, encoding, [part for part, _ in turning], waves)

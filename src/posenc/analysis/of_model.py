@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from posenc.analysis.of_encoding import of_encoding
-from posenc.analysis.reading import Codes
+from posenc.analysis.reading import Codes, of_table
 from posenc.encoding import Encoding
 from posenc.encodings import T5, Rotary
 from posenc.errors import InputError
@@ -32,8 +32,7 @@ def of_model(model: nn.Module, name: str | None, layer: int, site: str | None, h
     model_type = str(inner.config.model_type)
     name = name or model_type
     if has_learned_table(model):
-        rows = rows_of_table(model).detach()
-        return Codes(name, lambda positions: rows[positions.long().to(rows.device)], limit=len(rows), module=inner)
+        return of_table(name, rows_of_table(model), inner)
     if model_type in BUCKETED:
         return of_encoding(_bucketed(inner, layer), 0, name, site, head)
     if model_type in FAMILIES:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import SHAPE, codes_of
+from posenc.analysis.codes import codes_of, made
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import Waves, whole
 from posenc.encoding import Encoding
-from posenc.encodings import create
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
@@ -111,14 +110,14 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     Raises:
         InputError: an encoding without frequencies, a length below 1, another dtype than torch's four of real numbers.
     """
-    encoding = create(encoding, **SHAPE) if isinstance(encoding, str) else encoding
+    encoding = made(encoding) if isinstance(encoding, str) else encoding
     waves = _waves(encoding)
     theta = waves.frequencies
     length, dtype = whole("length", length), _a_dtype(dtype)
     module = _module(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
     tallies: dict[str, _Tally] = {}
-    distinct, last = 0, math.nan
+    distinct, last = 0, torch.full((1,), math.nan, dtype=torch.float64)
     for first in range(0, length, BLOCK):
         n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
         exact = n[:, None] * theta
@@ -134,8 +133,8 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
                 error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
             tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
         kept = _rounded(n, dtype)
-        distinct += int((kept.diff(prepend=kept.new_tensor([last])) != 0).sum())
-        last = float(kept[-1])
+        distinct += int((kept != torch.cat((last, kept[:-1]))).sum())
+        last = kept[-1:]
     return PhaseError(
         name=encoding.name or type(encoding).__name__,
         dtype=str(dtype)[6:],

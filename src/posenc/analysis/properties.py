@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import Codes, in_chunks, positions_of, whole
-from posenc.analysis.uniqueness import CHUNK, Uniqueness, unique
-from posenc.errors import InputError
+from posenc.analysis.reading import CHUNK, REFUSED, Codes, defined, in_chunks, positions_of, seeded, whole
+from posenc.analysis.uniqueness import Uniqueness, unique
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
 """Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
 closer than this share of a code's norm are the same."""
+LIKE = 0.1
+"""How far norms may be off a power of the position that they are said to go like, as a logarithm."""
 
 
 # ---------------------------------------------------------------- steps
@@ -57,9 +58,9 @@ class Steps(Finding):
                 f"A step of one is not the same at every {self.of}: from {low:.4g} to {high:.4g}, {mean:.4g} on average."
             ]
         short, long = min(self.by_length), max(self.by_length)
-        if self.uneven_lengths <= EVEN:
+        if short < long and self.uneven_lengths <= EVEN:
             said.append(f"It does not depend on the text's length ({short} to {long}).")
-        else:
+        elif short < long:
             said.append(
                 f"It depends on the text's length: {self.by_length[short]:.4g} in a text of {short}, "
                 f"{self.by_length[long]:.4g} in one of {long}."
@@ -129,8 +130,8 @@ class Boundedness(Finding):
 
     trained: positions inside. up_to: how far it was tried. defined_to: positions 0 .. defined_to-1 have codes. refusal:
     what the next one was refused with, empty where all have. inside, past: the largest norm of a code, nan where there
-    is none. growth: e, where norms past the trained length grow like position^e; nan where there are too few. holds:
-    defined everywhere tried, and nowhere more than 1% longer than inside.
+    is none. growth: e, where norms past the trained length go like position^e, to 10% everywhere; nan where they do not,
+    or are too few. holds: defined everywhere tried, and nowhere more than 1% longer than inside.
     """
 
     name: str
@@ -149,17 +150,15 @@ class Boundedness(Finding):
         if self.defined_to < self.up_to:
             said.append(f"From {self.of} {self.defined_to} on there is no code: {self.refusal}.")
         if not math.isnan(self.past):
-            times = self.past / self.inside if self.inside else math.inf
+            past = f"Past it, up to {self.of} {self.defined_to - 1},"
             if self.past <= LARGER * self.inside:
-                said.append(f"Past it, up to {self.defined_to}, none is longer than {self.past:.4g}.")
+                said.append(f"{past} none is longer than {self.past:.4g}.")
             else:
+                times = f", {self.past / self.inside:.3g} times as much" if self.inside else ""
                 like = f", like {self.of}^{self.growth:.2f}" if self.growth >= 0.05 else ""
-                said.append(
-                    f"Past it, up to {self.of} {self.defined_to - 1}, they are up to {self.past:.4g} long, {times:.3g} "
-                    f"times as much{like}."
-                )
+                said.append(f"{past} they are up to {self.past:.4g} long{times}{like}.")
                 if self.of == "distance":
-                    said.append("A bias that falls without end is how far keys are made to fade.")
+                    said.append("Where a bias falls, that is how far keys are made to fade.")
         return said
 
 
@@ -181,7 +180,7 @@ def bounded(
         seen = min(seen, codes.limit)
     up_to = whole("up_to", 16 * seen if up_to is None else up_to, seen + 1)
     inside = codes(positions_of(codes, seen, 2, "trained")).norm(dim=-1)
-    defined_to, refusal = _defined(codes, seen, up_to)
+    defined_to, refusal = defined(codes, seen, up_to)
     past = _norms(codes, seen, defined_to)
     largest = float(past.max()) if len(past) else math.nan
     return Boundedness(
@@ -205,36 +204,16 @@ def _norms(codes: Codes, start: int, end: int) -> Tensor:
     return torch.cat([read(at).norm(dim=-1) for at in torch.arange(start, end).split(CHUNK)])
 
 
-def _defined(codes: Codes, seen: int, up_to: int) -> tuple[int, str]:
-    """How many positions have codes, and why the next has none."""
-
-    def refusal(count: int) -> str:
-        """Of position count - 1, or of a text of count positions; empty where there is none."""
-        try:
-            codes(torch.arange(count) if codes.needs_length else torch.tensor([count - 1]))
-        except (InputError, IndexError, RuntimeError, ValueError) as error:  # a user's function may raise any of them
-            return str(error).splitlines()[0].rstrip(".") or type(error).__name__
-        return ""
-
-    end = up_to if codes.limit is None else min(up_to, codes.limit)
-    low, high, why = seen, end, refusal(end)
-    if not why:
-        return end, "" if end == up_to else f"it is made for {end}"
-    while high - low > 1:
-        middle = (low + high) // 2
-        now = refusal(middle)
-        low, high, why = (low, middle, now) if now else (middle, high, why)
-    return low, why
-
-
 def _exponent(norms: Tensor, start: int) -> float:
-    """The slope of log norm against log position."""
+    """The slope of log norm against log position, where that is a line."""
     kept = norms > 0
     if int(kept.sum()) < 2:
         return math.nan
     x, y = (start + torch.arange(len(norms)))[kept].double().log(), norms[kept].log()
     x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / x.square().sum())
+    y = y - y.mean()
+    slope = float((x * y).sum() / x.square().sum())
+    return slope if float((y - slope * x).abs().max()) <= LIKE else math.nan
 
 
 # ---------------------------------------------------------------- deterministic
@@ -291,14 +270,14 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
     at = positions_of(codes, length)
     shuffled = torch.randperm(length, generator=torch.Generator().manual_seed(0))
     some = at[:: max(1, length // 8)]
-    with _mode(codes.module, False):
+    with seeded(), _mode(codes.module, False):
         own = codes.read(at)
         norm = float(own.square().sum(-1).mean().sqrt()) or 1.0
 
         def moved(expected: Tensor, *positions: Tensor) -> float:
             try:
                 found = torch.cat([codes.read(part) for part in positions])
-            except InputError:
+            except REFUSED:
                 return math.inf
             return float((found[: len(expected)] - expected).norm(dim=-1).max()) / norm
 
@@ -310,22 +289,26 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
             "prefix": moved(own[: length // 2], at[: length // 2]),
         }
     if codes.module is not None:
-        with _mode(codes.module, True):
+        with seeded(), _mode(codes.module, True):
             differences["training"] = max(moved(own, at), moved(own, at))
     return Determinism(codes.name, codes.of, length, all(by <= SAME for by in differences.values()), differences)
 
 
 @contextmanager
 def _mode(module: nn.Module | None, training: bool) -> Iterator[None]:
-    """A module in training or evaluation mode, every part as it was before afterwards."""
-    before = {} if module is None else {part: part.training for part in module.modules()}
-    if module is not None:
-        module.train(training)
+    """A module in training or evaluation mode; afterwards every part is as it was, and so are its buffers, which a pass in
+    training may change."""
+    module = nn.Module() if module is None else module
+    modes = {part: part.training for part in module.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    module.train(training)
     try:
         yield
     finally:
-        for part, was in before.items():
-            part.training = was
+        for part, mode in modes.items():
+            part.training = mode
+        for buffer, values in buffers:
+            buffer.data.copy_(values)
 
 
 # ---------------------------------------------------------------- all four

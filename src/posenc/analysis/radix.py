@@ -43,8 +43,8 @@ class Counter(Finding):
             "2^(k+1) is positive exactly where the bit is 1: the same picture, smooth.",
             f"Pair c of a sinusoidal code turns once in {math.tau:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
             f"{float(self.wavelengths[0]):.4g} to {float(self.wavelengths[-1]):.4g}.",
-            f"Between neighbours the bits move by {self.bit_steps[1]:.3g} to {self.bit_steps[0]:.3g}, for a carry flips "
-            f"many at once; the code moves by {self.code_steps[0]:.3g} at every step.",
+            f"Between neighbours the bits move by {self.bit_steps[1]:.3g} to {self.bit_steps[0]:.3g}, the square root of how "
+            f"many a carry flips; the code moves by {self.code_steps[0]:.3g} at every step.",
         ]
 
 
@@ -153,8 +153,8 @@ class Digits(Finding):
             return f"{told}: no pair meets an angle that it has not met in training."
         worst = int(self.unseen.argmax())
         return (
-            f"{told}: {len(beyond)} pairs ({beyond[0]} to {beyond[-1]}) meet angles that they never met in training, most "
-            f"of all pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
+            f"{told}: {len(beyond)} of {len(self.unseen)} pairs, from {beyond[0]} to {beyond[-1]}, go to angles never met in "
+            f"training, furthest pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
             f"{float(self.reached[worst]) / math.tau:.3g}."
         )
 
@@ -174,14 +174,17 @@ class Digits(Finding):
 
     def _about_base(self) -> str:
         beta, shift = self.new_beta, float(self.squeeze[0])
+        if len(self.inv_freq) == 1:
+            return "A single digit has no base that a schedule could change."
         if beta is None:
             return "The digits have no common base: the ratio from one pair to the next changes."
         if math.isclose(beta, self.beta, rel_tol=1e-9):
             return f"The base of the digits stays {beta:.4g}" + (
                 "." if math.isclose(shift, 1) else f"; the position is divided by {shift:.3g} first."
             )
+        size = "larger" if beta > self.beta else "smaller"
         return (
-            f"It is a conversion of base: {self.beta:.4g} becomes {beta:.4g}, and as many digits hold larger numbers."
+            f"It is a conversion of base: {self.beta:.4g} becomes {beta:.4g}, and as many digits hold {size} numbers."
         )
 
 

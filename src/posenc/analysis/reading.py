@@ -1,7 +1,8 @@
 """Codes: a function from positions (or distances) to vectors, and what is checked whenever it is read."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
+
+CHUNK = 8192
+"""Positions at once."""
+REFUSED = (InputError, IndexError, RuntimeError, ValueError)
+"""What a user's function may raise where it has no codes."""
+LARGEST = 1e150
+"""Of a number in a code: its square is still finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +58,7 @@ class Codes:
 
     Raises, when called:
         InputError: positions that are none, or past the limit; codes that are not (n, dim), not of the same dim in
-            every call, not finite, or not those of the last call for the same positions.
+            every call, not finite, too large to be squared, or not those of the last call for the same positions.
     """
 
     name: str
@@ -65,7 +73,8 @@ class Codes:
     _dims: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, positions: Tensor) -> Tensor:
-        found, again = self.read(positions), self.read(positions)
+        with seeded():  # noise of a function's own moves nobody else's random numbers
+            found, again = self.read(positions), self.read(positions)
         if not torch.equal(found, again):
             raise InputError(
                 f"{self.name}: gave two different codes for the same {self.of}s; seed it, or turn off its noise (a "
@@ -101,9 +110,13 @@ class Codes:
             )
         self._dims[:] = [wanted]
         found = codes.detach().to("cpu", torch.float64)
-        if not bool(found.isfinite().all()):
-            at = positions[~found.isfinite().all(-1)][0].tolist()
-            raise InputError(f"{self.name}: the code of {self.of} {at} is not finite; mend it, or analyse fewer")
+        fine = (found.abs() <= LARGEST).all(-1)  # which NaN is not, either
+        if not bool(fine.all()):
+            row = int((~fine).int().argmax())
+            wrong = f"larger than {LARGEST:g}" if bool(found[row].isfinite().all()) else "not finite"
+            raise InputError(
+                f"{self.name}: the code of {self.of} {positions[row].tolist()} is {wrong}; mend it, or analyse fewer"
+            )
         return found
 
     def _check(self, positions: Tensor) -> None:
@@ -134,6 +147,17 @@ def whole(name: str, value: float, least: int = 1) -> int:
     return int(value)
 
 
+def of_table(name: str, table: Tensor, module: nn.Module | None = None) -> Codes:
+    """The rows of a table (n, dim), a position each."""
+
+    def rows(positions: Tensor) -> Tensor:
+        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
+            raise InputError(f"{name}: a table has rows for whole positions alone; round them")
+        return table.detach()[positions.long().to(table.device)]
+
+    return Codes(name, rows, limit=len(table), module=module)
+
+
 def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
     """The codes of any of the positions 0 .. count-1 of one text, a row each: read as asked for, or all at once where
     they depend on each other."""
@@ -143,12 +167,42 @@ def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
     return lambda positions: every[positions.long()]
 
 
+def defined(codes: Codes, start: int, end: int) -> tuple[int, str]:
+    """How many positions from 0 on have codes, if those below `start` have and it is not asked about more than `end`; and
+    why the next has none, empty where all have."""
+    last = end if codes.limit is None else min(end, codes.limit)
+    refusal = "" if last == end else f"it is made for {last}"
+    step = last - start if codes.needs_length else CHUNK
+    while start < last:
+        high = min(start + step, last)
+        try:
+            codes(torch.arange(high) if codes.needs_length else torch.arange(start, high))
+            start = high
+        except REFUSED as error:  # the first that has none is below high: look half as far ahead
+            refusal = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+            last, step = high - 1, max(1, (high - start) // 2)
+    return start, refusal
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random numbers from a seed for a while; the caller's go on afterwards as if nobody had drawn any."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
+
+
 def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "length") -> Tensor:
     """0 .. length-1, where the codes are defined.
 
     Raises:
-        InputError: fewer than the least, or past the limit.
+        InputError: fewer than the least, past the limit, or codes of fewer than the least alone.
     """
+    if codes.limit is not None and codes.limit < least:
+        raise InputError(f"{codes.name}: has codes of {codes.limit} {codes.of}s alone, and takes {least} to compare")
     length = whole(argument, length, least)
     if codes.limit is not None and length > codes.limit:
         raise InputError(

@@ -1,5 +1,6 @@
 """What position does to attention's scores by distance: what is added to them, how fast pairs turn, and what comes of it."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import SHAPE
+from posenc.analysis.codes import SHAPE, made
 from posenc.analysis.finding import Finding
 from posenc.attention import posed
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, as_terms
-from posenc.encodings import create
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
@@ -88,8 +88,8 @@ class Rotation(Finding):
 
     @property
     def unfinished(self) -> int:
-        """Pairs that do not finish a turn within the trained length."""
-        return int((self.wavelengths > self.trained).sum())
+        """Pairs that turn, but not once within the trained length."""
+        return int(((self.wavelengths > self.trained) & (self.angles != 0)).sum())
 
     def sentences(self) -> list[str]:
         still = int((self.angles == 0).sum())
@@ -98,7 +98,9 @@ class Rotation(Finding):
             return [f"None of the {still} pairs turns."]
         said = [
             f"{self.unfinished} of {len(self.angles)} pairs never finish a turn within {self.trained} positions: beyond "
-            "them a model meets angles it was not trained on.",
+            "them a model meets angles it was not trained on."
+            if self.unfinished
+            else f"Every pair that turns comes round within {self.trained} positions.",
             f"The fastest pair is back after {turning.min():.4g} positions, the slowest after {turning.max():.4g}.",
         ]
         return said + ([f"{still} pairs stand still and see content alone."] if still else [])
@@ -159,11 +161,11 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
     """
-    made, own, layer, name = _made(encoding, layer, name, shape)
+    whole, own, layer, name = _made(encoding, layer, name, shape)
     if "bias" not in own.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
-    _check_length(length, made, name)
-    both = not (made.causal_only or _one_way(own)) and _fits(made, 2 * length - 1)
+    _check_length(length, whole, name)
+    both = not (whole.causal_only or _one_way(own)) and _fits(whole, 2 * length - 1)
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both)
     drawn = torch.Generator().manual_seed(0)
@@ -235,25 +237,21 @@ def scores(
     Raises:
         InputError: sizes below 1, or positions that the encoding does not take.
     """
-    made, own, layer, name = _made(encoding, layer, name, shape)
+    whole, own, layer, name = _made(encoding, layer, name, shape)
     if samples < 2:
         raise InputError(f"samples={samples}: a spread needs at least 2")
-    _check_length(length, made, name)
+    _check_length(length, whole, name)
     width, num_heads = width_of(own), heads_of(own)
     drawn = torch.Generator().manual_seed(seed)
     _share(own, width, num_heads)
-    moves, found, plain = own.training, [], []
-    own.eval()  # positions that move in training stand still in use
-    try:
-        for _ in range(samples):
-            token = torch.randn(1, width, generator=drawn, dtype=torch.float64)
-            others = torch.randn(length, width, generator=drawn, dtype=torch.float64)
-            others[-1:] = token
-            pair = [_last_scores(own, layer, num_heads, x) for x in (token.expand(length, -1), others)]
-            found.append(torch.stack([added for added, _ in pair]))
-            plain.append(pair[1][1])
-    finally:
-        own.train(moves)
+    found, plain = [], []
+    for _ in range(samples):
+        token = torch.randn(1, width, generator=drawn, dtype=torch.float64)
+        others = torch.randn(length, width, generator=drawn, dtype=torch.float64)
+        others[-1:] = token
+        pair = [_last_scores(own, layer, num_heads, x) for x in (token.expand(length, -1), others)]
+        found.append(torch.stack([added for added, _ in pair]))
+        plain.append(pair[1][1])
     each = torch.stack(found).flip(-1)
     hidden = each == -torch.inf
     if bool(hidden.all()) or not bool(each[~hidden].isfinite().all()):
@@ -280,14 +278,14 @@ def _last_scores(encoding: Encoding, layer: int, num_heads: int, x: Tensor) -> t
 def _made(
     encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]
 ) -> tuple[Encoding, Encoding, int, str]:
-    """The encoding, the one that acts in a layer, which of its layers that is, and what to call it."""
-    own = encoding if isinstance(encoding, str) else encoding.name or type(encoding).__name__
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = create(encoding, **{**SHAPE, **shape}) if isinstance(encoding, str) else encoding
-    if not isinstance(made, Encoding):
-        raise InputError(f"encoding: a {type(made).__name__} is none; pass an Encoding or its text")
-    return made, *made.at(layer), name or own
+    """The encoding as it is in use, the one that acts in a layer, which of its layers that is, and what to call it. A
+    copy: it takes other projections than the caller's, and positions that move in training stand still in it."""
+    if not isinstance(encoding, (Encoding, str)):
+        raise InputError(f"encoding: a {type(encoding).__name__} is none; pass an Encoding or its text")
+    if shape and not isinstance(encoding, str):
+        raise InputError(f"{', '.join(sorted(shape))}: an Encoding has its own; only a text takes a shape")
+    own = (made(encoding, **shape) if isinstance(encoding, str) else copy.deepcopy(encoding)).eval()
+    return own, *own.at(layer), name or (encoding if isinstance(encoding, str) else own.name or type(own).__name__)
 
 
 def _parts(encoding: Encoding) -> list[Encoding]:

@@ -25,7 +25,7 @@ class Shift(Finding):
     from p(t + shift) there, root mean square over that of p; residual_fitted: on what it was fitted to; still: what doing
     nothing misses by, and added: what adding one vector everywhere misses by. by_position: the residual at every
     t = first, first + 1, .. fitted, rank: how many positions it was fitted to, in how many directions: as many as serve
-    positions left out. composition: how far M M is from the matrix of twice the shift, on the codes. orthogonality: the
+    positions left out. composition: how far M M p(t) is from p(t + 2 shift), over the same norm. orthogonality: the
     largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
     angles: by how much M turns its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2.
     known_angles: those that the frequencies give, and angle_error, how far the nearest found one is at most; None where
@@ -68,15 +68,17 @@ class Shift(Finding):
                 f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
             ]
         if self.still < MEANT:
-            said.append("So does doing nothing: the codes are all the same.")
-        if self.added < MEANT and not self.holds:
+            said.append(f"Doing nothing misses by {self.still:.1g}: codes so far apart are the same.")
+        if self.added < MEANT <= self.still and not self.holds:
             said.append("Adding one vector does it everywhere, which is no product with a matrix.")
         if self.exact:
             said.append(
                 "It turns each pair of channels by the shift times its frequency, so it is known without a fit."
             )
         elif not self.holds and self.fitted <= dim:
-            said.append(f"In {dim} dimensions any {self.fitted} positions can be fitted exactly: only the others tell.")
+            said.append(
+                f"A fit to {self.fitted} positions may be exact by itself in {dim} dimensions: only the others tell."
+            )
         if self.holds:
             norms = "keeps every length" if self.orthogonality < 1e-3 else "does not keep lengths"
             said.append(
@@ -116,11 +118,9 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     rest = torch.arange(len(at)) % 2 == 1
     if known:
         assert codes.waves is not None
-        matrix, double = (codes.waves.matrix(k, own.shape[1]) for k in (shift, 2 * shift))
-        rank, rest = own.shape[1], torch.ones_like(rest)
+        matrix, rank, rest = codes.waves.matrix(shift, own.shape[1]), own.shape[1], torch.ones_like(rest)
     else:
         matrix, rank = _fitted(own[~rest], moved[~rest])
-        double, _ = _fitted(own[~rest], twice[~rest])
     missed = (own @ matrix.T - moved).norm(dim=-1) / norm
     angles = _angles(matrix if known else _inside(matrix, own[~rest], rank))
     expected = None if codes.waves is None else _folded(shift * codes.waves.frequencies)
@@ -141,7 +141,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         first=int(at[0]),
         fitted=0 if known else int((~rest).sum()),
         rank=rank,
-        composition=_mean((own @ (matrix @ matrix - double).T).norm(dim=-1) / norm),
+        composition=_mean((own @ (matrix @ matrix).T - twice).norm(dim=-1) / norm),
         orthogonality=_orthogonality(matrix, own),
         angles=angles,
         known_angles=expected,

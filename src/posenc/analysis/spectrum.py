@@ -44,6 +44,8 @@ class Spectrum(Finding):
     waves: int
 
     def sentences(self) -> list[str]:
+        if not self.directions_99:
+            return [f"Nothing tells the first {self.length} {self.of}s apart: their codes are all the same."]
         said = [
             f"{self.directions_99} of {self.dim} directions hold 99% of what tells the first {self.length} {self.of}s "
             f"apart (effective dimension {self.effective_dim:.3g})."
@@ -51,7 +53,10 @@ class Spectrum(Finding):
         if self.mean_share > 0.01:
             said.append(f"{self.mean_share:.0%} of the codes' mean square is the same at every {self.of}.")
         if not self.known:
-            said.append(f"{self.waves} of {self.dim} channels are a single wave (to 90% of their variance or more).")
+            said.append(
+                f"{self.waves} of {self.dim} channels are a single wave that turns at least once (to 90% of their variance "
+                "or more)."
+            )
         said.append(f"{self.unfinished} of {self.dim} channels turn less than once in {self.length} {self.of}s.")
         return said
 
@@ -73,11 +78,11 @@ def spectrum(subject: Any, length: int = 512, **options: Any) -> Spectrum:
     singular = torch.linalg.svdvals(varying)
     power = singular.square()
     total = float(power.sum())
-    share = power.cumsum(0) / total if total else torch.ones_like(power)
+    share = power.cumsum(0) / (total or 1.0)
     if codes.waves is not None:
         frequencies, purity = codes.waves.by_channel(dim).abs(), torch.ones(dim, dtype=torch.float64)
     else:
-        frequencies, purity = _dominant(varying)
+        frequencies, purity = _dominant(varying, values.square().sum(0))
     wavelengths = 2 * math.pi / frequencies
     return Spectrum(
         name=codes.name,
@@ -97,9 +102,10 @@ def spectrum(subject: Any, length: int = 512, **options: Any) -> Spectrum:
     )
 
 
-def _dominant(varying: Tensor) -> tuple[Tensor, Tensor]:
+def _dominant(varying: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     """The wave that fits each channel best, as its frequency in radians a position, and the share of the variance that it
-    holds: least squares on a constant, a sine and a cosine, which also tells waves that are longer than the text."""
+    holds: least squares on a constant, a sine and a cosine, which also tells waves that are longer than the text. squares:
+    of the channels with their means, against which what rounding leaves of a constant is nothing."""
     length = len(varying)
     slow = torch.logspace(-1, 0, 17, dtype=torch.float64)[:-1] / length
     fast = torch.arange(8, 4 * length + 1, dtype=torch.float64) / (8 * length)
@@ -107,7 +113,7 @@ def _dominant(varying: Tensor) -> tuple[Tensor, Tensor]:
     total = varying.square().sum(0)
     held = torch.cat([_held(varying, part) for part in turns.split(256)]) / torch.where(total > 0, total, 1.0)
     best = held.max(0)
-    moves = total > 1e-24 * max(1.0, float(varying.square().sum()))
+    moves = total > 1e-24 * squares
     frequencies = torch.where(moves, 2 * math.pi * turns[best.indices], 0.0)
     return frequencies, torch.where(moves, best.values.clamp(0, 1), 1.0)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posenc.analysis import precision
 from posenc.analysis.codes import SHAPE, Codes, codes_of
+from posenc.analysis.reading import seeded
 from posenc.analysis.scores import heads_of, width_of
 from posenc.analysis.symmetry import encoder
 from posenc.analysis.trained import trained_model
@@ -188,8 +189,7 @@ def subject_of(
         trained = (_trained_length(subject) if _is_model(subject) else None) or length
     asked, shape = shape.get("dim"), {**SHAPE, "max_positions": trained, **shape}
     text = subject if isinstance(subject, str) else None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         thing = _thing(subject, shape, name, asked)
     name = name or text or _name(subject)
     return _checked(Subject(name, thing, length, trained, steps, seed, text, tuple(dtypes), tokenizer))

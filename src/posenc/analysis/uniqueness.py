@@ -10,10 +10,10 @@ from torch import Tensor
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import Codes, in_chunks, positions_of, whole
+from posenc.analysis.reading import CHUNK, REFUSED, Codes, defined, in_chunks, positions_of, whole
 from posenc.errors import InputError
 
-CHUNK, SEARCH = 8192, 100_000
+SEARCH = 100_000
 CLAIM = (1, 10001)
 """Two positions that a popular text says share a sinusoidal code at base 10000."""
 
@@ -57,7 +57,10 @@ class Uniqueness(Finding):
             said.append(f"None of the first {self.searched} codes equals an earlier one (within {self.tolerance:.2g}).")
         else:
             later, earlier = self.collision
-            said.append(f"The first code that occurs again is that of {self.of} {later}: it equals that of {earlier}.")
+            said.append(
+                f"The first code that occurs again is that of {self.of} {later}: it equals that of {earlier} (within "
+                f"{self.tolerance:.2g})."
+            )
         if self.longest_wave is not None and math.isfinite(self.longest_wave) and self.claimed is not None:
             said.append(
                 f"The slowest channels turn once in {self.longest_wave:.0f} {self.of}s, but two codes are equal only "
@@ -84,7 +87,8 @@ def unique(
             positions and codes in it, as a model in bfloat16 may (rows of a table stay whole numbers); None: float64.
 
     Raises:
-        InputError: codes that cannot be read, length below 2, search below length, or a negative tolerance.
+        InputError: codes that cannot be read or do not fit the dtype, length below 2, search below length, or a
+            tolerance outside 0 .. 1.
     """
     codes = codes_of(subject, **options)
     positions = positions_of(codes, length)
@@ -99,10 +103,18 @@ def unique(
     searched = searched if codes.limit is None else min(searched, codes.limit)
     if dtype is not None:
         searched = int(min(searched, torch.finfo(dtype).max))
-    first, read = _held(codes, length, dtype)(positions), _held(codes, searched, dtype)
+    first = _held(codes, length, dtype)(positions)
     norm = float(first.square().sum(-1).mean().sqrt())
     smallest, pair = _closest(first)
-    collision = _first_collision(read, searched, tolerance * norm)
+    try:
+        read = _held(codes, searched, dtype)
+        collision = _first_collision(read, searched, tolerance * norm)
+    except REFUSED:
+        if search is not None:
+            raise
+        searched, _ = defined(codes, length, searched)
+        read = _held(codes, searched, dtype)
+        collision = _first_collision(read, searched, tolerance * norm)
     return Uniqueness(
         name=codes.name,
         of=codes.of,
@@ -128,8 +140,10 @@ def _held(codes: Codes, count: int, dtype: torch.dtype | None) -> Callable[[Tens
     rounds = codes.limit is None and not codes.needs_length
 
     def held(positions: Tensor) -> Tensor:
-        at = positions.to(dtype).double() if rounds else positions
-        return read(at.long() if rounds else at).to(dtype).double()
+        found = read(positions.to(dtype).long() if rounds else positions).to(dtype).double()
+        if not bool(found.isfinite().all()):
+            raise InputError(f"{codes.name}: its codes are larger than {dtype} can hold; pass a wider one")
+        return found
 
     return held
 

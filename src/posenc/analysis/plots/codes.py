@@ -48,7 +48,7 @@ def singular_values(ax: "Axes", spectrum: Spectrum) -> None:
     ax.legend(loc="center right")
 
 
-@plot("Channels above the line turn less than once in the text: over it they barely tell one position from the next.")
+@plot("Channels above the line turn less than once in the text: the further up, the less they tell neighbours apart.")
 def wavelengths(ax: "Axes", spectrum: Spectrum) -> None:
     """How many positions each channel needs to turn once, against the length of the text. Faint: one wave holds little of
     what the channel does."""
@@ -138,4 +138,4 @@ def _count(ax: "Axes") -> None:
 
 
 def _channel(of: str) -> str:
-    return "head" if of == "distance" else "channel"
+    return "head or channel" if of == "distance" else "channel"  # a bias has heads, a mapped rotation channels

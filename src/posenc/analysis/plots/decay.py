@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @plot(
-    "The line falls as two positions move apart; where the band around it opens, the dot product depends on more than "
-    "the distance, and inside the grey strip two codes are as unrelated as two random vectors."
+    "Where the line falls, codes grow less alike as they move apart; where the band around it opens, the dot product "
+    "depends on more than the distance, and inside the grey strip two codes are as unrelated as two random vectors."
 )
 def kernel(ax: "Axes", found: Kernel) -> None:
     """The normalised dot product by distance, a standard deviation around it, and that of random vectors."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @plot(
-    "Left the bits of each position, right the sines of its code: columns flip half as often one after the other, first "
-    "abruptly, then smoothly.",
+    "Left the bits of each position, then sines of their periods, right those of its code: each column flips less often "
+    "than the one before, first abruptly, then smoothly.",
     size=(6.4, 4.8),
 )
 def counter(ax: "Axes", found: Counter) -> None:

@@ -34,20 +34,6 @@ posenc.biases = (() => {
     return side + Math.min(exact + Math.trunc(fround(growth * (perSide - exact))), perSide - 1);
   }
 
-  // The distances that each bucket of one direction holds: [{bucket, first, last}], the last one without end.
-  function t5Edges(options, towards = 1) {
-    const found = [];
-    const chosen = pick(BIASES.t5.options, options);
-    for (let away = 0; away <= chosen.max_distance; away++) {
-      const bucket = t5Bucket(towards * away, chosen);
-      const latest = found[found.length - 1];
-      if (latest && latest.bucket === bucket) latest.last = away;
-      else found.push({ bucket, first: away, last: away });
-    }
-    found[found.length - 1].last = Infinity;
-    return found;
-  }
-
   // ------------------------------------------------------------------ formulas: options -> (head, distance) -> bias
 
   // Press et al. 2022, section 3.
@@ -140,5 +126,5 @@ posenc.biases = (() => {
     posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, codes, kernel: null };
   }
 
-  return { BIASES, rows, alibiSlopes, t5Bucket, t5Edges };
+  return { BIASES, rows, alibiSlopes, t5Bucket };
 })();

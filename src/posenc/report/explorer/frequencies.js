@@ -29,12 +29,6 @@ posenc.frequencies = (() => {
   // Positions per turn; infinite for a pair that stands still.
   const wavelengths = invFreq => invFreq.map(theta => (2 * Math.PI) / theta);
 
-  // lambda_c: how many times slower than in plain RoPE of that base each pair turns.
-  function stretch(invFreq, headDim, base = 10000) {
-    const trained = plain(headDim, base);
-    return ofWidth(invFreq, headDim).map((theta, c) => trained[c] / theta);
-  }
-
   // How often each pair turns over so many positions.
   const turns = (invFreq, length) => invFreq.map(theta => (theta * length) / (2 * Math.PI));
 
@@ -149,9 +143,6 @@ posenc.frequencies = (() => {
     return 0.1 * weight * Math.log(atLeastOne(factor)) + 1;
   }
 
-  // DeepSeek's factor of the softmax scale, besides attention_factor.
-  const softmaxFactor = (factor, mscaleAllDim) => m(factor, mscaleAllDim, "mscale_all_dim") ** 2;
-
   // ------------------------------------------------------------------ by the length of the text
 
   // 1 up to the trained length, then factor * length / trained - (factor - 1) (emozilla 2023).
@@ -260,14 +251,10 @@ posenc.frequencies = (() => {
     resonance: ["wavelengths rounded to whole positions", { of }, resonance],
   });
 
-  // needs: what a schedule cannot do without of the model's and the text's lengths, and what has no default.
   function registered(entries) {
-    const shape = ["factor", "original_max_positions", "length"];
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, formula]]) => {
-      const lacking = ([key, option]) => option.required || (shape.includes(key) && option.default === null);
-      const needs = Object.entries(options).filter(lacking).map(([key]) => key);
       const make = (headDim, base, given) => formula(headDim, base, complete(`schedule '${name}'`, options, given));
-      return [name, { summary, options, needs, make }];
+      return [name, { summary, options, make }];
     }));
   }
 
@@ -275,5 +262,5 @@ posenc.frequencies = (() => {
   const create = ({ name, ...options }, headDim, base = 10000) =>
     lookup("schedule", SCHEDULES, name).make(headDim, base, options);
 
-  return { CURVES, SCHEDULES, curve, create, fastest, wavelengths, stretch, turns, dynamicFactor, softmaxFactor };
+  return { CURVES, SCHEDULES, curve, create, fastest, wavelengths, turns };
 })();

@@ -62,47 +62,44 @@ posenc.maps = (() => {
   const times = meaning => required(number(4, 1, 64, meaning));
   const near = tokens(128, "distances below it stay as they are");
 
-  const always = () => true;
-  const never = () => false;
-
   const MAPS = registered({
-    rerope: ["ReRoPE: min(r, window)", { window: near }, rerope, always],
+    rerope: ["ReRoPE: min(r, window)", { window: near }, rerope],
     leaky_rerope: ["Leaky ReRoPE: r, beyond the window slower", {
       window: near, factor: times("how much slower far positions run"),
-    }, leakyRerope, always],
+    }, leakyRerope],
     inverse_leaky: ["Inverse Leaky ReRoPE, for training: r, beyond the window faster", {
       window: near, factor: times("how much faster far positions run"),
-    }, inverseLeaky, always],
+    }, inverseLeaky],
     self_extend: ["Self-Extend: r, beyond the window by groups of tokens", {
       window: near, group: tokens(4, "tokens per position"),
-    }, selfExtend, ({ group }) => group === 1],
+    }, selfExtend],
     dual_chunk: ["dual chunk attention: by chunks, none farther than chunk", {
       chunk: tokens(192, "no distance exceeds it"), local: tokens(32, "distances below it stay as they are"),
-    }, dualChunk, never],
+    }, dualChunk],
     string: ["STRING: r, from shift on r - shift + window", {
       shift: tokens(256, "from where distances move down"), window: tokens(64, "where they land"),
-    }, string, always],
+    }, string],
     lampe: ["LaMPE: r, beyond the window scaled to the length of the text", {
       window: near, used: tokens(256, "positions that the text is to use"), length: tokens(512, "of the text"),
-    }, lampe, never],
+    }, lampe],
     streaming: ["StreamingLLM: the first and the last tokens, by their places in the cache", {
       sinks, recent: tokens(128, "last tokens, the query's own with them"),
-    }, streaming, o => o.sinks === 0],
+    }, streaming],
     lm_infinite: ["LM-Infinite: the last tokens, and the first at a distance of window", {
       sinks, window: tokens(128, "last tokens, the query's own with them"),
-    }, lmInfinite, o => o.sinks === 0],
+    }, lmInfinite],
   });
 
-  // A map is made once from its options, `of(options)`, for many pairs. shiftInvariant: whether the distance decides.
+  // A map is made once from its options, `of(options)`, for many pairs.
   function registered(entries) {
-    return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, formula, shiftInvariant]]) => {
+    return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, formula]]) => {
       const of = given => {
         const chosen = complete(`position map '${name}'`, options, given);
         Object.entries(chosen).forEach(([option, value]) => allowed(option, value));
         return formula(chosen);
       };
       const relative = (i, j, given) => (j > i ? NaN : of(given)(i, j));
-      return [name, { summary, options, of, relative, shiftInvariant }];
+      return [name, { summary, options, of, relative }];
     }));
   }
 

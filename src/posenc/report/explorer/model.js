@@ -76,11 +76,10 @@ posenc.model = (() => {
       score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
         if (kind === "nothing") return 0;
         if (kind === "distance") return target.added(s.head - 1, query - key);
-        const [late, early] = [Math.max(query, key), Math.min(query, key)];
-        if (kernel) return kernel([map ? map.of(mapOptions)(late, early) : late - early], of(target.turned))[0];
+        if (kernel) return kernel([map ? target.scoredAt(query, key) : query - key], of(target.turned))[0];
         return posenc.codes.dots(entry.codes([query, key], of(target.turned)), 2, s.dim)[1];
       },
-      scoredAt: () => (query, key) => {
+      scoredAt: () => (query, key) => {  // the relative position of a pair, whichever of the two is later
         const [late, early] = [Math.max(query, key), Math.min(query, key)];
         return map ? map.of(mapOptions)(late, early) : late - early;
       },
