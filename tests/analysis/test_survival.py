@@ -160,6 +160,13 @@ def test_bad_input_is_refused():
     config = transformers.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     with pytest.raises(InputError, match=r"training mode"):
         survival(transformers.AutoModel.from_config(config).train(), TOKENS)
+    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(InputError, match=r"reads two texts"):
+        survival(transformers.T5Model(t5).eval(), TOKENS)
+    shape = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 16}
+    opt = transformers.OPTConfig(**shape, word_embed_proj_dim=16, max_position_embeddings=32)
+    with pytest.raises(InputError, match=r"'opt': its layers are not all of one width"):
+        survival(transformers.OPTModel(opt).eval(), TOKENS)
     broken = model_of("none")
     broken.embedding.weight.fill_(torch.nan)
     with pytest.raises(InputError, match=r"not finite"):

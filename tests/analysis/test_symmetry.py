@@ -167,7 +167,8 @@ def test_the_body_is_the_model():
         body = body_of(model)
         with torch.no_grad():
             there = model.double()(tokens[None] + 10)[0]
-            assert torch.allclose(body(body.content(tokens + 10)[None]), there, atol=1e-9), kind
+            error = 1e-5 if kind == "LlamaModel" else 1e-9  # Llama's own norms are in float32
+            assert torch.allclose(body(body.content(tokens + 10)[None]), there, atol=error), kind
         one = body_of(model, layers=1)
         assert (one(one.content(tokens)[None]) - body(body.content(tokens)[None])).abs().max() > 1e-3
 
@@ -221,3 +222,44 @@ def test_findings_as_json(found):
     assert row["name"] == "attention alone"
     assert row["order"] < ROUNDING
     assert found.to_dict()["sentences"] == found.sentences()
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1}
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX", "ModernBert"])
+def test_rotation_does_not_care_where_a_text_begins_whatever_a_model_computes_in_float32(kind):
+    torch.manual_seed(0)
+    tokens = {f"{name}_token_id": 2 for name in ("bos", "eos", "cls", "sep")}
+    config = getattr(transformers, f"{kind}Config")(**SMALL, **tokens, intermediate_size=64)
+    found = equivariance(getattr(transformers, f"{kind}Model")(config))
+    assert found.shift < ROUNDING < 1e-5 < found.order
+    assert "Moving every position by 3 changes nothing." in found.sentences()
+
+
+@pytest.mark.parametrize("kind", ["BioGpt", "Gemma3Text"])
+def test_words_are_as_large_as_codes_find_them(kind):
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(
+        getattr(transformers, f"{kind}Config")(**SMALL, intermediate_size=64, max_position_embeddings=40)
+    ).eval()
+    tokens, body = torch.tensor([7, 3, 9]), body_of(model)
+    with torch.no_grad():
+        there = model.double()(tokens[None])[0]
+    assert torch.allclose(body(body.content(tokens)[None]), there, atol=1e-5)  # Gemma's own norms are in float32
+    assert body.words[7].norm() == pytest.approx(
+        32**0.5 * model.get_input_embeddings().weight[7].detach().norm().item()
+    )
+
+
+def test_models_that_do_not_split():
+    opt = transformers.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=16, max_position_embeddings=40)
+    with pytest.raises(InputError, match=r"token vectors are 16 wide, its codes 32: it does not add them"):
+        body_of(transformers.OPTModel(opt))
+    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(InputError, match=r"T5Model reads two texts.*get_encoder"):
+        body_of(transformers.T5Model(t5))
+    assert not body_of(transformers.T5EncoderModel(t5)).reads_positions
+    albert = transformers.AlbertConfig(**SMALL, embedding_size=16, intermediate_size=32)
+    with pytest.raises(InputError, match=r"layers: AlbertModel has no list of layers"):  # one for all of them
+        body_of(transformers.AlbertModel(albert), layers=1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.analysis.body import check_reads_one
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import check_tokens
 from posenc.encodings import from_spec
@@ -236,10 +237,13 @@ def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
 
 
 def _hidden(model: Any, tokens: Tensor) -> list[Tensor]:
+    check_reads_one(model)
     output = model.base_model(tokens.to(model.device).long(), output_hidden_states=True)
     states = getattr(output, "hidden_states", None)
     if states is None:
         raise InputError(f"model of type {model.config.model_type!r} does not give its hidden states")
+    if len({x.shape[-1] for x in states}) > 1:  # OPT's smallest projects what its last layer gives
+        raise InputError(f"model of type {model.config.model_type!r}: its layers are not all of one width")
     return [x.to("cpu", torch.float64) for x in states]
 
 
