@@ -82,7 +82,8 @@ def test_a_quadratic_form_is_its_own_expansion(seed):
     x, p = random(N, DIM, seed=seed), of_size(DIM)(torch.arange(N))
     found = expansion(f, x, codes=of_size(DIM), pairs=100, columns=N - 1)
     assert found.slope is None
-    assert "It is exact." in found.sentences()[1]
+    assert found.exact
+    assert "the expansion is exact" in found.sentences()[1]
     assert max(found.remainders) < 1e-10
     assert found.whole.remainder < 1e-10 > found.pair.remainder
     table = torch.einsum("nd,ndme,me->nm", p, whole, p)
@@ -104,6 +105,16 @@ def test_the_remainder_is_of_third_order():
     # a function that is even in p has no third order
     even = expansion(lambda x: x.sum((1, 2)).cos(), torch.zeros(N, DIM, dtype=torch.float64), codes=of_size(DIM))
     assert even.slope == pytest.approx(4, abs=0.05)
+
+
+def test_what_is_too_small_to_fit_is_not_called_exact():
+    x = random(2, N, DIM) / 3
+    few = expansion(smooth, x, codes=of_size(DIM), amplitudes=(1.0, 1e-9))
+    assert (few.slope, few.exact) == (None, False)
+    assert "exact" not in few.sentences()[1]
+    small = expansion(lambda v: 1e-14 * smooth(v), x, codes=of_size(DIM))  # sizes are relative
+    assert not small.exact
+    assert small.slope == pytest.approx(3, abs=0.05)
 
 
 def test_terms_of_a_cube_by_hand():
@@ -198,6 +209,20 @@ def test_decay_under_three_matrices():
         decay(codes, torch.eye(3))
 
 
+def test_a_large_mean_is_not_explained_by_distance():
+    """Noise around one large vector: all products are alike, and what is different about them is not the distance's."""
+    noise = random(60, 8)
+    found = decay(noise + 100, torch.eye(8, dtype=torch.float64))
+    table = (noise + 100) @ (noise + 100).T
+    pairs = [(n - m, float(table[m, n])) for m in range(60) for n in range(m, 60)]
+    middle = sum(value for _, value in pairs) / len(pairs)
+    means = [sum(v for e, v in pairs if e == d) / (60 - d) for d in range(60)]
+    left = sum((v - means[d]) ** 2 for d, v in pairs) / sum((v - middle) ** 2 for _, v in pairs)
+    assert found.relative["full"] == pytest.approx(1 - left)
+    assert found.relative["full"] < 0.2
+    assert decay(torch.ones(9, 2), torch.eye(2)).relative["full"] == 1
+
+
 def test_shapes_of_matrices():
     assert shape_of(3 * torch.eye(4)).identity == shape_of(torch.diag(torch.arange(4.0))).diagonal == 0
     mixed = torch.diag(torch.tensor([1.0, -1.0]))
@@ -280,6 +305,7 @@ def test_minilm():
         (lambda x: x.detach().sum((1, 2)), {"dim": DIM}, r"autograd finds no way"),
         (lambda x: x.square().sum((1, 2)).sqrt(), {"texts": torch.zeros(4, DIM)}, r"derivatives are not finite"),
         (smooth, {"dim": DIM, "columns": 0}, r"columns=0: must be"),
+        (smooth, {"dim": DIM, "distances": 1}, r"distances=1: must be a whole number, at least 2"),
         (smooth, {"dim": DIM, "pairs": 1.5}, r"pairs=1\.5: must be"),
         (lambda x: x, {"dim": DIM, "direction": torch.ones(5)}, r"direction of shape \(5,\)"),
         (smooth, {"dim": DIM, "codes": lambda p: torch.rand(len(p), DIM)}, r"two different codes"),
