@@ -102,13 +102,13 @@ class Expansion(Finding):
     def sentences(self) -> list[str]:
         one, all_of = self.pair, self.whole
         falls = "" if self.slope is None else f" The miss falls as amplitude^{self.slope:.2f} for small codes."
-        over = f"over {self.texts} text{'s' * (self.texts > 1)}"
+        tried = f"{self.texts} text{'s' * (self.texts > 1)}"
         found = [
-            f"{self.name} with {self.codes}, two tokens with codes, mean sizes over pairs {over}: the first-order terms "
+            f"{self.name} with {self.codes}, two tokens with codes, mean sizes over pairs in {tried}: the first-order terms "
             f"are {one.first:.2g}, the second-order terms of one position {one.single:.2g}, and of both, p_m^T H p_n, "
             f"{one.interaction:.2g}; {one.remainder:.2g} remain.",
             f"With codes on all {self.length} tokens the value changes by {all_of.change:.2g} and the expansion to "
-            f"second order misses that by {all_of.remainder:.2g}, mean sizes {over}."
+            f"second order misses that by {all_of.remainder:.2g}, mean sizes over {tried}."
             + (" That is rounding: the expansion is exact." if self.exact else falls),
         ]
         if self.blocks is None:
@@ -116,7 +116,7 @@ class Expansion(Finding):
         else:
             b = self.blocks
             found.append(
-                f"Over {b.count} pairs H is {b.each.identity:.1%} away from a multiple of the identity and "
+                f"Over {b.count} pair{'s' * (b.count > 1)} H is {b.each.identity:.1%} away from a multiple of the identity and "
                 f"{b.each.diagonal:.1%} from diagonal (Frobenius norms): its diagonal holds {b.each.on_diagonal:.1%} of "
                 f"its squares, {b.mean.on_diagonal:.1%} in the mean H, {b.noise.on_diagonal:.1%} in a random matrix."
             )

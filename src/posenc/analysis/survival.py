@@ -1,5 +1,6 @@
 """How long position survives: a linear probe of a token's position behind every layer, with and without residuals."""
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
+from posenc.statistics import estimate
 from posenc.transformer import Block, Transformer
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
 """Share of the texts, at the end, on which a probe is tested."""
+SHOWN = 0.005
+"""Shares below this are said to be nothing."""
 
 INTACT, WRITTEN, CUT = "with residuals", "written by the layer", "without residuals"
 UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
@@ -29,10 +33,13 @@ UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
 class Curve:
     """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
 
-    r2: share of the positions' variance explained; below 0 is worse than guessing. error: mean absolute, in tokens.
+    r2: share of the positions' variance explained; below 0 is worse than guessing. interval: (layers, 2), its 95 %
+    interval over the texts that it might have been tested on; nan where there was one alone. error: mean absolute, in
+    tokens.
     """
 
     r2: Tensor
+    interval: Tensor
     error: Tensor
 
 
@@ -60,15 +67,17 @@ class Survival(Finding):
         intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
         layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
+        low, high = intact.interval[-1].tolist()
+        sure = "" if math.isnan(low) else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
         said = [
             f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
-            f"{_share(last)} behind the last of {layers} layers, where it errs by {intact.error[-1]:.1f} tokens of "
+            f"{_share(last)} behind the last of {layers} layers{sure}, where it errs by {intact.error[-1]:.1f} tokens of "
             f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
-        if best < layers:
+        if best < layers and most >= SHOWN:
             said.append(f"Of all layers it finds most behind layer {best}: {_share(most)}.")
         if first < 0.1 < most:
-            said.append("There is no code at the input: what is found later, the layers have made of who sees whom.")
+            said.append("At the input it reads next to nothing: what it finds later, the layers have made.")
         if CUT in self.curves:
             said.append(
                 f"With its residual connections cut the same model keeps {_share(self.curves[CUT].r2[-1])}; its last layer "
@@ -130,7 +139,7 @@ def survival(
         texts=len(tokens),
         length=tokens.shape[1],
         curves={
-            kind: Curve(torch.tensor([p.r2 for p in found]), torch.tensor([p.error for p in found]))
+            kind: Curve(*(torch.tensor([getattr(p, name) for p in found]) for name in ("r2", "interval", "error")))
             for kind, found in probes.items()
         },
         guess=float((at[0] - at[0].mean()).abs().mean()),
@@ -139,7 +148,7 @@ def survival(
 
 
 def _share(r2: Tensor | float) -> str:
-    return f"{float(r2):.0%}" if r2 >= 0.005 else "nothing"
+    return f"{float(r2):.0%}" if r2 >= SHOWN else "nothing"
 
 
 class _Ridge:
@@ -173,7 +182,11 @@ class _Probe:
             ridge = min(RIDGES, key=lambda weight: float(missed[weight]))
         self.fitted, self.ridge = _Ridge(early.flatten(0, 1), wanted.flatten()), ridge
         error = self.read(tested) - truth
-        self.r2 = float(1 - error.square().sum() / (truth - self.fitted.middle).square().sum())
+        lost = error.square().mean(1) / (truth - self.fitted.middle).square().mean()  # of each text
+        self.r2, self.interval = float(1 - lost.mean()), (torch.nan, torch.nan)
+        if len(lost) > 1:
+            sure = estimate(1 - lost[None])
+            self.interval = sure.low, min(1.0, sure.high)
         self.error = float(error.abs().mean())
 
     def read(self, features: Tensor) -> Tensor:
