@@ -130,6 +130,17 @@ def test_a_causal_mask_counts_without_positions(found):
     assert "whatever the order of those before" in " ".join(one.sentences())
 
 
+def test_a_causal_mask_is_told_from_positions(found):
+    masked = {row.name for row in found.rows if row.causal}
+    assert masked == {"a causal mask, one layer", "a causal mask, two layers", "cope"}
+    for row in found.rows:
+        assert any("No token sees those after it" in sentence for sentence in row.sentences()) is row.causal
+    scaled = equivariance(lambda x: x * torch.arange(x.shape[1])[:, None], dim=4)  # no token sees any other
+    assert not scaled.blind
+    assert not scaled.causal
+    assert "times the root mean square of f" in scaled.sentences()[0]
+
+
 def test_padding_breaks_nothing_if_it_moves_with_its_tokens(found):
     assert found["padding that moves with its tokens"].blind
     assert found["padding that stays where it is"].order > 0.01

@@ -35,6 +35,7 @@ class Equivariance(Finding):
         pooled: the mean over tokens of f(Px) against that of f(x): 0 is permutation invariance.
         last: the last token's representation, when those before it change places.
         mirror: f of the reversed text against f reversed.
+        causal: whether tokens see those before them, and none after.
         shift: f with every position moved on against f; None: the model takes no positions, or not those.
         sees_order: what the encoding of an encoder claims (`Encoding.sees_order`); None: there is none.
     """
@@ -46,6 +47,7 @@ class Equivariance(Finding):
     pooled: float
     last: float
     mirror: float
+    causal: bool
     shift: float | None = None
     sees_order: bool | None = None
 
@@ -62,13 +64,22 @@ class Equivariance(Finding):
                 f"the mean over tokens by {self.pooled:.1e}. A text is to it a bag of words."
             ]
         else:
-            found = [f"{self.name} sees order: over {tried}, f(Px) and P f(x) differ by up to {self.order:.2g}."]
+            found = [
+                f"{self.name} sees order: over {tried}, f(Px) and P f(x) differ by up to {self.order:.2g} times the root "
+                "mean square of f."
+            ]
+            if self.causal:
+                found.append("No token sees those after it, which tells order by itself, without any position.")
             if self.last < ROUNDING:
                 found.append("The last token's representation is the same whatever the order of those before it.")
             if self.mirror < ROUNDING:
                 found.append(f"It cannot tell a text from its mirror image: they differ by {self.mirror:.1e}.")
         if self.shift is not None:
-            moved = "changes nothing" if self.shift < ROUNDING else f"changes it by up to {self.shift:.2g}"
+            moved = (
+                "changes nothing"
+                if self.shift < ROUNDING
+                else f"changes f by up to {self.shift:.2g} times its root mean square"
+            )
             found.append(f"Moving every position by {SHIFT} {moved}.")
         return found
 
@@ -132,6 +143,7 @@ def equivariance(
         pooled,
         last,
         mirror,
+        is_causal(body, x, at),
         shift=None if (shifted := _shifted(body, x, at)) is None else far(shifted, base),
         sees_order=claimed,
     )
@@ -144,6 +156,18 @@ def _shifted(body: Body, x: Tensor, at: Tensor) -> Tensor | None:
         return body(x, at + SHIFT)
     except InputError:  # it has no such positions: past the end of its table, or defined from 0 on only
         return None
+
+
+def is_causal(body: Body, x: Tensor, at: Tensor) -> bool:
+    """Whether tokens see those before them, and none after: another last token changes nothing but itself, another first
+    one does."""
+    base, other = body(x, at), x.clone()
+    other[:, -1] *= -1
+    back = (body(other, at) - base)[:, :-1].abs().max()
+    other = x.clone()
+    other[:, 0] *= -1
+    on = (body(other, at) - base)[:, 1:].abs().max()
+    return float(back) <= ROUNDING * float(base.square().mean().sqrt()) < float(on)
 
 
 def called(body: Body, x: Tensor, at: Tensor) -> Tensor:

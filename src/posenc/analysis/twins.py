@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from posenc.analysis.body import Body, body_of
+from posenc.analysis.body import body_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.symmetry import HOST, ROUNDING, called, encoder
+from posenc.analysis.symmetry import HOST, ROUNDING, called, encoder, is_causal
 from posenc.encodings import NoPE
 from posenc.errors import InputError
 from posenc.transformer import Transformer
@@ -131,7 +131,7 @@ def twins(
         distance=distance,
         cosine_without=cosine_without,
         distance_without=distance_without,
-        causal=_is_causal(body, x, at),
+        causal=is_causal(body, x, at),
     )
 
 
@@ -143,12 +143,6 @@ def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tenso
         return body_of(model, layers=layers)
     body = body_of(model, layers=layers)
     return lambda x, at: body.run(x, torch.zeros_like(at))
-
-
-def _is_causal(body: Body, x: Tensor, at: Tensor) -> bool:
-    """Whether another last token leaves those before it as they are."""
-    changed = torch.cat((x[:, :-1], x[:, -1:].flip(-1)), 1)
-    return float((body(changed, at) - body(x, at))[:, :-1].abs().max()) < ROUNDING
 
 
 def words_of(text: str) -> tuple[list[str], list[int]]:
