@@ -107,6 +107,14 @@ def test_the_remainder_is_of_third_order():
     assert even.slope == pytest.approx(4, abs=0.05)
 
 
+def test_codes_of_zero_do_nothing():
+    found = expansion(smooth, random(N, DIM), codes=torch.zeros(8, DIM), distances=8)
+    assert found.exact
+    assert found.whole.change == 0
+    assert found.sentences()[-1] == "All codes are zero."
+    assert "inf" not in " ".join(found.sentences())
+
+
 def test_what_is_too_small_to_fit_is_not_called_exact():
     x = random(2, N, DIM) / 3
     few = expansion(smooth, x, codes=of_size(DIM), amplitudes=(1.0, 1e-9))
@@ -297,6 +305,9 @@ def test_minilm():
         (smooth, {"dim": DIM, "amplitudes": [1.0]}, r"amplitudes=\[1\.0\]"),
         (smooth, {"dim": DIM, "amplitudes": [1.0, -0.5]}, r"amplitudes=\[1\.0, -0\.5\]"),
         (smooth, {"dim": DIM, "readout": 99}, r"readout=99"),
+        (smooth, {"dim": DIM, "readout": True}, r"readout=True"),
+        (smooth, {"texts": torch.zeros(0, 4, DIM)}, r"texts of shape \(0, 4, 6\): pass one or more"),
+        (lambda x: smooth(x).float(), {"dim": DIM}, r"gave torch.float32 for torch.float64"),
         (lambda x: x + torch.rand_like(x), {"dim": DIM}, r"two different values for the same text"),
         (lambda x: x.sum((1, 2)) * len(x), {"dim": DIM}, r"two different values for the same text"),
         (lambda x: x.sum((1, 2)) / 0, {"dim": DIM}, r"its value is not finite"),

@@ -145,12 +145,13 @@ def test_a_trained_model_against_its_controls():
 
 def test_what_is_found_behind_layers_alone_is_put_down_to_them():
     found = survival(model_of("rope"), TOKENS)
-    assert "95 % interval over texts: " in found.sentences()[0]
     assert "interval" not in survival(model_of("rope"), TOKENS[:4]).sentences()[0]
     for first, made in ((0.0, True), (0.5, False)):
         r2 = torch.tensor([first, 0.5, 0.4])
-        curves = {**found.curves, INTACT: replace(found.curves[INTACT], r2=r2)}
+        interval = torch.tensor([[0.0, 0.1], [0.4, 0.6], [0.35, 0.45]])
+        curves = {**found.curves, INTACT: replace(found.curves[INTACT], r2=r2, interval=interval)}
         said = replace(found, curves=curves).sentences()
+        assert "40% behind the last of 2 layers (95 % interval over texts: 35% to 45%)" in said[0]
         assert ("At the input it reads next to nothing: what it finds later, the layers have made." in said) is made
         assert "Of all layers it finds most behind layer 1: 50%." in said
 
@@ -182,6 +183,10 @@ def test_bad_input_is_refused():
             survival(model_of("none"), tokens)
     with pytest.raises(InputError, match=r"the model's vocabulary is 0 to 49"):
         survival(model_of("none"), TOKENS + 9)
+    with pytest.raises(InputError, match=r"batch_size=0"):
+        survival(model_of("none"), TOKENS, batch_size=0)
+    with pytest.raises(InputError, match=r"tokens: a list"):
+        survival(model_of("none"), TOKENS.tolist())
     with pytest.raises(InputError, match=r"ridge=0"):
         survival(model_of("none"), TOKENS, ridge=0)
     with pytest.raises(InputError, match=r"untrained=None: .*pass an untrained model"):

@@ -190,6 +190,7 @@ def test_the_body_is_the_model():
         (lambda x: x, {}, r"dim: <lambda> does not say how wide"),
         (lambda x: x + torch.rand_like(x), {"dim": 4}, r"two different results for the same input"),
         (lambda x: x / 0, {"dim": 4}, r"not finite"),
+        (lambda x: x.float(), {"dim": 4}, r"gave torch.float32 for torch.float64; let it compute in the dtype"),
         (lambda x: x.sum(1), {"dim": 4}, r"gave \(1, 4\) for vectors \(1, 12, 4\)"),
         (lambda x: x.tolist(), {"dim": 4}, r"gave list"),
         (3, {}, r"int is neither a module nor a function"),

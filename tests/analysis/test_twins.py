@@ -81,6 +81,17 @@ def test_the_trained_decoder_reads_bytes():
     assert "Où? là où…".lower().encode()[: accents.second + 1].decode() == "où? là où"
 
 
+def test_a_trained_model_is_the_callers_own_and_takes_no_random_numbers():
+    before = torch.get_rng_state()
+    one, text = trained_model("none", steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    wanted = one.embedding.weight.detach().clone()
+    torch.nn.init.zeros_(one.embedding.weight)
+    again, same = trained_model("none", steps=1)
+    assert torch.equal(again.embedding.weight, wanted)
+    assert torch.equal(text, same)
+
+
 def test_a_decoder_of_transformers():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

@@ -120,6 +120,8 @@ class Expansion(Finding):
                 f"{b.each.diagonal:.1%} from diagonal (Frobenius norms): its diagonal holds {b.each.on_diagonal:.1%} of "
                 f"its squares, {b.mean.on_diagonal:.1%} in the mean H, {b.noise.on_diagonal:.1%} in a random matrix."
             )
+        if not self.positions.norm:
+            return [*found, "All codes are zero."]
         if self.decay is not None:
             share = self.decay.relative
             found.append(
@@ -169,7 +171,7 @@ def expansion(
 
     Raises:
         InputError: no codes, codes of another width than the model's, texts that do not fit, a function that changes
-            between calls, mixes the rows of its batch, is not finite or has no derivative, or amplitudes that are not
+            between calls, mixes the rows of its batch, is not finite, not in float64 or has no derivative, or amplitudes that are not
             positive.
     """
     if len(set(amplitudes)) < 2 or not all(0 < a < math.inf for a in amplitudes):
@@ -265,6 +267,8 @@ def statistics(table: Tensor) -> Table:
 def _vectors(body: Body, texts: Tensor | int, length: int, dim: int | None, draw: torch.Generator) -> Tensor:
     """(texts, n, dim) content."""
     width = body.dim if dim is None else dim
+    if isinstance(texts, Tensor) and not texts.numel():
+        raise InputError(f"texts of shape {tuple(texts.shape)}: pass one or more")
     if not isinstance(texts, Tensor):
         whole("texts", texts)
         whole("length", length, 2)
@@ -310,7 +314,8 @@ def _checked(codes: Codes, count: int, width: int) -> Tensor:
 def _scalar(body: Body, x: Tensor, readout: int | str, direction: Tensor | None, draw: torch.Generator) -> Scalar:
     """The function that is expanded, once it has been found to be one."""
     at = torch.arange(x.shape[1])
-    if not (readout == "mean" or (isinstance(readout, int) and -x.shape[1] <= readout < x.shape[1])):
+    token = isinstance(readout, int) and not isinstance(readout, bool) and -x.shape[1] <= readout < x.shape[1]
+    if not (token or readout == "mean"):
         raise InputError(f"readout={readout!r}: pass 'mean' or a token of a text of {x.shape[1]}")
     with torch.no_grad():
         alone, double = body.run(x[:1], at), body.run(x[[0, -1]], at)
@@ -320,6 +325,8 @@ def _scalar(body: Body, x: Tensor, readout: int | str, direction: Tensor | None,
             f"{body.name}: gave {shape} for {tuple(x[:1].shape)}; it must give (batch,), (batch, width) or "
             "(batch, n, width)"
         )
+    if alone.dtype != x.dtype:
+        raise InputError(f"{body.name}: gave {alone.dtype} for {x.dtype}; let it compute in the dtype of its input")
     if not bool(alone.isfinite().all() and double.isfinite().all()):
         raise InputError(f"{body.name}: its value is not finite; mend the function, or the texts")
     if not torch.allclose(alone[0], double[0], rtol=1e-9, atol=1e-12):

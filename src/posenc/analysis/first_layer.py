@@ -124,6 +124,8 @@ def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
     Raises:
         InputError: saying which, or what is wrong with their shape.
     """
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"tokens: a {type(tokens).__name__}; pass a tensor of integers, (texts, length)")
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
             f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"

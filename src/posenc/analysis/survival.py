@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from posenc.analysis.body import check_reads_one
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import check_tokens
+from posenc.analysis.reading import whole
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -68,10 +69,10 @@ class Survival(Finding):
         layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         low, high = intact.interval[-1].tolist()
-        sure = "" if math.isnan(low) else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
+        sure = "" if math.isnan(low) or last < SHOWN else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
         said = [
             f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
-            f"{_share(last)} behind the last of {layers} layers{sure}, where it errs by {intact.error[-1]:.1f} tokens of "
+            f"{_share(last)} behind the last of {layers} layer{'s' * (layers > 1)}{sure}, where it errs by {intact.error[-1]:.1f} tokens of "
             f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
         if best < layers and most >= SHOWN:
@@ -123,7 +124,7 @@ def survival(
     check_tokens(tokens, model, 4)
     if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")
-    streams, name = _streams(model, tokens, batch_size)
+    streams, name = _streams(model, tokens, whole("batch_size", batch_size))
     other = _afresh(model, seed) if untrained is None else untrained
     control = _streams(other, tokens, batch_size)[0]
     streams[UNTRAINED] = control[INTACT]

@@ -104,8 +104,8 @@ def equivariance(
         seed: of the vectors and orders. name: for people.
 
     Raises:
-        InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, that
-            change between calls or that are not a vector per token.
+        InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, not in
+            float64, that change between calls or that are not a vector per token.
     """
     whole("length", length, 3)
     whole("permutations", permutations)
@@ -176,6 +176,8 @@ def called(body: Body, x: Tensor, at: Tensor) -> Tensor:
     if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != x.shape[:2]:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{body.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
+    if found.dtype != x.dtype:
+        raise InputError(f"{body.name}: gave {found.dtype} for {x.dtype}; let it compute in the dtype of its input")
     if not bool(found.isfinite().all()):
         raise InputError(f"{body.name}: its representations are not finite; mend the module")
     if not torch.equal(found, again):
