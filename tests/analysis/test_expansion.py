@@ -236,9 +236,15 @@ def test_shapes_of_matrices():
     mixed = torch.diag(torch.tensor([1.0, -1.0]))
     assert (shape_of(mixed).identity, shape_of(mixed).on_diagonal) == (1, 1)
     assert shape_of(torch.ones(4, 4)).diagonal == pytest.approx(math.sqrt(12 / 16))
-    noise = shape_of(random(64, 64))
-    assert noise.diagonal == pytest.approx(shape_of_noise(64).diagonal, abs=0.01)
-    assert noise.identity == pytest.approx(shape_of_noise(64).identity, abs=0.01)
+    for dim in (3, 16):  # against the sums of squares that many matrices of noise are short of
+        noise = random(4000, dim, dim)
+        whole = float(noise.square().sum())
+        on = float(noise.diagonal(dim1=1, dim2=2).square().sum())
+        means = noise.diagonal(dim1=1, dim2=2).mean(-1)
+        assert shape_of_noise(dim).diagonal ** 2 == pytest.approx(1 - on / whole, abs=0.02)
+        assert shape_of_noise(dim).identity ** 2 == pytest.approx(
+            1 - dim * float(means.square().sum()) / whole, abs=0.005
+        )
 
 
 def test_statistics_of_a_table():

@@ -57,6 +57,17 @@ def test_attention_without_positions_is_equivariant(name):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_tokens_are_along_the_axis_that_a_module_has_them(batch_first):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    own = x if batch_first else x.transpose(0, 1)
+    with torch.no_grad():
+        wanted = module(own, own, own)[0]
+    assert torch.allclose(body_of(module)(x), wanted if batch_first else wanted.transpose(0, 1), atol=1e-12)
+
+
 def test_bert_with_its_table_sees_order_and_where_a_text_begins():
     found = equivariance(bert())
     assert min(found.order, found.pooled, found.last, found.mirror, found.shift) > 1e-3
@@ -239,7 +250,7 @@ def test_findings_as_json(found):
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1}
 
 
-@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX", "ModernBert"])
+@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX", "ModernBert", "Gemma3Text"])
 def test_rotation_does_not_care_where_a_text_begins_whatever_a_model_computes_in_float32(kind):
     torch.manual_seed(0)
     tokens = {f"{name}_token_id": 2 for name in ("bos", "eos", "cls", "sep")}

@@ -99,7 +99,7 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
 
 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
-    encoding, words = model.encoding, model.embedding.weight * model.config.dim**0.5
+    encoding, words = model.encoding, words_of(model)
     blocks = [block for block in _first(model.blocks, layers, name) if isinstance(block, Block)]
     for module in model.modules():
         if isinstance(module, Attention):

@@ -95,7 +95,7 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
         check_adds(encoding, width)
         at = Positions.arange(encoding.max_positions or 512 if length is None else length)
         codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
-        return model.embedding.weight.detach().to("cpu", torch.float64) * width**0.5, codes
+        return words_of(model), codes
     _check_has_table(model)
     codes = rows_of_table(model).detach().to("cpu", torch.float64, copy=True)
     if length is not None and length > len(codes):
@@ -110,11 +110,12 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def words_of(model: Any) -> Tensor:
-    """The vectors of a transformers model's vocabulary, (vocabulary, dim), in float64: what its embedding gives, which
-    some scale."""
+    """The vectors of a model's vocabulary, (vocabulary, dim), in float64, at the size at which codes are added to them."""
+    if isinstance(model, Transformer):
+        return model.embedding.weight.to("cpu", torch.float64) * model.config.dim**0.5
     embedding = model.get_input_embeddings()
     every = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
-    found: Tensor = embedding(every)
+    found: Tensor = embedding(every)  # which some scale
     return found.to("cpu", torch.float64)
 
 
