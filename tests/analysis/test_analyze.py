@@ -146,10 +146,25 @@ def test_a_model_of_transformers_is_read_itself():
     assert reasons["terms"] == "The model has no tokenizer to read a text with."
 
 
+def test_a_tokenizer_may_be_a_function():
+    encoding = posenc.create("learned", dim=16, num_heads=2, max_positions=20)
+    model = posenc.transformer.Transformer(posenc.transformer.TransformerConfig(64, 16, 1, 2), encoding)
+
+    def read(text):
+        words = text.split()[:400]
+        return words, [sum(word.encode()) % 64 for word in words]
+
+    found = analyze(model, steps=0, tokenizer=read)
+    names = {section.name for section in found.sections}
+    assert {"twins", "terms", "sum", "survival"} <= names
+    assert found["expansion"].finding.texts == 4
+    assert found["sum"].finding.given.positions == 20
+
+
 @pytest.mark.slow
 def test_a_small_model_is_trained_for_what_only_a_trained_one_shows():
     found = analyze("sinusoidal", length=64, steps=10)
-    assert {"terms", "subspaces", "expansion", "survival"} <= {section.name for section in found.sections}
+    assert {"terms", "subspaces", "sum", "expansion", "survival"} <= {section.name for section in found.sections}
     for section in found.sections:
         for picture in section.pictures:
             assert picture.draw().axes

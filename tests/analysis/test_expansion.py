@@ -82,7 +82,8 @@ def test_a_quadratic_form_is_its_own_expansion(seed):
     x, p = random(N, DIM, seed=seed), of_size(DIM)(torch.arange(N))
     found = expansion(f, x, codes=of_size(DIM), pairs=100, columns=N - 1)
     assert found.slope is None
-    assert "It is exact." in found.sentences()[1]
+    assert found.exact
+    assert "the expansion is exact" in found.sentences()[1]
     assert max(found.remainders) < 1e-10
     assert found.whole.remainder < 1e-10 > found.pair.remainder
     table = torch.einsum("nd,ndme,me->nm", p, whole, p)
@@ -104,6 +105,24 @@ def test_the_remainder_is_of_third_order():
     # a function that is even in p has no third order
     even = expansion(lambda x: x.sum((1, 2)).cos(), torch.zeros(N, DIM, dtype=torch.float64), codes=of_size(DIM))
     assert even.slope == pytest.approx(4, abs=0.05)
+
+
+def test_codes_of_zero_do_nothing():
+    found = expansion(smooth, random(N, DIM), codes=torch.zeros(8, DIM), distances=8)
+    assert found.exact
+    assert found.whole.change == 0
+    assert found.sentences()[-1] == "All codes are zero."
+    assert "inf" not in " ".join(found.sentences())
+
+
+def test_what_is_too_small_to_fit_is_not_called_exact():
+    x = random(2, N, DIM) / 3
+    few = expansion(smooth, x, codes=of_size(DIM), amplitudes=(1.0, 1e-9))
+    assert (few.slope, few.exact) == (None, False)
+    assert "exact" not in few.sentences()[1]
+    small = expansion(lambda v: 1e-14 * smooth(v), x, codes=of_size(DIM))  # sizes are relative
+    assert not small.exact
+    assert small.slope == pytest.approx(3, abs=0.05)
 
 
 def test_terms_of_a_cube_by_hand():
@@ -198,14 +217,34 @@ def test_decay_under_three_matrices():
         decay(codes, torch.eye(3))
 
 
+def test_a_large_mean_is_not_explained_by_distance():
+    """Noise around one large vector: all products are alike, and what is different about them is not the distance's."""
+    noise = random(60, 8)
+    found = decay(noise + 100, torch.eye(8, dtype=torch.float64))
+    table = (noise + 100) @ (noise + 100).T
+    pairs = [(n - m, float(table[m, n])) for m in range(60) for n in range(m, 60)]
+    middle = sum(value for _, value in pairs) / len(pairs)
+    means = [sum(v for e, v in pairs if e == d) / (60 - d) for d in range(60)]
+    left = sum((v - means[d]) ** 2 for d, v in pairs) / sum((v - middle) ** 2 for _, v in pairs)
+    assert found.relative["full"] == pytest.approx(1 - left)
+    assert found.relative["full"] < 0.2
+    assert decay(torch.ones(9, 2), torch.eye(2)).relative["full"] == 1
+
+
 def test_shapes_of_matrices():
     assert shape_of(3 * torch.eye(4)).identity == shape_of(torch.diag(torch.arange(4.0))).diagonal == 0
     mixed = torch.diag(torch.tensor([1.0, -1.0]))
     assert (shape_of(mixed).identity, shape_of(mixed).on_diagonal) == (1, 1)
     assert shape_of(torch.ones(4, 4)).diagonal == pytest.approx(math.sqrt(12 / 16))
-    noise = shape_of(random(64, 64))
-    assert noise.diagonal == pytest.approx(shape_of_noise(64).diagonal, abs=0.01)
-    assert noise.identity == pytest.approx(shape_of_noise(64).identity, abs=0.01)
+    for dim in (3, 16):  # against the sums of squares that many matrices of noise are short of
+        noise = random(4000, dim, dim)
+        whole = float(noise.square().sum())
+        on = float(noise.diagonal(dim1=1, dim2=2).square().sum())
+        means = noise.diagonal(dim1=1, dim2=2).mean(-1)
+        assert shape_of_noise(dim).diagonal ** 2 == pytest.approx(1 - on / whole, abs=0.02)
+        assert shape_of_noise(dim).identity ** 2 == pytest.approx(
+            1 - dim * float(means.square().sum()) / whole, abs=0.02
+        )
 
 
 def test_statistics_of_a_table():
@@ -272,6 +311,9 @@ def test_minilm():
         (smooth, {"dim": DIM, "amplitudes": [1.0]}, r"amplitudes=\[1\.0\]"),
         (smooth, {"dim": DIM, "amplitudes": [1.0, -0.5]}, r"amplitudes=\[1\.0, -0\.5\]"),
         (smooth, {"dim": DIM, "readout": 99}, r"readout=99"),
+        (smooth, {"dim": DIM, "readout": True}, r"readout=True"),
+        (smooth, {"texts": torch.zeros(0, 4, DIM)}, r"texts of shape \(0, 4, 6\): pass one or more"),
+        (lambda x: smooth(x).float(), {"dim": DIM}, r"gave torch.float32 for torch.float64"),
         (lambda x: x + torch.rand_like(x), {"dim": DIM}, r"two different values for the same text"),
         (lambda x: x.sum((1, 2)) * len(x), {"dim": DIM}, r"two different values for the same text"),
         (lambda x: x.sum((1, 2)) / 0, {"dim": DIM}, r"its value is not finite"),
@@ -280,6 +322,7 @@ def test_minilm():
         (lambda x: x.detach().sum((1, 2)), {"dim": DIM}, r"autograd finds no way"),
         (lambda x: x.square().sum((1, 2)).sqrt(), {"texts": torch.zeros(4, DIM)}, r"derivatives are not finite"),
         (smooth, {"dim": DIM, "columns": 0}, r"columns=0: must be"),
+        (smooth, {"dim": DIM, "distances": 1}, r"distances=1: must be a whole number, at least 2"),
         (smooth, {"dim": DIM, "pairs": 1.5}, r"pairs=1\.5: must be"),
         (lambda x: x, {"dim": DIM, "direction": torch.ones(5)}, r"direction of shape \(5,\)"),
         (smooth, {"dim": DIM, "codes": lambda p: torch.rand(len(p), DIM)}, r"two different codes"),

@@ -1,5 +1,7 @@
 """The probe where the answer is known, and the walk through a model against the model itself."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -54,6 +56,23 @@ def test_the_probe_is_ridge_regression(ridge):
     stacked = torch.cat((scaled, (ridge * len(x)) ** 0.5 * torch.eye(4)))  # ridge as rows of data
     solution = torch.linalg.lstsq(stacked, torch.cat((y - y.mean(), torch.zeros(4))).double()[:, None]).solution
     assert torch.allclose(probe.read(x), (scaled @ solution)[:, 0] + y.mean())
+
+
+def test_the_interval_is_students_over_the_tested_texts():
+    stats = pytest.importorskip("scipy.stats")
+    draws = torch.Generator().manual_seed(0)
+    at = torch.arange(16.0, dtype=torch.float64).expand(40, 16)
+    features = torch.randn(40, 16, 3, generator=draws, dtype=torch.float64)
+    features[..., 0] += at / 3
+    probe = _Probe(features, at, 1e-2)
+    each = []
+    for text in range(30, 40):  # the last quarter
+        missed = sum(float((probe.read(features[text, t]) - t) ** 2) for t in range(16))
+        each.append(1 - missed / sum((t - 7.5) ** 2 for t in range(16)))
+    assert probe.r2 == pytest.approx(sum(each) / 10)
+    wanted = stats.t.interval(0.95, 9, loc=probe.r2, scale=stats.sem(each))
+    assert probe.interval == pytest.approx(wanted, abs=1e-4)
+    assert all(edge != edge for edge in _Probe(features[:4], at[:4], 1e-2).interval)  # one text is tested: nan
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "none", "rope", "alibi", "floater", "tupe"])
@@ -124,6 +143,19 @@ def test_a_trained_model_against_its_controls():
     assert found.to_dict()["curves"][CUT]["r2"]
 
 
+def test_what_is_found_behind_layers_alone_is_put_down_to_them():
+    found = survival(model_of("rope"), TOKENS)
+    assert "interval" not in survival(model_of("rope"), TOKENS[:4]).sentences()[0]
+    for first, made in ((0.0, True), (0.5, False)):
+        r2 = torch.tensor([first, 0.5, 0.4])
+        interval = torch.tensor([[0.0, 0.1], [0.4, 0.6], [0.35, 0.45]])
+        curves = {**found.curves, INTACT: replace(found.curves[INTACT], r2=r2, interval=interval)}
+        said = replace(found, curves=curves).sentences()
+        assert "40% behind the last of 2 layers (95 % interval over texts: 35% to 45%)" in said[0]
+        assert ("At the input it reads next to nothing: what it finds later, the layers have made." in said) is made
+        assert "Of all layers it finds most behind layer 1: 50%." in said
+
+
 def test_a_transformers_model_is_probed_as_it_is():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -151,6 +183,10 @@ def test_bad_input_is_refused():
             survival(model_of("none"), tokens)
     with pytest.raises(InputError, match=r"the model's vocabulary is 0 to 49"):
         survival(model_of("none"), TOKENS + 9)
+    with pytest.raises(InputError, match=r"batch_size=0"):
+        survival(model_of("none"), TOKENS, batch_size=0)
+    with pytest.raises(InputError, match=r"tokens: a list"):
+        survival(model_of("none"), TOKENS.tolist())
     with pytest.raises(InputError, match=r"ridge=0"):
         survival(model_of("none"), TOKENS, ridge=0)
     with pytest.raises(InputError, match=r"untrained=None: .*pass an untrained model"):
@@ -160,6 +196,13 @@ def test_bad_input_is_refused():
     config = transformers.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     with pytest.raises(InputError, match=r"training mode"):
         survival(transformers.AutoModel.from_config(config).train(), TOKENS)
+    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(InputError, match=r"reads two texts"):
+        survival(transformers.T5Model(t5).eval(), TOKENS)
+    shape = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 16}
+    opt = transformers.OPTConfig(**shape, word_embed_proj_dim=16, max_position_embeddings=32)
+    with pytest.raises(InputError, match=r"'opt': its layers are not all of one width"):
+        survival(transformers.OPTModel(opt).eval(), TOKENS)
     broken = model_of("none")
     broken.embedding.weight.fill_(torch.nan)
     with pytest.raises(InputError, match=r"not finite"):

@@ -57,6 +57,17 @@ def test_attention_without_positions_is_equivariant(name):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_tokens_are_along_the_axis_that_a_module_has_them(batch_first):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    own = x if batch_first else x.transpose(0, 1)
+    with torch.no_grad():
+        wanted = module(own, own, own)[0]
+    assert torch.allclose(body_of(module)(x), wanted if batch_first else wanted.transpose(0, 1), atol=1e-12)
+
+
 def test_bert_with_its_table_sees_order_and_where_a_text_begins():
     found = equivariance(bert())
     assert min(found.order, found.pooled, found.last, found.mirror, found.shift) > 1e-3
@@ -130,6 +141,17 @@ def test_a_causal_mask_counts_without_positions(found):
     assert "whatever the order of those before" in " ".join(one.sentences())
 
 
+def test_a_causal_mask_is_told_from_positions(found):
+    masked = {row.name for row in found.rows if row.causal}
+    assert masked == {"a causal mask, one layer", "a causal mask, two layers", "cope"}
+    for row in found.rows:
+        assert any("No token sees those after it" in sentence for sentence in row.sentences()) is row.causal
+    scaled = equivariance(lambda x: x * torch.arange(x.shape[1])[:, None], dim=4)  # no token sees any other
+    assert not scaled.blind
+    assert not scaled.causal
+    assert "times the root mean square of f" in scaled.sentences()[0]
+
+
 def test_padding_breaks_nothing_if_it_moves_with_its_tokens(found):
     assert found["padding that moves with its tokens"].blind
     assert found["padding that stays where it is"].order > 0.01
@@ -167,7 +189,8 @@ def test_the_body_is_the_model():
         body = body_of(model)
         with torch.no_grad():
             there = model.double()(tokens[None] + 10)[0]
-            assert torch.allclose(body(body.content(tokens + 10)[None]), there, atol=1e-9), kind
+            error = 1e-5 if kind == "LlamaModel" else 1e-9  # Llama's own norms are in float32
+            assert torch.allclose(body(body.content(tokens + 10)[None]), there, atol=error), kind
         one = body_of(model, layers=1)
         assert (one(one.content(tokens)[None]) - body(body.content(tokens)[None])).abs().max() > 1e-3
 
@@ -178,6 +201,7 @@ def test_the_body_is_the_model():
         (lambda x: x, {}, r"dim: <lambda> does not say how wide"),
         (lambda x: x + torch.rand_like(x), {"dim": 4}, r"two different results for the same input"),
         (lambda x: x / 0, {"dim": 4}, r"not finite"),
+        (lambda x: x.float(), {"dim": 4}, r"gave torch.float32 for torch.float64; let it compute in the dtype"),
         (lambda x: x.sum(1), {"dim": 4}, r"gave \(1, 4\) for vectors \(1, 12, 4\)"),
         (lambda x: x.tolist(), {"dim": 4}, r"gave list"),
         (3, {}, r"int is neither a module nor a function"),
@@ -221,3 +245,44 @@ def test_findings_as_json(found):
     assert row["name"] == "attention alone"
     assert row["order"] < ROUNDING
     assert found.to_dict()["sentences"] == found.sentences()
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1}
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX", "ModernBert", "Gemma3Text"])
+def test_rotation_does_not_care_where_a_text_begins_whatever_a_model_computes_in_float32(kind):
+    torch.manual_seed(0)
+    tokens = {f"{name}_token_id": 2 for name in ("bos", "eos", "cls", "sep")}
+    config = getattr(transformers, f"{kind}Config")(**SMALL, **tokens, intermediate_size=64)
+    found = equivariance(getattr(transformers, f"{kind}Model")(config))
+    assert found.shift < ROUNDING < 1e-5 < found.order
+    assert "Moving every position by 3 changes nothing." in found.sentences()
+
+
+@pytest.mark.parametrize("kind", ["BioGpt", "Gemma3Text"])
+def test_words_are_as_large_as_codes_find_them(kind):
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(
+        getattr(transformers, f"{kind}Config")(**SMALL, intermediate_size=64, max_position_embeddings=40)
+    ).eval()
+    tokens, body = torch.tensor([7, 3, 9]), body_of(model)
+    with torch.no_grad():
+        there = model.double()(tokens[None])[0]
+    assert torch.allclose(body(body.content(tokens)[None]), there, atol=1e-5)  # Gemma's own norms are in float32
+    assert body.words[7].norm() == pytest.approx(
+        32**0.5 * model.get_input_embeddings().weight[7].detach().norm().item()
+    )
+
+
+def test_models_that_do_not_split():
+    opt = transformers.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=16, max_position_embeddings=40)
+    with pytest.raises(InputError, match=r"token vectors are 16 wide, its codes 32: it does not add them"):
+        body_of(transformers.OPTModel(opt))
+    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(InputError, match=r"T5Model reads two texts.*get_encoder"):
+        body_of(transformers.T5Model(t5))
+    assert not body_of(transformers.T5EncoderModel(t5)).reads_positions
+    albert = transformers.AlbertConfig(**SMALL, embedding_size=16, intermediate_size=32)
+    with pytest.raises(InputError, match=r"layers: AlbertModel has no list of layers"):  # one for all of them
+        body_of(transformers.AlbertModel(albert), layers=1)

@@ -153,6 +153,9 @@ def test_a_model_without_content_attends_by_position_and_the_other_way_round():
     found = four_terms(blind, TOKENS)
     assert torch.allclose(found.share[:, found.of("content-content")], torch.ones(4).double())
     assert found.kept["no position"].abs().max() < 1e-12
+    assert found.explained.isnan().all()
+    assert "The position-position term does not vary." in found.sentences()
+    assert "nan" not in " ".join(found.sentences())
 
 
 @torch.no_grad()
@@ -200,6 +203,8 @@ def test_finding_is_told_and_kept():
     said = " ".join(found.sentences())
     assert "only in the first layer" in said
     assert "nats per token" in said
+    mean = ", ".join(f"{name} {share:.0%}" for name, share in zip(found.terms, found.share.mean(0), strict=True))
+    assert f"Of the terms' variances added up, mean over heads: {mean}." in said  # terms correlate: not of the scores'
     kept = found.to_dict()
     assert "map" not in kept
     assert len(kept["share"]) == 4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.analysis import plots, trained_model, twins
+from posenc.analysis import equivariance, plots, trained_model, twins
 from posenc.analysis.symmetry import ROUNDING, encoder
 from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
@@ -25,7 +25,17 @@ def test_only_positions_tell_two_cans_apart(encoding):
     assert found.distance_without < ROUNDING
     assert found.cosine_without == pytest.approx(1)
     assert (found.distance < ROUNDING) is (encoding in SEES_NO_ORDER)
-    assert ("does not see order" in found.sentences()[1]) is (encoding in SEES_NO_ORDER)
+    assert ("nothing tells the two places apart" in found.sentences()[1]) is (encoding in SEES_NO_ORDER)
+
+
+def test_the_same_twins_are_no_proof_of_blindness():
+    """ALiBi cannot tell a text from its mirror image, and this text is its own."""
+    found = twins("can a can", "alibi")
+    assert found.distance < ROUNDING
+    assert not equivariance("alibi").blind
+    assert (
+        found.sentences()[1] == "They are the same with positions too: in this text nothing tells the two places apart."
+    )
 
 
 def test_representations_are_the_models():
@@ -71,6 +81,17 @@ def test_the_trained_decoder_reads_bytes():
     assert "Où? là où…".lower().encode()[: accents.second + 1].decode() == "où? là où"
 
 
+def test_a_trained_model_is_the_callers_own_and_takes_no_random_numbers():
+    before = torch.get_rng_state()
+    one, text = trained_model("none", steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    wanted = one.embedding.weight.detach().clone()
+    torch.nn.init.zeros_(one.embedding.weight)
+    again, same = trained_model("none", steps=1)
+    assert torch.equal(again.embedding.weight, wanted)
+    assert torch.equal(text, same)
+
+
 def test_a_decoder_of_transformers():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -104,8 +125,8 @@ def test_minilm_with_its_table_and_without():
     ("text", "options", "message"),
     [
         ("Open a can", {}, r"no token stands in it twice"),
-        ("Can you open a can?", {"word": "open"}, r"'open' stands|'open' .*twice"),
-        ("Can you open a can?", {"word": "tin"}, r"'tin'"),
+        ("Can you open a can?", {"word": "open"}, r"no token 'open' stands in it twice"),
+        ("Can you open a can?", {"word": "tin"}, r"no token 'tin' stands"),
         ("  ", {}, r"has no words"),
         ("a a", {"encoding": "nope"}, r"unknown encoding"),
     ],
@@ -117,11 +138,28 @@ def test_bad_text(text, options, message):
 
 def test_a_model_without_its_tokenizer():
     config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16)
-    with pytest.raises(InputError, match=r"tokenizer=None: pass the one that BertModel was trained with"):
+    with pytest.raises(InputError, match=r"tokenizer=None: pass the one that the model was trained with"):
         twins(model=transformers.BertModel(config))
     words = encoder("none", config=TransformerConfig(9, 16, 1, 2))
     with pytest.raises(InputError, match=r"tokenizer=None"):
         twins(model=words)
+
+
+def read_as_numbers(text):
+    return text.split(), [3 + len(word) for word in text.split()]
+
+
+def test_positions_that_are_not_in_codes_or_ids():
+    shape = {"vocab_size": 20, "hidden_size": 32, "num_attention_heads": 4}
+    bloom = transformers.BloomModel(transformers.BloomConfig(**shape, n_layer=1))
+    with pytest.raises(InputError, match=r"no position ids change what BloomModel does"):
+        twins("can you open can", model=bloom, tokenizer=read_as_numbers)
+    # MPNet has a bias of the distance beside its table, which stays
+    torch.manual_seed(0)
+    config = transformers.MPNetConfig(**shape, intermediate_size=32, num_hidden_layers=1, initializer_range=0.5)
+    found = twins("can you open can", model=transformers.MPNetModel(config), tokenizer=read_as_numbers)
+    assert found.distance_without > ROUNDING
+    assert "something that is not its codes" in found.sentences()[0]
 
 
 def test_the_callers_random_numbers_go_on():

@@ -1,19 +1,23 @@
 """A model from its input vectors on: what turns content and position, once they are together, into representations."""
 
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.codes import Codes
+from posenc.analysis.first_layer import tables, words_of
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.learned_table import has_learned_table, take_table
+from posenc.pretrained.learned_table import has_learned_table, table_module
 from posenc.transformer import Attention, Block, Transformer
 
 Run = Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +73,8 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
         layers: only the first ones of a model with several; None: all. name: for people.
 
     Raises:
-        InputError: a number of layers that the model does not have.
+        InputError: a number of layers that the model does not have, or a model that reads two texts or does not add its
+            learned table to its words.
     """
     if isinstance(subject, Body):
         return subject
@@ -94,7 +99,7 @@ def body_of(subject: Any, *, layers: int | None = None, name: str | None = None)
 
 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
-    encoding, words = model.encoding, model.embedding.weight * model.config.dim**0.5
+    encoding, words = model.encoding, words_of(model)
     blocks = [block for block in _first(model.blocks, layers, name) if isinstance(block, Block)]
     for module in model.modules():
         if isinstance(module, Attention):
@@ -122,34 +127,66 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
 
 
 def _of_pretrained(model: Any, layers: int | None, name: str) -> Body:
+    check_reads_one(model)
     inner = model.base_model
-    if getattr(inner, "_supports_sdpa", False):  # many eager ones compute their softmax in float32
+    if getattr(inner, "_supports_sdpa", False):  # the others have no derivative of their own to offer
         inner.set_attn_implementation("sdpa")
     if layers is not None:
         owner, stack = _stack(inner, name)
         kept = _first(getattr(owner, stack), layers, name)
         setattr(owner, stack, kept)
-    words, table = inner.get_input_embeddings().weight, None
+    codes, told = None, "position_ids" in inspect.signature(inner.forward).parameters
     if has_learned_table(inner):
-        table = take_table(inner)
+        words, table = tables(inner)
+        nn.init.zeros_(table_module(inner).weight)
+        codes, told = Codes(f"the table of {name}", lambda at: table[at.long()], limit=len(table)), False
+    else:
+        words = words_of(inner)
 
     def run(x: Tensor, at: Tensor) -> Tensor:
-        where = {} if table is not None else {"position_ids": at[None].expand(len(x), -1)}
+        where = {"position_ids": at[None].expand(len(x), -1)} if told else {}
         # without a mask, positions that do not rise by ones are taken for several packed texts
         where["attention_mask"] = torch.ones(x.shape[:2], dtype=torch.long)
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        with _exactly():
             return inner(inputs_embeds=x, use_cache=False, **where)[0]
 
-    if table is None:
-        return Body(name, words.shape[1], run, words=words, reads_positions=True)
-    codes = Codes(f"the table of {name}", lambda at: table[at.long()], limit=len(table))
+    if codes is None:
+        return Body(name, words.shape[1], run, words=words, reads_positions=told)
     return Body(name, words.shape[1], run, lambda x, at: x + codes(at), codes, words, reads_positions=True)
+
+
+def check_reads_one(model: Any) -> None:
+    """Refuse a transformers model that reads two texts.
+
+    Raises:
+        InputError: it has an encoder and a decoder.
+    """
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise InputError(
+            f"model: {type(model).__name__} reads two texts, with an encoder and a decoder; pass model.get_encoder()"
+        )
+
+
+class _InFloat64(TorchFunctionMode):
+    """In float64 what a model computes in float32 whatever it is given, as norms and softmax of transformers' do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        args = [torch.float64 if one is torch.float32 else one for one in args]
+        return func(*args, **{k: torch.float64 if one is torch.float32 else one for k, one in (kwargs or {}).items()})
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), _InFloat64():  # fused attention has no second derivative
+        yield
 
 
 def _stack(inner: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The module that owns a model's layers, and under which name."""
+    config: Any = inner.config
     for path, module in inner.named_modules():
-        if isinstance(module, nn.ModuleList):
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:  # ALBERT has one for all
             owner, _, own = path.rpartition(".")
             return inner.get_submodule(owner), own
     raise InputError(f"layers: {name} has no list of layers to choose from; leave it out")
@@ -169,7 +206,7 @@ def _plain(model: nn.Module, x: Tensor) -> Tensor:
     attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
     turned = isinstance(model, own) and attention is not None and not attention.batch_first
     x = x.transpose(0, 1) if turned else x
-    with sdpa_kernel(SDPBackend.MATH):
+    with _exactly():
         y = model(x, x, x, need_weights=False) if isinstance(model, nn.MultiheadAttention) else model(x)
     y = y[0] if isinstance(y, tuple) else y
     return y.transpose(0, 1) if turned else y

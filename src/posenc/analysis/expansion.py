@@ -75,8 +75,9 @@ class Expansion(Finding):
         name, codes: of the model and of what is added to its input. texts, length: tried.
         whole: terms when every token has its code. pair: when two have, means over pairs of positions and texts.
         amplitudes, remainders: |remainder| with the codes of the whole text times each amplitude, means over texts.
+        exact: whether the remainder is rounding at every amplitude.
         slope: of its logarithm in that of the amplitude, over the smallest: 3, unless the third order is absent or f
-            has kinks (ReLU). None: the remainder is rounding.
+            has kinks (ReLU). None: fewer than two remainders are more than rounding.
         blocks, decay: see there; None: nothing interacts.
         by_distance: p_m^T H_mn p_n, each pair with its own H, means over pairs at distance 1, 2, ..
         words, positions: tables of the model's words and of the codes. words None: a function has none.
@@ -90,6 +91,7 @@ class Expansion(Finding):
     pair: Terms
     amplitudes: list[float]
     remainders: list[float]
+    exact: bool
     slope: float | None
     blocks: Blocks | None
     decay: Decay | None
@@ -99,27 +101,31 @@ class Expansion(Finding):
 
     def sentences(self) -> list[str]:
         one, all_of = self.pair, self.whole
+        falls = "" if self.slope is None else f" The miss falls as amplitude^{self.slope:.2f} for small codes."
+        tried = f"{self.texts} text{'s' * (self.texts > 1)}"
         found = [
-            f"{self.name} with {self.codes}, two tokens with codes: the first-order terms are {one.first:.2g}, the "
-            f"second-order terms of one position {one.single:.2g}, and of both, p_m^T H p_n, {one.interaction:.2g}; "
-            f"{one.remainder:.2g} remain.",
+            f"{self.name} with {self.codes}, two tokens with codes, mean sizes over pairs in {tried}: the first-order terms "
+            f"are {one.first:.2g}, the second-order terms of one position {one.single:.2g}, and of both, p_m^T H p_n, "
+            f"{one.interaction:.2g}; {one.remainder:.2g} remain.",
             f"With codes on all {self.length} tokens the value changes by {all_of.change:.2g} and the expansion to "
-            f"second order misses that by {all_of.remainder:.2g}."
-            + (" It is exact." if self.slope is None else f" The miss falls as amplitude^{self.slope:.2f}."),
+            f"second order misses that by {all_of.remainder:.2g}, mean sizes over {tried}."
+            + (" That is rounding: the expansion is exact." if self.exact else falls),
         ]
         if self.blocks is None:
             found.append("No two positions interact: H = 0.")
         else:
             b = self.blocks
             found.append(
-                f"Over {b.count} pairs H is {b.each.identity:.1%} away from a multiple of the identity and "
+                f"Over {b.count} pair{'s' * (b.count > 1)} H is {b.each.identity:.1%} away from a multiple of the identity and "
                 f"{b.each.diagonal:.1%} from diagonal (Frobenius norms): its diagonal holds {b.each.on_diagonal:.1%} of "
                 f"its squares, {b.mean.on_diagonal:.1%} in the mean H, {b.noise.on_diagonal:.1%} in a random matrix."
             )
+        if not self.positions.norm:
+            return [*found, "All codes are zero."]
         if self.decay is not None:
             share = self.decay.relative
             found.append(
-                f"The distance alone explains {share['identity']:.0%} of p_m^T H p_n under the identity, "
+                f"The distance alone explains {share['identity']:.0%} of the variance of p_m^T H p_n under the identity, "
                 f"{share['diagonal']:.0%} under the diagonal of the mean H, {share['full']:.0%} under all of it."
             )
         if self.words is not None:
@@ -165,13 +171,13 @@ def expansion(
 
     Raises:
         InputError: no codes, codes of another width than the model's, texts that do not fit, a function that changes
-            between calls, mixes the rows of its batch, is not finite or has no derivative, or amplitudes that are not
+            between calls, mixes the rows of its batch, is not finite, not in float64 or has no derivative, or amplitudes that are not
             positive.
     """
     if len(set(amplitudes)) < 2 or not all(0 < a < math.inf for a in amplitudes):
         raise InputError(f"amplitudes={list(amplitudes)}: pass two or more different positive numbers")
-    for option, value in (("pairs", pairs), ("columns", columns), ("distances", distances)):
-        whole(option, value)
+    for option, value, least in (("pairs", pairs, 1), ("columns", columns, 1), ("distances", distances, 2)):
+        whole(option, value, least)
     body, draw = body_of(model, layers=layers), torch.Generator().manual_seed(seed)
     x = _vectors(body, texts, length, dim, draw)
     count, n, width = x.shape
@@ -185,6 +191,7 @@ def expansion(
     shapes = _blocks(torch.cat(blocks))
     rows = _checked(added, min(distances, added.limit or distances), width)
     remainders = torch.stack([one.remainders.abs() for one in found]).mean(0)
+    rounding = ROUNDING * max(one.largest for one in found)
     return Expansion(
         name=body.name,
         codes=added.name,
@@ -194,7 +201,8 @@ def expansion(
         pair=_terms(torch.cat([one.pairs for one in found])),
         amplitudes=list(amplitudes),
         remainders=remainders.tolist(),
-        slope=_slope(amplitudes, remainders.tolist(), ROUNDING * max(one.largest for one in found)),
+        exact=float(remainders.max()) <= rounding,
+        slope=_slope(amplitudes, remainders.tolist(), rounding),
         blocks=shapes,
         decay=None if shapes is None else decay(rows, shapes.matrix),
         by_distance=by_distance(torch.stack([one.interactions for one in found]).mean(0))[1:].tolist(),
@@ -235,7 +243,11 @@ def _expanded(f: Scalar, x: Tensor, p: Tensor, amplitudes: Tensor, most: int, dr
         pairs=torch.stack((two - value, ends, own, second[m, n], two - value - ends - own - second[m, n]), -1),
         remainders=rest[1:],
         interactions=second,
-        largest=max(1.0, float(moved.abs().max()), float(scale.max() * first.abs().sum())),
+        largest=float(
+            torch.stack(
+                (moved.abs().max(), scale.max() * first.abs().sum(), scale.max().square() * second.abs().sum())
+            ).max()
+        ),
     )
 
 
@@ -255,6 +267,8 @@ def statistics(table: Tensor) -> Table:
 def _vectors(body: Body, texts: Tensor | int, length: int, dim: int | None, draw: torch.Generator) -> Tensor:
     """(texts, n, dim) content."""
     width = body.dim if dim is None else dim
+    if isinstance(texts, Tensor) and not texts.numel():
+        raise InputError(f"texts of shape {tuple(texts.shape)}: pass one or more")
     if not isinstance(texts, Tensor):
         whole("texts", texts)
         whole("length", length, 2)
@@ -300,7 +314,8 @@ def _checked(codes: Codes, count: int, width: int) -> Tensor:
 def _scalar(body: Body, x: Tensor, readout: int | str, direction: Tensor | None, draw: torch.Generator) -> Scalar:
     """The function that is expanded, once it has been found to be one."""
     at = torch.arange(x.shape[1])
-    if not (readout == "mean" or (isinstance(readout, int) and -x.shape[1] <= readout < x.shape[1])):
+    token = isinstance(readout, int) and not isinstance(readout, bool) and -x.shape[1] <= readout < x.shape[1]
+    if not (token or readout == "mean"):
         raise InputError(f"readout={readout!r}: pass 'mean' or a token of a text of {x.shape[1]}")
     with torch.no_grad():
         alone, double = body.run(x[:1], at), body.run(x[[0, -1]], at)
@@ -310,6 +325,8 @@ def _scalar(body: Body, x: Tensor, readout: int | str, direction: Tensor | None,
             f"{body.name}: gave {shape} for {tuple(x[:1].shape)}; it must give (batch,), (batch, width) or "
             "(batch, n, width)"
         )
+    if alone.dtype != x.dtype:
+        raise InputError(f"{body.name}: gave {alone.dtype} for {x.dtype}; let it compute in the dtype of its input")
     if not bool(alone.isfinite().all() and double.isfinite().all()):
         raise InputError(f"{body.name}: its value is not finite; mend the function, or the texts")
     if not torch.allclose(alone[0], double[0], rtol=1e-9, atol=1e-12):

@@ -95,18 +95,28 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
         check_adds(encoding, width)
         at = Positions.arange(encoding.max_positions or 512 if length is None else length)
         codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
-        return model.embedding.weight.detach().to("cpu", torch.float64) * width**0.5, codes
+        return words_of(model), codes
     _check_has_table(model)
-    codes = rows_of_table(model).detach().to("cpu", torch.float64)
+    codes = rows_of_table(model).detach().to("cpu", torch.float64, copy=True)
     if length is not None and length > len(codes):
         raise InputError(f"length={length}: the model's table has {len(codes)} positions")
-    inner: Any = model
-    words = inner.get_input_embeddings().weight.detach().to("cpu", torch.float64)
+    words = words_of(model)
     if words.shape[1] != codes.shape[1]:
         raise InputError(
-            f"token vectors are {words.shape[1]} wide, codes {codes.shape[1]}: the model does not add them"
+            f"model: its token vectors are {words.shape[1]} wide, its codes {codes.shape[1]}: it does not add them"
         )
     return words, codes[:length]
+
+
+@torch.no_grad()
+def words_of(model: Any) -> Tensor:
+    """The vectors of a model's vocabulary, (vocabulary, dim), in float64, at the size at which codes are added to them."""
+    if isinstance(model, Transformer):
+        return model.embedding.weight.to("cpu", torch.float64) * model.config.dim**0.5
+    embedding = model.get_input_embeddings()
+    every = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
+    found: Tensor = embedding(every)  # which some scale
+    return found.to("cpu", torch.float64)
 
 
 def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
@@ -115,6 +125,8 @@ def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
     Raises:
         InputError: saying which, or what is wrong with their shape.
     """
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"tokens: a {type(tokens).__name__}; pass a tensor of integers, (texts, length)")
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
             f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"
@@ -367,8 +379,8 @@ def _check_has_table(model: nn.Module) -> None:
         raise InputError(f"model={type(model).__name__}: pass a posenc Transformer or a transformers model")
     if not has_learned_table(model):
         raise InputError(
-            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens (rotary position enters by "  # type: ignore[union-attr]
-            f"rotating queries and keys, so there are no four terms); take one of {', '.join(sorted(TABLES))}"
+            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens, so there are no four terms "  # type: ignore[union-attr]
+            f"(rotary position enters by rotating queries and keys); take one of {', '.join(sorted(TABLES))}"
         )
 
 

@@ -8,13 +8,16 @@ from torch import Tensor
 
 from posenc.errors import InputError
 
+ROUNDING = 1e-20
+"""Of squares, relative to their sum: variance below this is none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Decay:
     """p_m^T H p_n, m <= n, by distance n - m, under an H, its diagonal, and the identity times its mean diagonal entry.
 
     full, diagonal, identity: (distances,) from distance 0, means over m. relative: of each, by name, the share of the
-    squares of p_m^T H p_n that the distance explains: 1 where it is a function of n - m alone.
+    variance of p_m^T H p_n that the distance explains: 1 where it is a function of n - m alone.
     """
 
     full: Tensor
@@ -49,8 +52,9 @@ def by_distance(table: Tensor) -> Tensor:
 
 def _explained(table: Tensor, curve: Tensor) -> float:
     rest = sum(float((table.diagonal(d) - mean).square().sum()) for d, mean in enumerate(curve))
-    whole = float(table.triu().square().sum())
-    return 1 - rest / whole if whole else 1.0
+    seen = table[*torch.triu_indices(*table.shape)]
+    whole = float((seen - seen.mean()).square().sum())
+    return 1 - rest / whole if whole > ROUNDING * float(seen.square().sum()) else 1.0
 
 
 def diagonal_parts(

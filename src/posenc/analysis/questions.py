@@ -19,7 +19,7 @@ from posenc.analysis.scores import bias, rotation, scores
 from posenc.analysis.shift import shift_matrix
 from posenc.analysis.spectrum import spectrum
 from posenc.analysis.subject import Subject
-from posenc.analysis.subspaces import subspaces
+from posenc.analysis.subspaces import add_or_concat, subspaces
 from posenc.analysis.survival import survival
 from posenc.analysis.symmetry import equivariance
 from posenc.analysis.terms import four_terms
@@ -240,9 +240,15 @@ QUESTIONS: tuple[Question, ...] = (
         lambda s, f: (Picture(plots.cosine_histogram, (f,)), Picture(plots.principal_angles, (f,))),
     ),
     Question(
+        "sum",
+        "What does adding codes cost, against setting them beside the tokens?",
+        lambda s: add_or_concat(_adding(s), seed=s.seed),
+        lambda s, f: (Picture(plots.read_back, (f,)),),
+    ),
+    Question(
         "expansion",
         "Taken apart around p = 0, which term knows the distance?",
-        lambda s: expansion(_adding(s), s.texts(1, 16), seed=s.seed),
+        lambda s: expansion(_adding(s), s.texts(4, 16), seed=s.seed),
         lambda s, f: (
             Picture(plots.expansion_terms, (f,)),
             Picture(plots.interaction_block, (f,)),

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,6 +16,7 @@ from posenc.analysis.reading import seeded
 from posenc.analysis.scores import heads_of, width_of
 from posenc.analysis.symmetry import encoder
 from posenc.analysis.trained import trained_model
+from posenc.analysis.twins import tokenized, words_of
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
@@ -115,7 +115,7 @@ class Subject:
     @cached_property
     def words(self) -> Any:
         """What makes tokens of a text for `host`."""
-        return self.tokenizer or (None if _is_model(self.thing) else _words)
+        return self.tokenizer or (None if _is_model(self.thing) else words_of)
 
     @cached_property
     def _trained(self) -> tuple[nn.Module, Tensor]:
@@ -124,7 +124,7 @@ class Subject:
 
         if _is_model(self.thing):
             if self.tokenizer is not None:
-                return self.thing, torch.tensor(self.tokenizer(pydoc()[:40_000], verbose=False)["input_ids"])
+                return self.thing, torch.tensor(tokenized(self.tokenizer, pydoc()[:40_000])[1])
             if isinstance(self.thing, Transformer) and self.thing.config.vocab_size == BYTES:
                 return self.thing, torch.tensor(list(pydoc().encode()))
             raise InputError("the model has no tokenizer to read a text with")
@@ -147,12 +147,6 @@ class Subject:
         tokens, length = self._trained[1], min(length, self.length)
         starts = torch.randint(len(tokens) - length, (count, 1), generator=torch.Generator().manual_seed(self.seed))
         return tokens[starts + torch.arange(length)]
-
-
-def _words(text: str) -> tuple[list[str], list[int]]:
-    tokens = re.findall(r"\w+|[^\w\s]", text)
-    numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-    return tokens, [numbers[token] for token in tokens]
 
 
 def subject_of(

@@ -43,8 +43,8 @@ class RandomDots(Finding):
     def sentences(self) -> list[str]:
         return [
             f"The dot product of two random directions of {self.dim} dimensions has mean {self.mean:.4f} and variance "
-            f"{self.variance:.5f} over {self.samples} pairs; theory says 0 and 1/{self.dim} = {1 / self.dim:.5f}, so "
-            f"that angles are {math.degrees(math.acos(self.dim**-0.5)):.0f} degrees and more off from parallel, typically.",
+            f"{self.variance:.5f} over {self.samples} pairs; theory says 0 and 1/{self.dim} = {1 / self.dim:.5f}. "
+            f"They are 90 degrees apart, give or take {math.degrees(math.asin(self.dim**-0.5)):.0f}.",
             f"|dot| > {self.epsilons[-1]:g} was seen in {self.measured[-1]:.3%} of pairs; exactly it is "
             f"{self.exact[-1]:.3%}, and Chebyshev allows up to {self.chebyshev[-1]:.1%}.",
         ]
@@ -275,16 +275,18 @@ def _random_basis(dim: int, rank: int, draws: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ReadBack(Finding):
-    """How well the sum x + p gives its two parts back, over all pairs of a token and a position.
+    """How well the sum x + p gives its two parts back.
 
-    explained: share of the variance of tokens and of positions that the best linear map recovers. found: share of pairs
-    whose token, and whose position, is the one nearest to what that map gives. Of the concatenation [x, p] it is 1.
+    explained: share of the variance of tokens and of positions that the best linear map recovers, over all pairs of a
+    token and a position. found: share of `pairs` random ones whose token, and whose position, is the one nearest to what
+    that map gives. Of the concatenation [x, p] both are 1.
     """
 
     name: str
     dim: int
     tokens: int
     positions: int
+    pairs: int
     explained: Mapping[str, float]
     found: Mapping[str, float]
 
@@ -293,7 +295,7 @@ class ReadBack(Finding):
             f"{self.name}, {self.dim} dimensions: from the sum a linear map recovers {self.explained['tokens']:.0%} of the "
             f"tokens' variance and {self.explained['positions']:.0%} of the positions', enough to name the right one of "
             f"{self.tokens} tokens in {self.found['tokens']:.0%} and of {self.positions} positions in "
-            f"{self.found['positions']:.0%} of pairs."
+            f"{self.found['positions']:.0%} of {self.pairs} random pairs."
         ]
 
 
@@ -375,4 +377,4 @@ def _read_back(name: str, words: Tensor, codes: Tensor, pairs: int, draws: torch
         explained[kind] = float((covariance[kind] @ back).trace() / covariance[kind].trace())
         nearest = torch.cat([torch.cdist(part, x).argmin(-1) for part in (whole @ back).split(512)])
         found[kind] = float((nearest == chosen[kind]).double().mean())
-    return ReadBack(name, words.shape[1], len(words), len(codes), explained, found)
+    return ReadBack(name, words.shape[1], len(words), len(codes), pairs, explained, found)

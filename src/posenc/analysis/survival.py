@@ -1,5 +1,6 @@
 """How long position survives: a linear probe of a token's position behind every layer, with and without residuals."""
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -8,17 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.analysis.body import check_reads_one
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import check_tokens
+from posenc.analysis.reading import whole
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
+from posenc.statistics import estimate
 from posenc.transformer import Block, Transformer
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
 """Share of the texts, at the end, on which a probe is tested."""
+SHOWN = 0.005
+"""Shares below this are said to be nothing."""
 
 INTACT, WRITTEN, CUT = "with residuals", "written by the layer", "without residuals"
 UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
@@ -28,10 +34,13 @@ UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
 class Curve:
     """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
 
-    r2: share of the positions' variance explained; below 0 is worse than guessing. error: mean absolute, in tokens.
+    r2: share of the positions' variance explained; below 0 is worse than guessing. interval: (layers, 2), its 95 %
+    interval over the texts that it might have been tested on; nan where there was one alone. error: mean absolute, in
+    tokens.
     """
 
     r2: Tensor
+    interval: Tensor
     error: Tensor
 
 
@@ -59,15 +68,17 @@ class Survival(Finding):
         intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
         layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
+        low, high = intact.interval[-1].tolist()
+        sure = "" if math.isnan(low) or last < SHOWN else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
         said = [
             f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
-            f"{_share(last)} behind the last of {layers} layers, where it errs by {intact.error[-1]:.1f} tokens of "
+            f"{_share(last)} behind the last of {layers} layer{'s' * (layers > 1)}{sure}, where it errs by {intact.error[-1]:.1f} tokens of "
             f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
-        if best < layers:
+        if best < layers and most >= SHOWN:
             said.append(f"Of all layers it finds most behind layer {best}: {_share(most)}.")
         if first < 0.1 < most:
-            said.append("There is no code at the input: what is found later, the layers have made of who sees whom.")
+            said.append("At the input it reads next to nothing: what it finds later, the layers have made.")
         if CUT in self.curves:
             said.append(
                 f"With its residual connections cut the same model keeps {_share(self.curves[CUT].r2[-1])}; its last layer "
@@ -113,7 +124,7 @@ def survival(
     check_tokens(tokens, model, 4)
     if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")
-    streams, name = _streams(model, tokens, batch_size)
+    streams, name = _streams(model, tokens, whole("batch_size", batch_size))
     other = _afresh(model, seed) if untrained is None else untrained
     control = _streams(other, tokens, batch_size)[0]
     streams[UNTRAINED] = control[INTACT]
@@ -129,7 +140,7 @@ def survival(
         texts=len(tokens),
         length=tokens.shape[1],
         curves={
-            kind: Curve(torch.tensor([p.r2 for p in found]), torch.tensor([p.error for p in found]))
+            kind: Curve(*(torch.tensor([getattr(p, name) for p in found]) for name in ("r2", "interval", "error")))
             for kind, found in probes.items()
         },
         guess=float((at[0] - at[0].mean()).abs().mean()),
@@ -138,7 +149,7 @@ def survival(
 
 
 def _share(r2: Tensor | float) -> str:
-    return f"{float(r2):.0%}" if r2 >= 0.005 else "nothing"
+    return f"{float(r2):.0%}" if r2 >= SHOWN else "nothing"
 
 
 class _Ridge:
@@ -172,7 +183,11 @@ class _Probe:
             ridge = min(RIDGES, key=lambda weight: float(missed[weight]))
         self.fitted, self.ridge = _Ridge(early.flatten(0, 1), wanted.flatten()), ridge
         error = self.read(tested) - truth
-        self.r2 = float(1 - error.square().sum() / (truth - self.fitted.middle).square().sum())
+        lost = error.square().mean(1) / (truth - self.fitted.middle).square().mean()  # of each text
+        self.r2, self.interval = float(1 - lost.mean()), (torch.nan, torch.nan)
+        if len(lost) > 1:
+            sure = estimate(1 - lost[None])
+            self.interval = sure.low, min(1.0, sure.high)
         self.error = float(error.abs().mean())
 
     def read(self, features: Tensor) -> Tensor:
@@ -236,10 +251,13 @@ def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
 
 
 def _hidden(model: Any, tokens: Tensor) -> list[Tensor]:
+    check_reads_one(model)
     output = model.base_model(tokens.to(model.device).long(), output_hidden_states=True)
     states = getattr(output, "hidden_states", None)
     if states is None:
         raise InputError(f"model of type {model.config.model_type!r} does not give its hidden states")
+    if len({x.shape[-1] for x in states}) > 1:  # OPT's smallest projects what its last layer gives
+        raise InputError(f"model of type {model.config.model_type!r}: its layers are not all of one width")
     return [x.to("cpu", torch.float64) for x in states]
 
 

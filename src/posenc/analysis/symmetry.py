@@ -35,6 +35,7 @@ class Equivariance(Finding):
         pooled: the mean over tokens of f(Px) against that of f(x): 0 is permutation invariance.
         last: the last token's representation, when those before it change places.
         mirror: f of the reversed text against f reversed.
+        causal: whether tokens see those before them, and none after.
         shift: f with every position moved on against f; None: the model takes no positions, or not those.
         sees_order: what the encoding of an encoder claims (`Encoding.sees_order`); None: there is none.
     """
@@ -46,6 +47,7 @@ class Equivariance(Finding):
     pooled: float
     last: float
     mirror: float
+    causal: bool
     shift: float | None = None
     sees_order: bool | None = None
 
@@ -62,13 +64,22 @@ class Equivariance(Finding):
                 f"the mean over tokens by {self.pooled:.1e}. A text is to it a bag of words."
             ]
         else:
-            found = [f"{self.name} sees order: over {tried}, f(Px) and P f(x) differ by up to {self.order:.2g}."]
+            found = [
+                f"{self.name} sees order: over {tried}, f(Px) and P f(x) differ by up to {self.order:.2g} times the root "
+                "mean square of f."
+            ]
+            if self.causal:
+                found.append("No token sees those after it, which tells order by itself, without any position.")
             if self.last < ROUNDING:
                 found.append("The last token's representation is the same whatever the order of those before it.")
             if self.mirror < ROUNDING:
                 found.append(f"It cannot tell a text from its mirror image: they differ by {self.mirror:.1e}.")
         if self.shift is not None:
-            moved = "changes nothing" if self.shift < ROUNDING else f"changes it by up to {self.shift:.2g}"
+            moved = (
+                "changes nothing"
+                if self.shift < ROUNDING
+                else f"changes f by up to {self.shift:.2g} times its root mean square"
+            )
             found.append(f"Moving every position by {SHIFT} {moved}.")
         return found
 
@@ -93,8 +104,8 @@ def equivariance(
         seed: of the vectors and orders. name: for people.
 
     Raises:
-        InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, that
-            change between calls or that are not a vector per token.
+        InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, not in
+            float64, that change between calls or that are not a vector per token.
     """
     whole("length", length, 3)
     whole("permutations", permutations)
@@ -132,6 +143,7 @@ def equivariance(
         pooled,
         last,
         mirror,
+        is_causal(body, x, at),
         shift=None if (shifted := _shifted(body, x, at)) is None else far(shifted, base),
         sees_order=claimed,
     )
@@ -146,12 +158,26 @@ def _shifted(body: Body, x: Tensor, at: Tensor) -> Tensor | None:
         return None
 
 
+def is_causal(body: Body, x: Tensor, at: Tensor) -> bool:
+    """Whether tokens see those before them, and none after: another last token changes nothing but itself, another first
+    one does."""
+    base, other = body(x, at), x.clone()
+    other[:, -1] *= -1
+    back = (body(other, at) - base)[:, :-1].abs().max()
+    other = x.clone()
+    other[:, 0] *= -1
+    on = (body(other, at) - base)[:, 1:].abs().max()
+    return float(back) <= ROUNDING * float(base.square().mean().sqrt()) < float(on)
+
+
 def called(body: Body, x: Tensor, at: Tensor) -> Tensor:
     """The representations, (batch, n, width), once they have been found to be that, finite and the same every time."""
     found, again = body(x, at), body(x, at)
     if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != x.shape[:2]:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{body.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
+    if found.dtype != x.dtype:
+        raise InputError(f"{body.name}: gave {found.dtype} for {x.dtype}; let it compute in the dtype of its input")
     if not bool(found.isfinite().all()):
         raise InputError(f"{body.name}: its representations are not finite; mend the module")
     if not torch.equal(found, again):

@@ -35,7 +35,8 @@ class FourTerms(Finding):
     nan where a term is constant. removed: (heads, terms), total variation between the attention with and without a
     term, mean over queries: 0 nothing changes, 1 everything. kept: the same when only some terms stay, by DESIGNS, (heads,).
     distances: query minus key. by_distance: (heads, distances), mean of position-position, above its mean over all pairs.
-    explained: (heads,), the share of position-position's variance that distance alone accounts for.
+    explained: (heads,), the share of position-position's variance that distance alone accounts for; nan where it does
+    not vary.
     map: (heads, n, n), position-position, mean over texts, nan where hidden; to_dict leaves it out.
     loss: of the model with its first layer changed so, nats per token; None: the model does not predict next tokens.
     """
@@ -72,15 +73,17 @@ class FourTerms(Finding):
         said = [
             f"The terms add up to the model's own scores, to {self.error:.1g}: in the first layer, and only in the first "
             "layer, since behind it position is mixed into every vector.",
-            "Of the scores' variance, mean over heads: "
+            "Of the terms' variances added up, mean over heads: "
             + ", ".join(f"{name} {value:.0%}" for name, value in zip(self.terms, mean.tolist(), strict=True))
             + ".",
-            f"Head {int(position.argmax())} attends most by position alone ({_percent(position.max())} of its variance), "
-            f"head {int(content.argmax())} most by content alone ({_percent(content.max())}), and head "
-            f"{int(cross.argmax())} most by the cross terms ({_percent(cross.max())}).",
-            f"Distance alone accounts for {_percent(self.explained.min())} to {_percent(self.explained.max())} of the "
-            "position-position term's variance, by head.",
-            "Keeping what others keep moves so much of the attention: "
+            f"Position alone weighs most in head {int(position.argmax())} ({_percent(position.max())} of that sum), content "
+            f"alone in head {int(content.argmax())} ({_percent(content.max())}), the cross terms in head "
+            f"{int(cross.argmax())} ({_percent(cross.max())}).",
+            "The position-position term does not vary."
+            if bool(self.explained.isnan().all())
+            else f"Distance alone accounts for {_percent(_known(self.explained).min())} to "
+            f"{_percent(_known(self.explained).max())} of the position-position term's variance, by head.",
+            "Keeping what others keep moves so much of the attention, mean over heads: "
             + ", ".join(f"{name} {_percent(moved.mean())}" for name, moved in self.kept.items())
             + ".",
         ]
@@ -201,6 +204,10 @@ def _by_distance(position: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Ten
     explained = 1 - (values - means[:, index]).square().sum(-1) / values.square().sum(-1)
     occur = count > 0
     return (torch.arange(2 * n - 1) - n + 1)[occur], means[:, occur], explained
+
+
+def _known(values: Tensor) -> Tensor:
+    return values[~values.isnan()]
 
 
 def _percent(share: Tensor) -> str:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from posenc.analysis.body import Body, body_of
+from posenc.analysis.body import body_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.symmetry import HOST, ROUNDING, called, encoder
+from posenc.analysis.symmetry import HOST, ROUNDING, called, encoder, is_causal
 from posenc.encodings import NoPE
 from posenc.errors import InputError
 from posenc.transformer import Transformer
@@ -47,15 +47,20 @@ class Twins(Finding):
 
     def sentences(self) -> list[str]:
         text = f"{self.name}: the two {self.word!r} of {self.text!r}"
+        why = (
+            "the causal mask shows each another past"
+            if self.causal
+            else "something that is not its codes, and was not taken away, tells places apart"
+        )
         without = (
             f"{text} have one representation without positions: cosine {self.cosine_without:.6f}, relative distance "
             f"{self.distance_without:.1e}, which is rounding."
             if self.distance_without < ROUNDING
             else f"{text} differ without positions, cosine {self.cosine_without:.3f}, relative distance "
-            f"{self.distance_without:.2g}" + (": the causal mask shows each another past." if self.causal else ".")
+            f"{self.distance_without:.2g}: {why}."
         )
         with_them = (
-            "They are the same with positions too: this encoding does not see order."
+            "They are the same with positions too: in this text nothing tells the two places apart."
             if self.distance < ROUNDING
             else f"With positions: cosine {self.cosine:.3f}, relative distance {self.distance:.2g}."
         )
@@ -89,28 +94,32 @@ def twins(
         causal: of the small model: a decoder. layers: only the first ones; None: all. seed: of its weights.
 
     Raises:
-        InputError: a text in which the word (or any word) does not stand twice, or a model without a tokenizer.
+        InputError: a text in which the word (or any word) does not stand twice, a model without a tokenizer, or one whose
+            positions cannot be taken away, such as ALiBi's, which no position ids change.
     """
     read = text.lower()
     if model is None:
-        tokens, ids = _words(read)
+        tokens, ids = words_of(read)
         config = replace(HOST, vocab_size=max(ids) + 1, causal=causal)
         model = encoder(encoding, config=config, max_positions=max(64, len(ids)), seed=seed)
         pair = _pair(tokens, ids, word, read)
     elif tokenizer is None and isinstance(model, Transformer) and model.config.vocab_size == BYTES:
         tokens, ids = [chr(byte) for byte in read.encode()], list(read.encode())
-        words = _words(read)
+        words = words_of(read)
         spans = [match.end() for match in WORD.finditer(read)]
         places = _pair(*words, word, read)
         word = words[0][places[0]]
         pair = [len(read[: spans[place]].encode()) - 1 for place in places]
     else:
-        tokens, ids = _tokenized(model, tokenizer, read)
+        tokens, ids = tokenized(tokenizer, read)
         pair = _pair(tokens, ids, word, read)
     body = body_of(model, layers=layers)
     x, at = body.content(torch.tensor(ids))[None], torch.arange(len(ids))
     cosine, distance = _apart(called(body, x, at)[0, pair])
-    cosine_without, distance_without = _apart(_without(model, layers)(x, at)[0, pair])
+    bare = _without(model, layers)(x, at)
+    if body.codes is None and not isinstance(model, Transformer) and torch.equal(bare, body(x, at)):
+        raise InputError(f"model: no position ids change what {body.name} does, so its positions cannot be taken away")
+    cosine_without, distance_without = _apart(bare[0, pair])
     return Twins(
         name=body.name,
         text=text,
@@ -122,7 +131,7 @@ def twins(
         distance=distance,
         cosine_without=cosine_without,
         distance_without=distance_without,
-        causal=_is_causal(body, x, at),
+        causal=is_causal(body, x, at),
     )
 
 
@@ -136,13 +145,12 @@ def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tenso
     return lambda x, at: body.run(x, torch.zeros_like(at))
 
 
-def _is_causal(body: Body, x: Tensor, at: Tensor) -> bool:
-    """Whether another last token leaves those before it as they are."""
-    changed = torch.cat((x[:, :-1], x[:, -1:].flip(-1)), 1)
-    return float((body(changed, at) - body(x, at))[:, :-1].abs().max()) < ROUNDING
+def words_of(text: str) -> tuple[list[str], list[int]]:
+    """Words and signs as tokens, numbered as they come.
 
-
-def _words(text: str) -> tuple[list[str], list[int]]:
+    Raises:
+        InputError: there are none.
+    """
     tokens = WORD.findall(text)
     if not tokens:
         raise InputError(f"text={text!r}: has no words")
@@ -150,14 +158,20 @@ def _words(text: str) -> tuple[list[str], list[int]]:
     return tokens, [numbers[token] for token in tokens]
 
 
-def _tokenized(model: Any, tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
+def tokenized(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
+    """Tokens and ids of a text, by a transformers tokenizer or a function that gives both.
+
+    Raises:
+        InputError: it is neither.
+    """
     if hasattr(tokenizer, "convert_ids_to_tokens"):
-        ids = [int(i) for i in tokenizer(text)["input_ids"]]
+        # a text may be longer than the model reads at once: it is cut later
+        ids = [int(i) for i in tokenizer(text, verbose=False)["input_ids"]]
         return list(tokenizer.convert_ids_to_tokens(ids)), ids
     if callable(tokenizer):
         tokens, ids = tokenizer(text)
         return list(tokens), [int(i) for i in ids]
-    raise InputError(f"tokenizer={tokenizer!r}: pass the one that {type(model).__name__} was trained with")
+    raise InputError(f"tokenizer={tokenizer!r}: pass the one that the model was trained with")
 
 
 def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> list[int]:
@@ -165,7 +179,7 @@ def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> lis
     wanted = [i for i, token in zip(ids, tokens, strict=True) if word is None or token.strip("Ġ▁ ") == word.lower()]
     twice = [i for i in wanted if ids.count(i) > 1]
     if not twice:
-        what = "no token" if word is None else f"{word!r}"
+        what = "no token" if word is None else f"no token {word!r}"
         raise InputError(f"text={text!r}: {what} stands in it twice, its tokens are {tokens}; give another text")
     first = ids.index(twice[0])
     return [first, ids.index(twice[0], first + 1)]

@@ -181,15 +181,6 @@ def restore_table(model: nn.Module) -> bool:
     return True
 
 
-@torch.no_grad()
-def take_table(model: nn.Module) -> Tensor:
-    """Take a model's positions away: its table becomes zeros, in place. Gives the rows that were tokens', (positions,
-    dim): adding them to the embeddings of tokens is what the model did."""
-    rows = rows_of_table(model).clone()
-    table_module(model).weight.zero_()
-    return rows
-
-
 def _longer(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:
     if method == "interpolate":
         return interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
