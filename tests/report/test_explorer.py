@@ -299,7 +299,7 @@ NONSENSE = [
     ("encoding=constructor", "there is no encoding “constructor” here"),
     ("encoding=rope&method=__proto__:x=1", "there is no method “__proto__” here"),
     ("encoding=rope&method=yarn:toString=1", "yarn does not take “toString=1”"),
-    ("__proto__=1&polluted=%7B%7D", "there is no “polluted”"),
+    ("__proto__=1&polluted=%7B%7D", "there is no “__proto__”; there is no “polluted”"),
     ("tokens=%E0%A4%A", "is not readable"),
     ("at=1,1,1,1,1,1", "is not 6 different positions below 24"),
     ("<script>alert(1)</script>", "there is no “%3Cscript%3Ealert(1)%3C/script%3E”"),
