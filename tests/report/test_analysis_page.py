@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from posenc import cli
 from posenc.analysis.analyze import analyze
 from posenc.analysis.plots.frame import INK
 from posenc.analysis.subject import subject_of
-from posenc.report.analysis import page, results
+from posenc.report.analysis import page, results, trains
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -64,6 +65,24 @@ def test_it_is_one_small_file_without_plotly_and_with_every_sentence(report):
             assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
         for picture in section.pictures:
             assert picture.see.split("'")[0] in text
+
+
+def test_the_lead_says_what_is_true_of_the_subject(report):
+    leads = {
+        name: re.search(r'class="lead">(.*?)</p>', (report / f"{name}.html").read_text(), re.S)[1]
+        for name in ("rope", "hostile")
+    }
+    assert "vector of ones" in leads["rope"]
+    assert "vector of ones" not in leads["hostile"]
+    assert not any("small model" in lead for lead in leads.values())
+
+
+def test_a_small_model_is_named_only_where_one_was_trained():
+    found = analyze("alibi", length=24, steps=1)
+    assert trains(found)
+    for changed in ({"kind": "model"}, {"steps": 0}):
+        assert not trains(replace(found, settings=found.settings | changed))
+    assert not trains(replace(found, sections=()))
 
 
 @pytest.mark.browser
@@ -148,6 +167,9 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
         (["rope", "--length", "1"], "length=1: must be at least 2"),
         (["rope", "--dtypes", "float15"], "float15"),
         (["no/model/of/that/name"], "unknown encoding 'no'"),
+        ([""], "subject '': name an encoding"),
+        (["/no/such/model"], "/no/such/model: no such file or folder"),
+        (["./model"], "./model: no such file or folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(capsys, folder, arguments, message):
@@ -167,8 +189,10 @@ def test_an_encoder_is_read_from_safetensors_and_never_from_a_pickle(capsys, fol
         max_position_embeddings=24,
     )  # fmt: skip
     BertModel(config).save_pretrained("encoder")
-    code, out, _ = run(capsys, "encoder", "--steps", "0", "--json")
-    assert (code, json.loads(out)["settings"]["trained"]) == (0, 24)
+    code, out, _ = run(capsys, str(folder / "encoder"), "--steps", "0", "--json")
+    found = json.loads(out)
+    assert (code, found["settings"]["trained"], found["subject"]) == (0, 24, "encoder")
+    assert str(folder) not in json.dumps(found["sections"])
     (folder / "encoder" / "model.safetensors").unlink()
     torch.save({}, folder / "encoder" / "pytorch_model.bin")
     code, _, err = run(capsys, "encoder", "--steps", "0")

@@ -51,8 +51,32 @@ def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None
     reasons: dict[str, list[str]] = {}
     for left in analysis.left_out:
         reasons.setdefault(left.reason, []).append(left.title)
-    interactive = Markup() if subject is None else explorer(subject)
-    return filled("analyze.html", a=analysis, r=results, drawn=drawn, said=said, reasons=reasons, explorer=interactive)
+    return filled(
+        "analyze.html",
+        a=analysis,
+        r=results,
+        drawn=drawn,
+        said=said,
+        reasons=reasons,
+        explorer=Markup() if subject is None else explorer(subject),
+        rotates=subject is not None and rotates(subject),
+        trains=trains(analysis),
+    )
+
+
+def rotates(subject: Subject) -> bool:
+    """Whether its codes are of positions, and nothing that is added to the input."""
+    try:
+        return subject.codes.of == "position" and "embed" not in subject.encoding.sites()
+    except InputError:  # it has no codes
+        return False
+
+
+def trains(analysis: Analysis) -> bool:
+    """Whether a small model was trained for it."""
+    settings = analysis.settings
+    answered = {section.name for section in analysis.sections}
+    return settings["kind"] == "encoding" and settings["steps"] > 0 and "survival" in answered
 
 
 def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict[str, Any]:
