@@ -270,6 +270,18 @@ def test_other_tokens_can_be_typed(visit):
     assert tab.locator(".track img").count() == 0
 
 
+def test_a_word_from_right_to_left_leaves_the_sentence_as_it_is(visit):
+    tab = visit("tokens=שלום+בית+b")
+    for place in ("#explorer-line-see", "#explorer-scores-title"):
+        assert "“\u2068שלום\u2069”" in tab.locator(place).inner_text()
+
+
+def test_a_slider_says_its_value_and_no_logarithm_of_it(visit):
+    tab = visit("encoding=rope&length=256&base=500")
+    for name, value in (("Length", "256"), ("Base", "500"), ("Channels", "64")):
+        assert tab.get_by_label(f"{name}, slider", exact=True).get_attribute("aria-valuetext") == value
+
+
 # ---------------------------------------------------------------- the address
 
 
@@ -344,7 +356,13 @@ def test_the_link_is_copied_or_shown(visit):
 def test_it_fits_every_width(visit):
     tab = visit()
     words = "incomprehensibilities+a+b+c+d+e+f+g+h+i+j+k"
-    for hash in ("heads=9", "encoding=rope&method=self_extend&length=512", "encoding=alibi", f"tokens={words}"):
+    for hash in (
+        "heads=9",
+        "encoding=rope&method=self_extend&length=512",
+        "encoding=alibi",
+        f"tokens={words}",
+        f"tokens={24 * 'W'}+b",
+    ):
         go(tab, hash)
         for width in (320, 390, 800, 1280, 1900):
             tab.set_viewport_size({"width": width, "height": 900})
