@@ -152,6 +152,14 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert (code, json.loads(out)["settings"]["length"]) == (0, 12)
 
 
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run(capsys, "mine:table", "--steps", "0")
+    width = max(len(line) for line in out.splitlines() if line.startswith(("- ", "  ")))
+    assert min(columns, 100) - 10 < width <= min(columns, 100)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

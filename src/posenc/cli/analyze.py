@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import textwrap
 import time
 from pathlib import Path
@@ -15,8 +16,8 @@ from posenc.errors import InputError, unknown
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
 
-WIDTH = 100
-"""Characters of a line on the terminal."""
+WIDEST = 100
+"""Characters of a line, where the terminal has room for them."""
 
 
 def add_analyze(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +113,8 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
 
 
 def _wrapped(sentence: str) -> str:
-    return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ")
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
+    return textwrap.fill(sentence, width, initial_indent="- ", subsequent_indent="  ")
 
 
 def _name(given: str) -> str:
