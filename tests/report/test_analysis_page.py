@@ -13,7 +13,8 @@ from posenc import cli
 from posenc.analysis.analyze import analyze
 from posenc.analysis.plots.frame import INK
 from posenc.analysis.subject import subject_of
-from posenc.report.analysis import page, results, trains
+from posenc.report.analysis import explorer, page, results, state, trains
+from posenc.report.explorer import block
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -83,6 +84,27 @@ def test_a_small_model_is_named_only_where_one_was_trained():
     for changed in ({"kind": "model"}, {"steps": 0}):
         assert not trains(replace(found, settings=found.settings | changed))
     assert not trains(replace(found, sections=()))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "shown"),
+    [
+        ("rope:rope_theta=500", {"head_dim": 32}, {"encoding": "rope", "method": "none", "dim": 32, "base": 500}),
+        ("rope@rerope:window=16", {}, {"encoding": "rope", "method": "rerope:window=16", "dim": 64, "base": 10000}),
+        ("xpos", {"head_dim": 32}, {"encoding": "xpos", "dim": 32}),
+        ("sinusoidal:curve=power", {"dim": 16}, {"dim": 16, "base": 10000, "curve": "power", "exponent": 1}),
+        ("t5", {"num_heads": 2}, {"encoding": "t5", "heads": 2}),
+    ],
+)
+def test_the_explorer_is_set_to_the_subject(text, shape, shown):
+    found = state(subject_of(text, length=24, trained=12, steps=0, **shape))
+    assert found == {"encoding": "sinusoidal", **shown, "length": 24, "trained": 12}
+    assert "explorer-state" in block(found)
+
+
+@pytest.mark.parametrize("subject", ["rope+alibi", "learned", lambda positions: positions[:, None].cos()])
+def test_what_the_explorer_does_not_know_has_none(subject):
+    assert explorer(subject_of(subject, length=24, steps=0)) == ""
 
 
 @pytest.mark.browser

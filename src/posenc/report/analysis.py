@@ -114,21 +114,24 @@ def state(subject: Subject) -> dict[str, Any]:
     Raises:
         InputError: a subject that is nothing it could show.
     """
-    encoding = subject.encoding
+    encoding, method = subject.encoding, "none"
     common = {"length": min(subject.length, LONGEST), "trained": subject.trained}
-    method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
     if isinstance(encoding, Mapped):
-        method = as_text(encoding.map.spec())
-        encoding = encoding.encoding
+        encoding, method = encoding.encoding, str(encoding.map)
     if type(encoding) is Rotary:
+        if encoding.schedule["name"] != "default":
+            if method != "none":
+                raise InputError(f"{subject.name}: the explorer shows a schedule or a map")
+            method = as_text(encoding.schedule)
         sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
-        return {"encoding": "rope", "method": method.replace("default", "none"), **sizes, **common}
+        return {"encoding": "rope", "method": method, **sizes, **common}
     if isinstance(encoding, Sinusoidal):
         own = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
         return {"encoding": "sinusoidal", **own, **common}
     if subject.text is None or method != "none":
         raise InputError(f"{subject.name}: is not in the explorer")
-    return {"encoding": subject.text, "heads": heads_of(encoding), **common}
+    size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": heads_of(encoding)}
+    return {"encoding": subject.text, **size, **common}
 
 
 def said(section: Section) -> list[str]:
