@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,8 @@ from posenc import cli
 from posenc.analysis.analyze import analyze
 from posenc.analysis.plots.frame import INK
 from posenc.analysis.subject import subject_of
-from posenc.report.analysis import page, results
+from posenc.report.analysis import explorer, page, results, state, trains
+from posenc.report.explorer import block
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -64,6 +66,45 @@ def test_it_is_one_small_file_without_plotly_and_with_every_sentence(report):
             assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
         for picture in section.pictures:
             assert picture.see.split("'")[0] in text
+
+
+def test_the_lead_says_what_is_true_of_the_subject(report):
+    leads = {
+        name: re.search(r'class="lead">(.*?)</p>', (report / f"{name}.html").read_text(), re.S)[1]
+        for name in ("rope", "hostile")
+    }
+    assert "vector of ones" in leads["rope"]
+    assert "vector of ones" not in leads["hostile"]
+    assert not any("small model" in lead for lead in leads.values())
+
+
+def test_a_small_model_is_named_only_where_one_was_trained():
+    found = analyze("alibi", length=24, steps=1)
+    assert trains(found)
+    for changed in ({"kind": "model"}, {"steps": 0}):
+        assert not trains(replace(found, settings=found.settings | changed))
+    assert not trains(replace(found, sections=()))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "shown"),
+    [
+        ("rope:rope_theta=500", {"head_dim": 32}, {"encoding": "rope", "method": "none", "dim": 32, "base": 500}),
+        ("rope@rerope:window=16", {}, {"encoding": "rope", "method": "rerope:window=16", "dim": 64, "base": 10000}),
+        ("xpos", {"head_dim": 32}, {"encoding": "xpos", "dim": 32}),
+        ("sinusoidal:curve=power", {"dim": 16}, {"dim": 16, "base": 10000, "curve": "power", "exponent": 1}),
+        ("t5", {"num_heads": 2}, {"encoding": "t5", "heads": 2}),
+    ],
+)
+def test_the_explorer_is_set_to_the_subject(text, shape, shown):
+    found = state(subject_of(text, length=24, trained=12, steps=0, **shape))
+    assert found == {"encoding": "sinusoidal", **shown, "length": 24, "trained": 12}
+    assert "explorer-state" in block(found)
+
+
+@pytest.mark.parametrize("subject", ["rope+alibi", "learned", lambda positions: positions[:, None].cos()])
+def test_what_the_explorer_does_not_know_has_none(subject):
+    assert explorer(subject_of(subject, length=24, steps=0)) == ""
 
 
 @pytest.mark.browser
@@ -133,6 +174,14 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert (code, json.loads(out)["settings"]["length"]) == (0, 12)
 
 
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run(capsys, "mine:table", "--steps", "0")
+    width = max(len(line) for line in out.splitlines() if line.startswith(("- ", "  ")))
+    assert min(columns, 100) - 10 < width <= min(columns, 100)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -148,6 +197,9 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
         (["rope", "--length", "1"], "length=1: must be at least 2"),
         (["rope", "--dtypes", "float15"], "float15"),
         (["no/model/of/that/name"], "unknown encoding 'no'"),
+        ([""], "subject '': name an encoding"),
+        (["/no/such/model"], "/no/such/model: no such file or folder"),
+        (["./model"], "./model: no such file or folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(capsys, folder, arguments, message):
@@ -167,8 +219,10 @@ def test_an_encoder_is_read_from_safetensors_and_never_from_a_pickle(capsys, fol
         max_position_embeddings=24,
     )  # fmt: skip
     BertModel(config).save_pretrained("encoder")
-    code, out, _ = run(capsys, "encoder", "--steps", "0", "--json")
-    assert (code, json.loads(out)["settings"]["trained"]) == (0, 24)
+    code, out, _ = run(capsys, str(folder / "encoder"), "--steps", "0", "--json")
+    found = json.loads(out)
+    assert (code, found["settings"]["trained"], found["subject"]) == (0, 24, "encoder")
+    assert str(folder) not in json.dumps(found["sections"])
     (folder / "encoder" / "model.safetensors").unlink()
     torch.save({}, folder / "encoder" / "pytorch_model.bin")
     code, _, err = run(capsys, "encoder", "--steps", "0")

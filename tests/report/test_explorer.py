@@ -270,6 +270,18 @@ def test_other_tokens_can_be_typed(visit):
     assert tab.locator(".track img").count() == 0
 
 
+def test_a_word_from_right_to_left_leaves_the_sentence_as_it_is(visit):
+    tab = visit("tokens=שלום+בית+b")
+    for place in ("#explorer-line-see", "#explorer-scores-title"):
+        assert "“\u2068שלום\u2069”" in tab.locator(place).inner_text()
+
+
+def test_a_slider_says_its_value_and_no_logarithm_of_it(visit):
+    tab = visit("encoding=rope&length=256&base=500")
+    for name, value in (("Length", "256"), ("Base", "500"), ("Channels", "64")):
+        assert tab.get_by_label(f"{name}, slider", exact=True).get_attribute("aria-valuetext") == value
+
+
 # ---------------------------------------------------------------- the address
 
 
@@ -299,7 +311,7 @@ NONSENSE = [
     ("encoding=constructor", "there is no encoding “constructor” here"),
     ("encoding=rope&method=__proto__:x=1", "there is no method “__proto__” here"),
     ("encoding=rope&method=yarn:toString=1", "yarn does not take “toString=1”"),
-    ("__proto__=1&polluted=%7B%7D", "there is no “polluted”"),
+    ("__proto__=1&polluted=%7B%7D", "there is no “__proto__”; there is no “polluted”"),
     ("tokens=%E0%A4%A", "is not readable"),
     ("at=1,1,1,1,1,1", "is not 6 different positions below 24"),
     ("<script>alert(1)</script>", "there is no “%3Cscript%3Ealert(1)%3C/script%3E”"),
@@ -344,11 +356,24 @@ def test_the_link_is_copied_or_shown(visit):
 def test_it_fits_every_width(visit):
     tab = visit()
     words = "incomprehensibilities+a+b+c+d+e+f+g+h+i+j+k"
-    for hash in ("heads=9", "encoding=rope&method=self_extend&length=512", "encoding=alibi", f"tokens={words}"):
+    for hash in (
+        "heads=9",
+        "encoding=rope&method=self_extend&length=512",
+        "encoding=alibi",
+        f"tokens={words}",
+        f"tokens={24 * 'W'}+b",
+    ):
         go(tab, hash)
         for width in (320, 390, 800, 1280, 1900):
             tab.set_viewport_size({"width": width, "height": 900})
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (hash, width)
+
+
+def test_what_a_finger_has_to_hit_is_large_enough(visit):
+    tab = visit("encoding=rope&method=yarn", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    for target in tab.locator(".explorer :is(button, select, input[type=number], .token, summary)").all():
+        box = target.bounding_box()
+        assert box is None or min(box["width"], box["height"]) >= 24, target.evaluate("e => e.outerHTML")
 
 
 def test_it_is_drawn_again_in_the_dark(visit):

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import textwrap
 import time
 from pathlib import Path
@@ -15,8 +16,8 @@ from posenc.errors import InputError, unknown
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
 
-WIDTH = 100
-"""Characters of a line on the terminal."""
+WIDEST = 100
+"""Characters of a line, where the terminal has room for them."""
 
 
 def add_analyze(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     from posenc.report.terminal import ShowsProgress
 
     needs("matplotlib", "lab")
-    if options.out is not None:
+    if options.out:
         options.out = os.path.abspath(options.out)  # the analysed code may change the folder
     shape = {"dim": options.dim, "num_heads": options.heads, "head_dim": options.head_dim}
     shape = {name: size for name, size in shape.items() if size is not None}
@@ -70,7 +71,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
             trained=options.trained,
             steps=options.steps,
             seed=options.seed,
-            name=options.subject,
+            name=_name(options.subject),
             tokenizer=tokenizer,
             dtypes=options.dtypes,
             **shape,
@@ -103,7 +104,7 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
         lines += [
             "",
             "What does not apply",
-            *(_wrapped(f"{why} {' '.join(titles)}") for why, titles in reasons.items()),
+            *(_wrapped(f"{' '.join(titles)} {why}") for why, titles in reasons.items()),
         ]
     if folder is not None:
         files = ("Report", "report.html"), ("Numbers", "analysis.json")
@@ -112,7 +113,14 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
 
 
 def _wrapped(sentence: str) -> str:
-    return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ")
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
+    return textwrap.fill(sentence, width, initial_indent="- ", subsequent_indent="  ")
+
+
+def _name(given: str) -> str:
+    """What sentences call it: of a model's folder or file the last part."""
+    path = Path(given)
+    return path.resolve().name if path.exists() else given
 
 
 def _found(options: argparse.Namespace) -> tuple[Any, Any]:
@@ -126,12 +134,16 @@ def _found(options: argparse.Namespace) -> tuple[Any, Any]:
     encoding = re.split("[:@+/]", given)[0].strip()
     if encoding in ENCODINGS:
         return given, None
+    if not given.strip():
+        raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
     if given == DEMO or path.is_dir() or path.suffix == ".gguf":
         return load_model(given, options.command, encoders=True)
     if colon and all(part.isidentifier() for part in attribute.split(".")):
         return find_object(given), None
     if path.is_file():
         raise InputError(f"{given}: which object in it? Write {given}:NAME")
+    if given.startswith(("/", "./", "../", "~")):
+        raise InputError(f"{given}: no such file or folder")
     if given.count("/") == 1:
         return load_model(given, options.command, encoders=True)
     raise InputError(f"{unknown('encoding', encoding, ENCODINGS)}; or write MODULE:OBJECT, or name a model")

@@ -49,8 +49,32 @@ def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None
     reasons: dict[str, list[str]] = {}
     for left in analysis.left_out:
         reasons.setdefault(left.reason, []).append(left.title)
-    interactive = Markup() if subject is None else explorer(subject)
-    return filled("analyze.html", a=analysis, r=results, drawn=drawn, said=said, reasons=reasons, explorer=interactive)
+    return filled(
+        "analyze.html",
+        a=analysis,
+        r=results,
+        drawn=drawn,
+        said=said,
+        reasons=reasons,
+        explorer=Markup() if subject is None else explorer(subject),
+        rotates=subject is not None and rotates(subject),
+        trains=trains(analysis),
+    )
+
+
+def rotates(subject: Subject) -> bool:
+    """Whether its codes are of positions, and nothing that is added to the input."""
+    try:
+        return subject.codes.of == "position" and "embed" not in subject.encoding.sites()
+    except InputError:  # it has no codes
+        return False
+
+
+def trains(analysis: Analysis) -> bool:
+    """Whether a small model was trained for it."""
+    settings = analysis.settings
+    answered = {section.name for section in analysis.sections}
+    return settings["kind"] == "encoding" and settings["steps"] > 0 and "survival" in answered
 
 
 def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict[str, Any]:
@@ -88,21 +112,24 @@ def state(subject: Subject) -> dict[str, Any]:
     Raises:
         InputError: a subject that is nothing it could show.
     """
-    encoding = subject.encoding
+    encoding, method = subject.encoding, "none"
     common = {"length": min(subject.length, fields()["length"]["max"]), "trained": subject.trained}
-    method = as_text(encoding.schedule) if isinstance(encoding, Rotary) else "none"
     if isinstance(encoding, Mapped):
-        method = as_text(encoding.map.spec())
-        encoding = encoding.encoding
+        encoding, method = encoding.encoding, str(encoding.map)
     if type(encoding) is Rotary:
+        if encoding.schedule["name"] != "default":
+            if method != "none":
+                raise InputError(f"{subject.name}: the explorer shows a schedule or a map")
+            method = as_text(encoding.schedule)
         sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
-        return {"encoding": "rope", "method": method.replace("default", "none"), **sizes, **common}
+        return {"encoding": "rope", "method": method, **sizes, **common}
     if isinstance(encoding, Sinusoidal):
         own = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
         return {"encoding": "sinusoidal", **own, **common}
     if subject.text is None or method != "none":
         raise InputError(f"{subject.name}: is not in the explorer")
-    return {"encoding": subject.text, "heads": heads_of(encoding), **common}
+    size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": heads_of(encoding)}
+    return {"encoding": subject.text, **size, **common}
 
 
 def said(section: Section) -> list[str]:

@@ -119,7 +119,10 @@ posenc.controls = (() => {
   function set(wrap, value) {
     for (const input of wrap.querySelectorAll("input, select")) {
       if (input.type === "checkbox") input.checked = value;
-      else if (input.type === "range") input.value = input.dataset.log ? Math.log2(value) : (value ?? input.min);
+      else if (input.type === "range") {
+        input.value = input.dataset.log ? Math.log2(value) : (value ?? input.min);
+        input.setAttribute("aria-valuetext", value ?? "by itself");
+      }
       else if (input !== document.activeElement || input.tagName === "SELECT" || Number(input.value) !== value) input.value = value ?? "";
       input.removeAttribute("aria-invalid");
     }

@@ -164,7 +164,7 @@ posenc.state = (() => {
 
   // A state from the text of an address, with notes.
   function parse(text) {
-    const given = {}, notes = [];
+    const given = Object.create(null), notes = [];
     for (const part of text.slice(0, LONGEST_TEXT).split("&").filter(Boolean)) {
       const at = part.indexOf("=");
       try {

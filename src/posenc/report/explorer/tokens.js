@@ -4,6 +4,7 @@
 posenc.tokens = (() => {
   const { number } = posenc.draw;
   const LANE = 27;  // pixels from one row of labels to the next
+  const quoted = word => `“\u2068${word}\u2069”`;  // apart from the sentence, which a word from right to left would turn
 
   // root: the section. act: {move(index, position, done), choose(index)}, which change the state and redraw.
   function made(root, act) {
@@ -116,7 +117,7 @@ posenc.tokens = (() => {
       const signed = scores.some(score => score < 0);
       const what = { bias: `What head ${s.head} adds to the score of`, bucket: "T5’s bucket of the distance from" }[column] || "Dot products of";
       const with_ = column === "bucket" ? "to" : "with";
-      find("#explorer-scores-title").textContent = `${what} “${s.tokens[chosen]}”, at position ${s.at[chosen]}, ${with_}`;
+      find("#explorer-scores-title").textContent = `${what} ${quoted(s.tokens[chosen])}, at position ${s.at[chosen]}, ${with_}`;
       find(".scores thead").replaceChildren(row("th", ["token", "position", "distance", ...(model.map ? ["seen as"] : []), column, ""]));
       find(".scores tbody").replaceChildren(...s.tokens.flatMap((word, index) => {
         if (index === chosen) return [];
@@ -129,13 +130,13 @@ posenc.tokens = (() => {
     }
 
     function sentence(chosen, scores, model) {
-      const word = `“${state.tokens[chosen]}”`, others = scores.map((score, index) => [score, index]);
+      const word = quoted(state.tokens[chosen]), others = scores.map((score, index) => [score, index]);
       const known = others.filter(([score, index]) => index !== chosen && score !== null && !Number.isNaN(score));
       if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
       if (unit(model) === "bucket") return `Move ${word}, with the pointer or the arrow keys: each distance falls into a bucket, and the model learns one number for it.`;
       if (known.length === 0) return `Move ${word}, with the pointer or the arrow keys: its code moves with it.`;
       const [score, index] = known.reduce((best, one) => (one[0] > best[0] ? one : best));
-      const apart = Math.abs(state.at[chosen] - state.at[index]), other = `“${state.tokens[index]}”`;
+      const apart = Math.abs(state.at[chosen] - state.at[index]), other = quoted(state.tokens[index]);
       const most = model.kind === "distance" ? `the most to its score with ${other}` : `the largest dot product with ${other}`;
       const has = model.kind === "distance" ? `head ${state.head} adds` : "it has";
       return `Move ${word}, with the pointer or the arrow keys: where it is now ${has} ${most}, ${apart} ${apart === 1 ? "position" : "positions"} away (${number(score)}).`;
