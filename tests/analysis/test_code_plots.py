@@ -81,3 +81,13 @@ def test_channels_that_never_turn_are_counted_not_drawn():
     axes = plots.wavelengths(spectrum("rope:rotary_dim=16", 64)).axes[0]
     assert len(axes.collections[0].get_offsets()) == 16
     assert "48 channels never turn" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_few_outliers_leave_the_rest_its_colours():
+    values = torch.randn(128, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values[:, 0] *= 1e-3  # none of that matters where nothing is large
+    plain = plots.heat_map(values).axes[0].images[0]
+    values[7, :3] = 1000.0
+    spoilt = plots.heat_map(values).axes[0].images[0]
+    assert plain.get_clim() == (-float(plain.get_array().__abs__().max()), float(plain.get_array().__abs__().max()))
+    assert 2 < spoilt.get_clim()[1] < 4

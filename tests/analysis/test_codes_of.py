@@ -185,6 +185,17 @@ def test_a_module_from_positions_to_codes_is_a_function():
     assert codes_of(Own())(AT).shape == (20, 8)
 
 
+@pytest.mark.parametrize("stop", [SystemExit, RecursionError, KeyError])
+def test_what_a_function_raises_is_told_in_one_line(stop):
+    def mine(at):
+        raise stop("one\nand two")
+
+    with pytest.raises(InputError, match=rf"^mine: failed for 3 positions: {stop.__name__}: \W*one( |\\n)and two"):
+        codes_of(mine)(torch.arange(3))
+    with pytest.raises(InputError, match=r"failed for 5 positions: IndexError"):
+        codes_of(nn.Sequential(nn.Embedding(4, 8)))(torch.arange(5))
+
+
 # ---------------------------------------------------------------- models
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}

@@ -189,3 +189,14 @@ def test_the_table_of_a_trained_bert_is_not_shifted_by_a_matrix():
     assert (found.fitted, len(found.matrix)) == (255, 384)
     assert 0.05 < found.residual < found.still  # it is smooth, not shifted
     assert not found.holds
+
+
+def test_codes_in_float32_shift_too():
+    def waves(at):
+        angles = at[:, None] / 100.0 ** torch.linspace(0, 1, 16)
+        return torch.cat((angles.sin(), angles.cos()), -1).float()
+
+    found = shift_matrix(waves)
+    assert found.holds
+    assert 1e-8 < found.residual < 1e-4  # what float32 leaves of an angle of 500
+    assert not shift_matrix(lambda at: waves(at).bfloat16()).holds

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import CHUNK, REFUSED, Codes, defined, in_chunks, positions_of, seeded, whole
+from posenc.analysis.reading import CHUNK, Codes, defined, in_chunks, positions_of, seeded, whole
 from posenc.analysis.uniqueness import Uniqueness, unique
+from posenc.errors import InputError
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
 """Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
@@ -277,7 +278,7 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
         def moved(expected: Tensor, *positions: Tensor) -> float:
             try:
                 found = torch.cat([codes.read(part) for part in positions])
-            except REFUSED:
+            except InputError:
                 return math.inf
             return float((found[: len(expected)] - expected).norm(dim=-1).max()) / norm
 

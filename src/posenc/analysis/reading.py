@@ -13,8 +13,6 @@ from posenc.errors import InputError
 
 CHUNK = 8192
 """Positions at once."""
-REFUSED = (InputError, IndexError, RuntimeError, ValueError)
-"""What a user's function may raise where it has no codes."""
 LARGEST = 1e150
 """Of a number in a code: its square is still finite."""
 
@@ -58,7 +56,8 @@ class Codes:
 
     Raises, when called:
         InputError: positions that are none, or past the limit; codes that are not (n, dim), not of the same dim in
-            every call, not finite, too large to be squared, or not those of the last call for the same positions.
+            every call, not finite, too large to be squared, or not those of the last call for the same positions; a
+            function that fails.
     """
 
     name: str
@@ -86,7 +85,13 @@ class Codes:
     def read(self, positions: Tensor) -> Tensor:
         """One call, checked, but not for being the same every time."""
         self._check(positions)
-        given = self.function(positions.clone())
+        try:
+            given = self.function(positions.clone())
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # a function of somebody's may raise anything
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{self.name}: failed for {len(positions)} {self.of}s: {told}") from error
         try:
             codes = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
@@ -178,8 +183,9 @@ def defined(codes: Codes, start: int, end: int) -> tuple[int, str]:
         try:
             codes(torch.arange(high) if codes.needs_length else torch.arange(start, high))
             start = high
-        except REFUSED as error:  # the first that has none is below high: look half as far ahead
-            refusal = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        except InputError as error:  # the first that has none is below high: look half as far ahead
+            cause = error.__cause__ or error
+            refusal = next(iter(str(cause).splitlines()), type(cause).__name__).rstrip(".")
             last, step = high - 1, max(1, (high - start) // 2)
     return start, refusal
 

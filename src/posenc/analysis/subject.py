@@ -29,8 +29,8 @@ DTYPES = ("bfloat16", "float16")
 """Whose phase errors are measured, unless it is said otherwise."""
 TOKENS = 128
 """How long the texts are, at most, that a model reads for an analysis."""
-
-
+LONGEST = 2**17
+"""Positions that are looked at, at most: pictures and fits hold all their codes at once."""
 BYTES = 256
 """The vocabulary of a model that reads bytes."""
 
@@ -170,8 +170,8 @@ def subject_of(
         InputError: sizes below 2, a subject that is nothing of that, or whose codes are wrong: not finite, not (n, dim),
             or other ones when they are asked for again.
     """
-    if length < 2:
-        raise InputError(f"length={length}: must be at least 2")
+    if not 2 <= length <= LONGEST:
+        raise InputError(f"length={length}: must lie between 2 and {LONGEST}; single analyses go farther")
     if trained is not None and trained < 1:
         raise InputError(f"trained={trained}: must be at least 1")
     for dtype in dtypes:
@@ -223,20 +223,9 @@ def _checked(subject: Subject) -> Subject:
 
 
 def _function(function: Callable[..., Any], shape: dict[str, Any]) -> Callable[[Tensor], Any]:
-    """A function of somebody's as one of positions alone; what goes wrong in it is told under its name."""
-    name = _name(function)
+    """A function of somebody's as one of positions alone."""
     given = _required(function, shape)
-
-    def codes(positions: Tensor) -> Any:
-        try:
-            return function(positions, **given)
-        except (Exception, SystemExit) as error:
-            raise InputError(
-                f"{name}: failed for {len(positions)} positions: {type(error).__name__}: {error}"
-            ) from None
-
-    codes.__name__ = name
-    return codes
+    return lambda positions: function(positions, **given)
 
 
 def _required(function: Callable[..., Any], shape: dict[str, Any]) -> dict[str, Any]:

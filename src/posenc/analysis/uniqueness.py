@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import CHUNK, REFUSED, Codes, defined, in_chunks, positions_of, whole
+from posenc.analysis.reading import CHUNK, Codes, defined, in_chunks, positions_of, whole
 from posenc.errors import InputError
 
 SEARCH = 100_000
@@ -109,7 +109,7 @@ def unique(
     try:
         read = _held(codes, searched, dtype)
         collision = _first_collision(read, searched, tolerance * norm)
-    except REFUSED:
+    except InputError:
         if search is not None:
             raise
         searched, _ = defined(codes, length, searched)

@@ -15,6 +15,9 @@ from posenc.analysis.spectrum import Spectrum
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+COMMON, OUTLIER = 0.99, 4
+"""Values beyond the share COMMON are outliers where the largest is OUTLIER times as large: the colours end before them."""
+
 
 @plot("Each row is the code of one position: read along a column to see how fast a channel changes.")
 def heat_map(ax: "Axes", subject: Any, length: int = 128) -> None:
@@ -122,11 +125,14 @@ def _read(subject: Any, length: int) -> tuple[Codes, Tensor]:
 
 
 def _image(ax: "Axes", values: Tensor, aspect: Any = "auto") -> None:
-    most = float(values.abs().max()) or 1.0
+    sizes = values.abs().flatten().sort().values
+    largest = most = float(sizes[-1]) or 1.0
+    if largest > OUTLIER * sizes[int(COMMON * len(sizes))] > 0:  # a few would leave the rest without colour
+        most = float(sizes[int(COMMON * len(sizes))])
     image = ax.imshow(values.numpy(), aspect=aspect, cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
     _count(ax)
-    ax.figure.colorbar(image, ax=ax)
+    ax.figure.colorbar(image, ax=ax, extend="neither" if most == largest else "both")
 
 
 def _count(ax: "Axes") -> None:
