@@ -26,6 +26,7 @@ from posenc.analysis.terms import four_terms
 from posenc.analysis.twins import twins
 from posenc.encodings import FLOATER
 from posenc.errors import InputError
+from posenc.transformer import Transformer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,6 +120,11 @@ def _pairs(s: Subject) -> tuple[int, float]:
     """Channels that rotate, and the base of their frequencies."""
     turning = s.rotary
     return turning.rotary_dim or turning.head_dim, turning.rope_theta
+
+
+def _probed(s: Subject) -> int:
+    """Texts that a probe is fitted to and tested on: with few its shares are uncertain, and large models read slowly."""
+    return 192 if isinstance(s.model, Transformer) else 32
 
 
 def _schedules(s: Subject) -> tuple[Any, ...]:
@@ -258,7 +264,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "survival",
         "Does position survive the layers?",
-        lambda s: survival(s.model, s.texts(32, 64), seed=s.seed),
+        lambda s: survival(s.model, s.texts(_probed(s), 64), seed=s.seed),
         lambda s, f: (Picture(plots.survival, (f,)), Picture(plots.probe_transfer, (f,))),
         first,
     ),
