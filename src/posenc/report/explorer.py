@@ -71,7 +71,7 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
 
     Raises:
         InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer, an
-            option that the method does not take.
+            option that the method does not take, or positions that do not go with the tokens.
     """
     encodings = [name for group in settings()["encodings"].values() for name in group]
     names = {"encoding": encodings, "method": methods()}
@@ -94,7 +94,15 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
             raise unknown(name, value, field["choices"])
         if field["kind"] in ("integer", "number"):
             _check_number(name, value, field)
+    _check_places(**{name: str(value) for name, value in (state or {}).items() if name in ("tokens", "at")})
     return dict(state or {})
+
+
+def _check_places(tokens: str = "", at: str = "") -> None:
+    words = (tokens or fields()["tokens"]["default"]).split()[: fields()["token"]["max"]]
+    places = at.split(",") if at else words
+    if len(places) != len(words) or not all(place.strip().isdecimal() for place in places if at):
+        raise InputError(f"at={at!r}: pass a whole number from 0 on for each of the {len(words)} tokens, as in 0,1,5")
 
 
 def _check_number(name: str, value: Any, field: Mapping[str, Any]) -> None:
