@@ -3,17 +3,16 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import MAPS
+from posenc.report.template import asset, filled
 from posenc.texts import named, read_options, split
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from markupsafe import Markup
 
 SCRIPTS = (
@@ -21,8 +20,6 @@ SCRIPTS = (
     "state", "model", "draw", "views", "tokens", "controls", "explorer",
 )  # fmt: skip
 """In this order: formulas, then what is chosen, what it gives, how it is drawn, and the page."""
-
-
 UNSHOWN = {"default", "explicit", "longrope"}
 """Schedules that the page leaves out: the one that changes nothing, and those that need a number for every pair."""
 
@@ -34,8 +31,7 @@ def page(state: Mapping[str, Any] | None = None) -> str:
     Raises:
         InputError: a state that `checked` refuses.
     """
-    style = files("posenc.report").joinpath("style.css").read_text(encoding="utf-8")
-    return _environment().get_template("frame.html").render(style=style, block=_block(state, embedded=False))
+    return filled("explorer/frame.html", block=_block(state, embedded=False))
 
 
 def block(state: Mapping[str, Any] | None = None) -> "Markup":
@@ -120,17 +116,11 @@ def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
     settings_script = f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};"
     scripts = [_asset(f"{name}.js") for name in SCRIPTS]
     scripts.insert(SCRIPTS.index("state"), settings_script)
-    text = _environment().get_template("explorer.html").render(
-        state=checked(state), embedded=embedded, css=_asset("explorer.css"), scripts=scripts
-    )  # fmt: skip
+    text = filled(
+        "explorer/explorer.html", state=checked(state), embedded=embedded, css=_asset("explorer.css"), scripts=scripts
+    )
     return Markup(text)
 
 
 def _asset(name: str) -> str:
-    return files("posenc.report").joinpath("explorer", name).read_text(encoding="utf-8")
-
-
-def _environment() -> "Environment":
-    from jinja2 import Environment, FunctionLoader
-
-    return Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return asset(f"explorer/{name}")
