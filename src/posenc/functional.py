@@ -86,14 +86,22 @@ def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: Sinusoid
         InputError: odd dim or unknown layout.
     """
     angles = shift * frequency_curve(dim, base)
-    cos, sin = angles.cos(), angles.sin()
-    matrix = torch.zeros(dim, dim, dtype=torch.float64)
     if layout not in ("interleaved", "concat"):
         raise unknown("layout", layout, ("interleaved", "concat"))
     sines = torch.arange(0, dim, 2) if layout == "interleaved" else torch.arange(dim // 2)
     cosines = sines + (1 if layout == "interleaved" else dim // 2)
-    matrix[sines, sines], matrix[sines, cosines] = cos, sin
-    matrix[cosines, sines], matrix[cosines, cosines] = -sin, cos
+    return turning(angles, cosines, sines, dim)
+
+
+def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
+    """The (dim, dim) matrix that turns the channels (first, second) of each pair by its angle, and leaves the others.
+
+    angles, first, second: (pairs,); the result has the angles' dtype.
+    """
+    cos, sin = angles.cos(), angles.sin()
+    matrix = torch.eye(dim, dtype=angles.dtype)
+    matrix[first, first], matrix[first, second] = cos, -sin
+    matrix[second, first], matrix[second, second] = sin, cos
     return matrix
 
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from posenc.analysis.finding import Finding
 from posenc.analysis.questions import QUESTIONS, Picture, Question
+from posenc.analysis.reading import seeded
 from posenc.analysis.subject import DTYPES, Subject, subject_of
 from posenc.errors import InputError
 
@@ -56,6 +55,14 @@ class Analysis(Finding):
         reasons = {left.name: left.reason for left in self.left_out}
         known = ", ".join(section.name for section in self.sections)
         raise InputError(f"no section {name!r}: {reasons.get(name, f'there are {known}')}")
+
+    @property
+    def reasons(self) -> dict[str, list[str]]:
+        """What was left out: each reason, and the titles of the questions that it holds for."""
+        found: dict[str, list[str]] = {}
+        for left in self.left_out:
+            found.setdefault(left.reason, []).append(left.title)
+        return found
 
     def sentences(self) -> list[str]:
         """What belongs to the answer, a sentence a section."""
@@ -136,8 +143,7 @@ def analyze(
 
 def _answered(question: Question, subject: Subject) -> Section:
     started = time.perf_counter()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(subject.seed)
+    with seeded(subject.seed):
         finding = question.find(subject)
     pictures = tuple(question.show(subject, finding))
     return Section(question.name, question.title, finding, pictures, time.perf_counter() - started)

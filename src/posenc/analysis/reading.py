@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
+from posenc.functional import turning
 
 CHUNK = 8192
 """Positions at once."""
@@ -31,11 +32,7 @@ class Waves:
 
     def matrix(self, shift: float, dim: int) -> Tensor:
         """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t."""
-        cos, sin = (shift * self.frequencies).cos(), (shift * self.frequencies).sin()
-        matrix = torch.eye(dim, dtype=torch.float64)
-        matrix[self.first, self.first], matrix[self.first, self.second] = cos, -sin
-        matrix[self.second, self.first], matrix[self.second, self.second] = sin, cos
-        return matrix
+        return turning(shift * self.frequencies, self.first, self.second, dim)
 
     def by_channel(self, dim: int) -> Tensor:
         """The frequency of each channel, (dim,); 0 where it stands still."""

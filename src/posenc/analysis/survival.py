@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.analysis.body import check_reads_one
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import check_tokens
-from posenc.analysis.reading import whole
+from posenc.analysis.reading import seeded, whole
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -263,8 +263,7 @@ def _hidden(model: Any, tokens: Tensor) -> list[Tensor]:
 
 def _afresh(model: nn.Module, seed: int) -> nn.Module:
     """The same architecture, untrained."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if isinstance(model, Transformer):
             try:
                 return Transformer(model.config, from_spec(model.encoding.spec()))

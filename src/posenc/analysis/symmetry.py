@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d
 
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
-from posenc.analysis.reading import whole
+from posenc.analysis.reading import seeded, whole
 from posenc.encodings import ENCODINGS, create, lookup, parts
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
@@ -190,13 +190,12 @@ def encoder(encoding: str, *, config: TransformerConfig = HOST, max_positions: i
     host has the same weights under every encoding; the encoding's own are N(0, 0.5^2): zeros would hide it."""
     backwards = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
     config = replace(config, causal=config.causal or backwards)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         made = create(
             encoding, dim=config.dim, num_heads=config.num_heads, num_layers=config.num_layers, causal=config.causal,
             max_positions=max_positions,
         )  # fmt: skip
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = Transformer(config, made)
         for parameter in made.parameters():
             nn.init.normal_(parameter, std=0.5)
@@ -258,8 +257,7 @@ def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations
 
 def _around(seed: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is not an encoding and may tell tokens apart by their place, around one layer of torch's own."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         layer = nn.TransformerEncoderLayer(HOST.dim, HOST.num_heads, 2 * HOST.dim, batch_first=True).double().eval()
         kernel = torch.randn(HOST.dim, 1, 3, dtype=torch.float64)
 

@@ -3,9 +3,9 @@
 from copy import deepcopy
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
+from posenc.analysis.reading import seeded
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import load
 from posenc.lab.train import train
@@ -27,6 +27,6 @@ def trained_model(encoding: str, steps: int = 120, seed: int = 0) -> tuple[Trans
 @lru_cache(maxsize=8)
 def _trained(encoding: str, steps: int, seed: int) -> tuple[Transformer, Tensor]:
     corpus = load("pydoc")
-    with torch.random.fork_rng(devices=[]):
+    with seeded(seed):
         model, _ = train(Run(encoding, seed, Settings(steps=steps), corpus.digest), corpus.train)
     return model, corpus.test

@@ -97,14 +97,11 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
     lines = [analysis.subject]
     for section in analysis.sections:
         lines += ["", section.title, *(_wrapped(sentence) for sentence in section.finding.sentences())]
-    reasons: dict[str, list[str]] = {}
-    for left in analysis.left_out:
-        reasons.setdefault(left.reason, []).append(left.title)
-    if reasons:
+    if analysis.left_out:
         lines += [
             "",
             "What does not apply",
-            *(_wrapped(f"{' '.join(titles)} {why}") for why, titles in reasons.items()),
+            *(_wrapped(f"{' '.join(titles)} {why}") for why, titles in analysis.reasons.items()),
         ]
     if folder is not None:
         files = ("Report", "report.html"), ("Numbers", "analysis.json")

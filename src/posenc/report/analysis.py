@@ -12,7 +12,7 @@ import torch
 from markupsafe import Markup
 
 import posenc
-from posenc.analysis.analyze import Analysis, Section
+from posenc.analysis.analyze import Analysis
 from posenc.analysis.plots.frame import GROUND, INK, LINE, SOFT, STYLE
 from posenc.analysis.questions import Picture
 from posenc.analysis.scores import heads_of
@@ -46,16 +46,11 @@ def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None
     drawn = [
         (section, [_drawing(picture, next(numbers)) for picture in section.pictures]) for section in analysis.sections
     ]
-    reasons: dict[str, list[str]] = {}
-    for left in analysis.left_out:
-        reasons.setdefault(left.reason, []).append(left.title)
     return filled(
         "analyze.html",
         a=analysis,
         r=results,
         drawn=drawn,
-        said=said,
-        reasons=reasons,
         explorer=Markup() if subject is None else explorer(subject),
         rotates=subject is not None and rotates(subject),
         trains=trains(analysis),
@@ -130,11 +125,6 @@ def state(subject: Subject) -> dict[str, Any]:
         raise InputError(f"{subject.name}: is not in the explorer")
     size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": heads_of(encoding)}
     return {"encoding": subject.text, **size, **common}
-
-
-def said(section: Section) -> list[str]:
-    """A section's sentences."""
-    return section.finding.sentences()
 
 
 def _drawing(picture: Picture, number: int) -> Drawing:
