@@ -16,9 +16,9 @@ from posenc import InputError
 from posenc.lab import data
 from posenc.lab.compare import Comparison, Progress, compare, names
 from posenc.lab.config import Run
+from posenc.lab.measure import measure
 from posenc.lab.results import HOLDS, collect, difference, numbers, ranked, verdict
 from posenc.lab.store import ArmScores, Cell, Store
-from posenc.lab.sweep import measure
 from posenc.lab.wording import answer, limits
 from posenc.report.page import page
 
@@ -66,7 +66,7 @@ def test_worker_processes_measure_what_this_process_measures(finished):
     run = Run("t5", 1, settings, text.digest)
     kept = Store(directory).load(run)
     torch.set_flush_denormal(True)
-    here = measure(run, text.train, text.test)
+    here = measure(run, text)
     torch.set_flush_denormal(False)
     assert here.losses == pytest.approx(kept.losses, abs=1e-4)
     assert here.arms[0].paired["2"] == pytest.approx(kept.arms[0].paired["2"], abs=1e-4)

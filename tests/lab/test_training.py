@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from posenc import ENCODINGS, InputError, Rotary
 from posenc.lab.config import PRESETS, Run, Settings
 from posenc.lab.evaluate import BINS_PER_LENGTH, arms, evaluate
-from posenc.lab.sweep import measure, work
+from posenc.lab.measure import measure, work
 from posenc.lab.train import activation_bytes, build, train
 
 
@@ -48,7 +48,7 @@ def test_every_encoding_sees_the_same_batches(corpus, tiny, monkeypatch):
 
 @pytest.mark.parametrize("name", [*ENCODINGS, "randomized+learned", "cape+rope", "rope+softmax_n", "alibi+sink/none"])
 def test_every_encoding_trains_and_is_tested_past_its_length(name, corpus, tiny):
-    cell = measure(Run(name, 0, tiny, ""), corpus.train, corpus.test)
+    cell = measure(Run(name, 0, tiny, ""), corpus)
     assert cell.arms[0].name == name
     assert len(cell.losses) == tiny.steps
     assert all(len(losses) == tiny.windows for losses in cell.arms[0].paired.values())

@@ -17,9 +17,10 @@ from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
+from posenc.lab.measure import work
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
-from posenc.lab.sweep import Interrupted, sweep, work
+from posenc.lab.sweep import Interrupted, sweep
 from posenc.lab.train import build
 from posenc.lab.wording import answer, limits
 from posenc.machine import cores, cpu

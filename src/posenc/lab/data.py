@@ -1,6 +1,7 @@
 """Real text as bytes: the default that every Python carries, files and folders, Hugging Face datasets."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,22 @@ class Corpus:
     digest: str
     train: Tensor
     test: Tensor
+
+    def write(self, folder: Path) -> None:
+        """Put the text where other processes can `read` it."""
+        for part in ("train", "test"):
+            tokens: Tensor = getattr(self, part)
+            (folder / part).write_bytes(tokens.numpy().tobytes())
+        (folder / "corpus.json").write_text(json.dumps({"name": self.name, "digest": self.digest}), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Corpus":
+        """The text that another process wrote, mapped into memory rather than loaded."""
+        def tokens(part: str) -> Tensor:
+            return torch.from_file(str(folder / part), size=(folder / part).stat().st_size, dtype=torch.uint8)
+
+        facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        return cls(facts["name"], facts["digest"], tokens("train"), tokens("test"))
 
 
 def load(source: str) -> Corpus:

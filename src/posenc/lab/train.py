@@ -16,6 +16,48 @@ WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
 
 
+class Training:
+    """One run on its way: the model, its optimizers, the order of the data, the loss (nats a token) of every step so far.
+
+    tokens: the text to learn from, (n,) uint8.
+    """
+
+    def __init__(self, run: Run, tokens: Tensor) -> None:
+        self.run, self.tokens = run, tokens
+        self.model = build(run)
+        self.optimizers = _optimizers(self.model, run)
+        self.peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+        self.order = torch.Generator().manual_seed(run.seed)
+        self.losses: list[float] = []
+
+    @property
+    def finished(self) -> bool:
+        return len(self.losses) == self.run.settings.steps
+
+    def advance(self) -> None:
+        """One step.
+
+        Raises:
+            InputError: the loss is no longer finite.
+        """
+        s, step = self.run.settings, len(self.losses)
+        for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * _schedule(step, s.steps)
+        starts = torch.randint(len(self.tokens) - s.length, (s.batch_size,), generator=self.order)
+        batch = self.tokens[starts[:, None] + torch.arange(s.length + 1)].long()
+        logits = self.model(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        self.losses.append(loss.item())
+        if not math.isfinite(self.losses[-1]):
+            raise diverged(self.run, f"at step {step + 1} of {s.steps}")
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
 def train(
     run: Run, tokens: Tensor, on_step: Callable[[int], None] = lambda step: None
 ) -> tuple[Transformer, list[float]]:
@@ -24,30 +66,11 @@ def train(
     Raises:
         InputError: the loss is no longer finite.
     """
-    s = run.settings
-    model = build(run)
-    optimizers = _optimizers(model, run)
-    peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
-    order = torch.Generator().manual_seed(run.seed)
-    losses: list[float] = []
-    for step in range(s.steps):
-        for optimizer, rates in zip(optimizers, peaks, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * _schedule(step, s.steps)
-        starts = torch.randint(len(tokens) - s.length, (s.batch_size,), generator=order)
-        batch = tokens[starts[:, None] + torch.arange(s.length + 1)].long()
-        logits = model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            raise diverged(run, f"at step {step + 1} of {s.steps}")
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        on_step(step + 1)
-    return model.eval(), losses
+    training = Training(run, tokens)
+    while not training.finished:
+        training.advance()
+        on_step(len(training.losses))
+    return training.model.eval(), training.losses
 
 
 def diverged(run: Run, when: str) -> InputError:

@@ -1,0 +1,56 @@
+"""One cell of a comparison: a model trained and tested, here and now."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from posenc.lab.config import Run
+from posenc.lab.data import Corpus
+from posenc.lab.evaluate import arms, evaluate
+from posenc.lab.store import ArmScores, Cell
+from posenc.lab.train import activation_bytes, diverged, train
+
+TRAIN_COST = 3
+"""A trained token costs about as much as this many tested ones."""
+
+
+def work(run: Run) -> int:
+    """The size of a run, in tested tokens."""
+    s = run.settings
+    tested = s.windows * s.length * sum(s.factors) * len(arms(run.encoding, run.make_encoding(), s))
+    return TRAIN_COST * s.steps * s.batch_size * s.length + tested
+
+
+def measure(run: Run, corpus: Corpus, on_progress: Callable[[int], None] = lambda work: None) -> Cell:
+    """Train and test one run, here and now."""
+    s = run.settings
+    per_step = TRAIN_COST * s.batch_size * s.length
+    started = time.perf_counter()
+    model, losses = train(run, corpus.train, lambda step: on_progress(per_step))
+    seconds = time.perf_counter() - started
+    scored = []
+    for arm in arms(run.encoding, model.encoding, s):
+        started = time.perf_counter()
+        scores = evaluate(model, arm, corpus.test, s, on_progress)
+        rate = s.windows * s.length * sum(s.factors) / (time.perf_counter() - started)
+        if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
+            raise diverged(run, f"when {arm.name} is tested")
+        paired = {str(factor): _rounded(losses) for factor, losses in scores.paired.items()}
+        scored.append(
+            ArmScores(arm.name, arm.trained, paired, [_rounded(row) for row in scores.by_position], round(rate, 1))
+        )
+    return Cell(
+        run={"id": run.id, "encoding": run.encoding, "seed": run.seed},
+        arms=scored,
+        losses=[round(loss, 5) for loss in losses],
+        parameters=sum(p.numel() for p in model.parameters()),
+        position_parameters=sum(p.numel() for p in model.encoding.parameters()),
+        training_seconds=round(seconds, 3),
+        tokens_per_second=round(s.steps * s.batch_size * s.length / seconds, 1),
+        memory_bytes=activation_bytes(model, corpus.test, s),
+    )
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(v, 6) for v in values.tolist()]
