@@ -297,15 +297,16 @@ def posenc(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-TIMES = {"created", "seconds", "command", "machine", "tokens_per_second", "training_seconds"}
+COSTS = ("created", "seconds", "tokens_per_second", "peak_bytes", "load", "command")
+"""What differs from run to run of the same."""
 
 
 def numbers(folder):
-    """Everything that was measured, but for times."""
+    """Everything that was measured, but for times and memory."""
 
     def kept(value):
         if isinstance(value, dict):
-            return {k: kept(v) for k, v in value.items() if k not in TIMES}
+            return {k: kept(v) for k, v in value.items() if not k.endswith(COSTS)}
         return [kept(v) for v in value] if isinstance(value, list) else value
 
     return kept(json.loads((Path(folder) / "results.json").read_text()))
