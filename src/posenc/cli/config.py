@@ -10,10 +10,8 @@ import json
 import math
 import platform
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from posenc import __version__
+from posenc.cli.config_file import READERS, Entry, Plain, short, text_of
 from posenc.errors import InputError, unknown
 from posenc.files import Folder
 
@@ -30,7 +29,6 @@ MARK = "# posenc "
 NOT_SETTINGS = {"help", "config", "json"}
 NOT_RECORDED = {"out"}
 """May be in a file, but is not written: what is run again goes into another folder."""
-MOST_BYTES = 100_000
 MOST_PROBLEMS = 5
 """Problems of a file that are told."""
 
@@ -58,7 +56,7 @@ def check_digest(options: argparse.Namespace, name: str, what: str, found: str) 
     wanted = getattr(options, name, None)
     if wanted is not None and wanted != found:
         raise InputError(
-            f"{what}: has changed, its digest is {found[:12]} and {name} says {_short(wanted[:12])}; bring back what it "
+            f"{what}: has changed, its digest is {found[:12]} and {name} says {short(wanted[:12])}; bring back what it "
             f"was, or leave {name} out to run with what is there now"
         )
 
@@ -103,8 +101,8 @@ def read(path: str | Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """
     suffix = Path(path).suffix.lower()
     if suffix not in READERS:
-        raise InputError(f"--config {_short(path)}: must end in {', '.join(READERS)}")
-    text = _text(Path(path))
+        raise InputError(f"--config {short(path)}: must end in {', '.join(READERS)}")
+    text = text_of(Path(path))
     try:
         entries = READERS[suffix](text)
     except InputError as error:
@@ -155,29 +153,18 @@ def _overruled(action: argparse.Action, parser: argparse.ArgumentParser, said: M
     return not said.keys().isdisjoint({action.dest, *others, *of})
 
 
-@dataclass(frozen=True)
-class _Entry:
-    key: str
-    value: Any
-    line: int | None = None
-
-
-class _Plain(str):
-    """A scalar of YAML without quotes: what it is, the flag says."""
-
-
 def _problems(
-    entries: Sequence[_Entry], known: Mapping[str, argparse.Action], command: str, found: dict[str, Any]
+    entries: Sequence[Entry], known: Mapping[str, argparse.Action], command: str, found: dict[str, Any]
 ) -> Iterator[str]:
     """What is wrong with each entry; those that are right go into `found`."""
     seen: set[str] = set()
     for entry in entries:
         where = "" if entry.line is None else f"line {entry.line}: "
         if entry.key in seen:
-            yield f"{where}{_short(entry.key)} is there twice; keep one"
+            yield f"{where}{short(entry.key)} is there twice; keep one"
         elif entry.key == "command":
             if entry.value != command:
-                yield f"{where}command: {_short(entry.value)}: these are not settings of posenc {command}"
+                yield f"{where}command: {short(entry.value)}: these are not settings of posenc {command}"
         elif entry.key not in known:
             yield f"{where}{unknown('setting', entry.key[:40], known)}"
         else:
@@ -218,15 +205,15 @@ def _one(action: argparse.Action, written: Any) -> Any:
         try:
             value = kind(str(written))
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            raise ValueError(f"{_short(written)}: {error or 'does not serve'}") from None
+            raise ValueError(f"{short(written)}: {error or 'does not serve'}") from None
     else:
         try:
             value = convert(written)
         except (ValueError, OverflowError):
             hint = "; write it between quotes" if kind is str and not isinstance(written, list | dict) else ""
-            raise ValueError(f"{_short(written)} is not {wanted}{hint}") from None
+            raise ValueError(f"{short(written)} is not {wanted}{hint}") from None
     if action.choices is not None and value not in action.choices:
-        raise ValueError(f"{_short(value)} is not one of {', '.join(map(str, action.choices))}")
+        raise ValueError(f"{short(value)} is not one of {', '.join(map(str, action.choices))}")
     return value
 
 
@@ -235,7 +222,7 @@ TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def _whole(written: Any) -> int:
-    if isinstance(written, _Plain) and WHOLE.fullmatch(written):
+    if isinstance(written, Plain) and WHOLE.fullmatch(written):
         return int(written)
     if type(written) is int:
         return written
@@ -243,7 +230,7 @@ def _whole(written: Any) -> int:
 
 
 def _number(written: Any) -> float:
-    if isinstance(written, _Plain):  # 1e-3 too, a text to YAML 1.1
+    if isinstance(written, Plain):  # 1e-3 too, a text to YAML 1.1
         return float(re.sub(r"^([-+]?)\.(inf|nan)$", r"\1\2", written, flags=re.IGNORECASE))
     if type(written) in (int, float):
         return float(written)
@@ -251,7 +238,7 @@ def _number(written: Any) -> float:
 
 
 def _truth(written: Any) -> bool:
-    if isinstance(written, _Plain) and written.lower() in TRUE + FALSE:
+    if isinstance(written, Plain) and written.lower() in TRUE + FALSE:
         return written.lower() in TRUE
     if type(written) is bool:
         return written
@@ -259,7 +246,7 @@ def _truth(written: Any) -> bool:
 
 
 def _words(written: Any) -> str:
-    if not isinstance(written, str) or (written == "" and isinstance(written, _Plain)):
+    if not isinstance(written, str) or (written == "" and isinstance(written, Plain)):
         raise ValueError
     return str(written)
 
@@ -270,100 +257,6 @@ KINDS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     float: (_number, "a number"),
     str: (_words, "a text"),
 }
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"--config {path}: is not a file; name one that ends in {', '.join(READERS)}")
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero in the name
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"--config {_short(path)}: {reason}; give a readable file") from None
-    if len(raw) > MOST_BYTES:
-        raise InputError(f"--config {path}: is too long for settings, of which {MOST_BYTES} bytes are read at most")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"--config {path}: is not UTF-8 text; save it as such") from None
-
-
-def _toml(text: str) -> list[_Entry]:
-    try:
-        return [_Entry(name, value) for name, value in tomllib.loads(text).items()]
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not TOML: {error}") from None
-
-
-def _yaml(text: str) -> list[_Entry]:
-    """The entries of a YAML mapping, from the parser's events: nothing is resolved, referred to or nested."""
-    try:
-        yaml: Any = import_module("yaml")
-    except ImportError:
-        raise InputError("needs PyYAML, or write TOML: pip install 'posenc[lab]'") from None
-    events = _plain_events(yaml, text)
-    try:
-        return list(_mapping(yaml, events))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" on line {mark.line + 1}"
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
-        raise InputError(f"is not YAML{where}: {' '.join(str(problem).split())}") from None
-    except (ValueError, OverflowError) as error:  # from the parser: \U99999999 in quotes
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"is not YAML: {error}") from None
-
-
-def _plain_events(yaml: Any, text: str) -> Iterator[Any]:
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise InputError(f"line {line}: anchors and references (& and *) are not taken; write the value out")
-        if getattr(event, "tag", None) is not None:
-            raise InputError(f"line {line}: tags such as {_short(event.tag)} are not taken; write the value alone")
-        if not isinstance(event, yaml.StreamStartEvent | yaml.DocumentStartEvent):
-            yield event
-
-
-def _mapping(yaml: Any, events: Iterator[Any]) -> Iterator[_Entry]:
-    first = next(events)
-    if isinstance(first, yaml.StreamEndEvent):
-        return
-    if not isinstance(first, yaml.MappingStartEvent):
-        raise InputError("must hold settings by name, as in seeds: 2")
-    while not isinstance(event := next(events), yaml.MappingEndEvent):
-        line = event.start_mark.line + 1
-        if not isinstance(event, yaml.ScalarEvent):
-            raise InputError(f"line {line}: a setting has one name, as in seeds: 2")
-        yield _Entry(event.value, _scalars(yaml, events, event.value), line)
-    next(events)  # the document's end
-    if not isinstance(end := next(events), yaml.StreamEndEvent):
-        raise InputError(f"line {end.start_mark.line + 1}: a second document begins; keep one")
-
-
-def _scalars(yaml: Any, events: Iterator[Any], name: str) -> Any:
-    """A value: a scalar, or a list of them."""
-    event = next(events)
-    if isinstance(event, yaml.ScalarEvent):
-        return _Plain(event.value) if event.style is None else event.value
-    values = []
-    if isinstance(event, yaml.SequenceStartEvent):
-        while isinstance(event := next(events), yaml.ScalarEvent):
-            values.append(_Plain(event.value) if event.style is None else event.value)
-    if not isinstance(event, yaml.SequenceEndEvent):
-        line = event.start_mark.line + 1
-        raise InputError(f"line {line}: {_short(name)}: give a value or a list of values, with nothing nested in it")
-    return values
-
-
-READERS: dict[str, Callable[[str], list[_Entry]]] = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml}
-
-
-def _short(value: object) -> str:
-    written = repr(value if not isinstance(value, str | Path) else str(value))
-    return written if len(written) <= 60 else f"{written[:50]}...{written[-1]}"
 
 
 # -------------------------------------------------------------------- writing
