@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 from posenc import __version__
@@ -14,6 +15,7 @@ from posenc.cli.bench import add_bench
 from posenc.cli.catalogue import add_cite, add_list
 from posenc.cli.common import FAILED, USAGE, HelpFormatter
 from posenc.cli.compare import add_compare
+from posenc.cli.config import add_config, parse
 from posenc.cli.conform import add_conform
 from posenc.cli.diff import add_diff
 from posenc.cli.doctor import add_doctor
@@ -45,6 +47,15 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
+def build(name: str, add_help: bool = True) -> argparse.ArgumentParser:
+    """The parser of one command."""
+    add, text = COMMANDS[name]
+    parser = _Parser(f"posenc {name}", description=text, formatter_class=HelpFormatter, add_help=add_help)
+    add(parser)
+    add_config(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -54,18 +65,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="posenc", description=f"Positional encodings: {', '.join(COMMANDS)}.")
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for name, (add, help_text) in COMMANDS.items():
-        add(commands.add_parser(name, help=help_text, description=help_text, formatter_class=HelpFormatter))
+    for name, (_, help_text) in COMMANDS.items():
+        commands.add_parser(name, help=help_text)
     named = f"posenc {arguments[0]}" if arguments and arguments[0] in COMMANDS else "posenc"
     try:
         if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
-        options = parser.parse_args(arguments)
-        if options.command is None:
+        if not arguments or arguments[0] not in COMMANDS:
+            parser.parse_args(arguments)
             parser.print_help()
             return USAGE
+        options = parse(partial(build, arguments[0]), arguments[1:])
+        options.command, options.typed = arguments[0], shlex.join(["posenc", *arguments])
         run: Callable[[argparse.Namespace, str], int] = options.run
-        code = run(options, shlex.join(["posenc", *arguments]))
+        code = run(options, options.typed)
         sys.stdout.flush()
         return code
     except InputError as error:

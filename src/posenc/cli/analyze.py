@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import DONE, TableFormatter, add_output, load_model
+from posenc.cli.config import record
 from posenc.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
             **shape,
         )
         folder = None if options.out is None else Folder(options.out)  # nothing is made for a subject that is wrong
+        if folder is not None:
+            record(folder, options)
         task = shown.bar.add_task("", total=None)
 
         def asked(title: str, done: int, count: int) -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from posenc.cli.config import record
+
 DONE, FAILED, USAGE = 0, 1, 2
 
 
@@ -37,6 +39,7 @@ def emit(options: argparse.Namespace, data: object, text: str) -> int:
     from posenc.files import Folder
 
     if options.out is not None:
+        record(options.out, options)
         Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
     print(json.dumps(data, indent=1) if options.json else text)
     return DONE

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, conclude
+from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.errors import unknown
 
 
@@ -25,6 +26,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="pydoc (Python's reference), a text file or folder, or hf:NAME[:CONFIG]",
     )
+    add("--data-sha256", action=Digest, of=("data",), help="refuse a text that is another one; config.yaml says it")
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
     for flag, kind, text in (
@@ -62,7 +64,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
-    from dataclasses import fields, replace
+    from dataclasses import asdict, fields, replace
 
     from posenc.lab.compare import Comparison, compare, names
     from posenc.lab.config import PRESETS, Settings
@@ -83,6 +85,9 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         replace(preset.settings, **given),
     )
     corpus = load(options.data)
+    check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
+    resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
+    resolved |= {"data_sha256": corpus.digest, "preset": None}
     with Terminal(options.out) as terminal:
         try:
             workers = getattr(options, "workers", None)
@@ -91,7 +96,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
                 corpus,
                 options.out,
                 workers=workers,
-                progress=terminal.progress,
+                progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,
             )

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model
+from posenc.cli.config import Digest, check_digest, record, recording
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -45,6 +46,9 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="N", default=missing, help=text)
     text = "running text for tasks that take one (default: the language reference inside Python)"
     add("--text", metavar="FILE", default=missing, help=text)
+    add("--text-sha256", action=Digest, of=("text",), help="refuse a text that is another one; config.yaml says it")
+    text = "refuse a model that is another one; config.yaml says it"
+    add("--model-fingerprint", action=Digest, of=("model", "dtype"), help=text)
     text = "say where the model looks, too"
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
@@ -53,15 +57,24 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
 
 
 def run_eval(options: argparse.Namespace, command: str) -> int:
-    from posenc.evals.config import settings_of
-    from posenc.evals.run import Interrupted, evaluate
+    from dataclasses import asdict
+
+    from posenc.evals.config import digests, settings_of
+    from posenc.evals.run import Interrupted, evaluate, fingerprint
     from posenc.files import Folder
     from posenc.report.evaluation import Terminal, page
 
     chosen = given(options)
-    settings_of(options.preset, **chosen).made()  # a mistake shows before a model is loaded
+    settings = settings_of(options.preset, **chosen)
+    files = digests(settings.made())  # a mistake shows before a model is loaded
+    resolved = asdict(settings) | {"preset": None}
+    if settings.text in files:
+        resolved["text_sha256"] = files[settings.text]
+        check_digest(options, "text_sha256", f"--text {settings.text}", files[settings.text])
     Folder(options.out)
     model, tokenizer = read_model(options)
+    resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
+    check_digest(options, "model_fingerprint", options.model, resolved["model_fingerprint"])
     with Terminal(options.out) as terminal:
         try:
             results = evaluate(
@@ -71,7 +84,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 directory=options.out,
                 name=options.model,
                 attention=options.attention,
-                progress=terminal.progress,
+                progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,
                 **chosen,

@@ -94,6 +94,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     if reader is not None:
         found = reader.result()
         results["verification"] = found.to_dict()
+        options.verify_tokens = len(reader.ids)  # a minute's tokens are other ones another time
         told.append(found)
     if options.out is not None:
         with quiet():
