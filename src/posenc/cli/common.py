@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from posenc.errors import InputError
+
 DONE, FAILED, USAGE = 0, 1, 2
 
 
@@ -63,6 +65,18 @@ def conclude(
         file=sys.stderr,
     )
     return FAILED
+
+
+def check_sizes(options: argparse.Namespace, **limits: tuple[float, float]) -> None:
+    """Refuse sizes outside their limits (least, most), before anything of that size is allocated.
+
+    Raises:
+        InputError: names the flag, the value and both limits.
+    """
+    for name, (least, most) in limits.items():
+        size = getattr(options, name, None)
+        if size is not None and not least <= size <= most:
+            raise InputError(f"--{name.replace('_', '-')} {size}: must lie between {least} and {most}")
 
 
 DTYPES = ("float32", "bfloat16", "float16")

