@@ -1,5 +1,6 @@
 """Names with options as a user writes them: "rope:layout=half", "yarn:factor=4+resonance"."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
@@ -50,7 +51,7 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
     """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
 
     Raises:
-        InputError: no key=value, a key that is not known, or the same one twice.
+        InputError: no key=value, a key that is not known, the same one twice, or a number that is not finite.
     """
     known, found = list(known), {}
     for item in options:
@@ -62,6 +63,9 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
         if key in found:
             raise InputError(f"option {key} of {what} is written twice; write it once")
         found[key] = literal(value)
+        numbers = found[key] if isinstance(found[key], list) else [found[key]]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise InputError(f"option {item} of {what}: write a finite number")
     return found
 
 
@@ -123,6 +127,11 @@ def _spelled(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
     words |= {Sequence: "a list of numbers", Tensor: "a tensor"}
     return " or ".join(words.get(kind, "a dict, from Python") for kind in _kinds(hint))
+
+
+def printable(text: str) -> str:
+    """A text in which nothing can steer a terminal: a control character is written as \\x1b, but a line's end stays."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(documented: object) -> str:

@@ -7,11 +7,11 @@ import re
 import shutil
 import textwrap
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import DONE, TableFormatter, add_output, check_sizes, load_model
 from posenc.errors import InputError, unknown
+from posenc.texts import printable
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
@@ -90,7 +90,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     if folder is not None:
         folder.write("analysis.json", json.dumps(numbers, indent=1))
         folder.write("report.html", html)
-    print(json.dumps(numbers, indent=1) if options.json else text(found, folder))
+    print(json.dumps(numbers, indent=1) if options.json else printable(text(found, folder)))
     return DONE
 
 

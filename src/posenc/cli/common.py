@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from posenc.errors import InputError
+from posenc.texts import printable
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -40,7 +41,7 @@ def emit(options: argparse.Namespace, data: object, text: str) -> int:
 
     if options.out is not None:
         Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
-    print(json.dumps(data, indent=1) if options.json else text)
+    print(json.dumps(data, indent=1) if options.json else printable(text))
     return DONE
 
 
@@ -56,7 +57,7 @@ def conclude(
     if options.json:
         print(json.dumps(results))
     else:
-        show(results)
+        show(_printable(results))
     if results["complete"]:
         return DONE
     print(
@@ -65,6 +66,15 @@ def conclude(
         file=sys.stderr,
     )
     return FAILED
+
+
+def _printable(found: Any) -> Any:
+    """Results with every text in them as a terminal may have it."""
+    if isinstance(found, dict):
+        return {_printable(key): _printable(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_printable(value) for value in found]
+    return printable(found) if isinstance(found, str) else found
 
 
 def check_sizes(options: argparse.Namespace, **limits: tuple[float, float]) -> None:

@@ -3,20 +3,21 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 from posenc.errors import InputError
+from posenc.texts import printable
 
-WORD, MESSAGE = 200, 2400
-"""Characters of a word, such as a value or a path, and of a whole message that are shown."""
+WORD, MESSAGE, ARGUMENT = 200, 2400, 100_000
+"""Characters of a word, such as a value or a path, and of a whole message that are shown; of an argument that is read."""
 
 
 def one_line(message: object) -> str:
     """A message on one line, shortened, in which nothing can steer a terminal: a control character is written as \\x1b."""
     text = re.sub(rf"\S{{{WORD + 1},}}", lambda word: _shortened(word[0], WORD), str(message))
     text = re.sub(r"\s*\n\s*", " ", text.strip())
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return _shortened(text, MESSAGE)
+    return _shortened(printable(text), MESSAGE)
 
 
 def _shortened(text: str, most: int) -> str:
@@ -30,12 +31,17 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse what argparse or the system would trip over.
 
     Raises:
-        InputError: a NUL, or "--" as the value of a flag.
+        InputError: a NUL, an argument longer than `ARGUMENT`, or "--" as the value of a flag.
     """
-    for argument in arguments:
+    for before, argument in pairwise(("", *arguments)):
+        flag, equals, value = argument.partition("=")
         if "\0" in argument:
             raise InputError(f"{argument!r}: has a character NUL in it; leave it out")
-        flag, equals, value = argument.partition("=")
+        if len(argument) > ARGUMENT:
+            told = (
+                flag if argument.startswith("-") else f"{before if before.startswith('-') else ''} {argument[:40]}..."
+            )
+            raise InputError(f"{told.strip()}: has {len(argument)} characters; write at most {ARGUMENT}")
         if flag.startswith("-") and equals and value == "--":  # argparse takes such a value for no value
             raise InputError(f"{flag} '--': is no value; name one")
 

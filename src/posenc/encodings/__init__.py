@@ -63,6 +63,10 @@ ENCODINGS: dict[str, type[Encoding]] = {
 # fmt: on
 
 
+LARGEST = 2**40
+"""The largest whole number among an encoding's options: a base may be so large, no size is."""
+
+
 def create(
     name: str,
     *,
@@ -108,6 +112,9 @@ def create(
     parameters = cls.arguments()
     options |= read_options(name, written, parameters)
     check_options(name, options, parameters, cls.__init__)
+    for option, value in options.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise InputError(f"option {option}={value} of {name}: must be at most {LARGEST}")
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
     given = {
@@ -119,7 +126,11 @@ def create(
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in shape | options]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
-    return cls(**shape, **options)
+    try:
+        return cls(**shape, **options)
+    except (RuntimeError, MemoryError, OverflowError) as error:  # of torch, at a size that nothing can have
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{name}: cannot be made of {options or shape}: {told}; give smaller sizes") from None
 
 
 def from_spec(spec: Mapping[str, Any]) -> Encoding:

@@ -102,7 +102,9 @@ def _check_index(file: Path, index: Mapping[str, Any]) -> None:
         raise InputError(f"{file}: has no weight_map, from weights to files; get it again")
     for weight, shard in shards.items():
         if not isinstance(shard, str) or shard in ("", ".", "..") or re.search(r"[/\\\0]", shard):
-            raise InputError(f"{file}: {weight} is said to be in {shard!r}: that is no file of this folder; get it again")
+            raise InputError(
+                f"{file}: {weight} is said to be in {shard!r}: that is no file of this folder; get it again"
+            )
 
 
 def check_gguf(path: Path) -> None:

@@ -55,7 +55,6 @@ def load(
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        check_gguf(path)
         model, tokenizer = _from_gguf(path, dtype)
     elif path.is_dir() or _may_be_on_the_hub(str(name)):
         model, tokenizer = _from_pretrained(str(name), dtype, path.is_dir(), encoders)
@@ -203,6 +202,7 @@ def _complete(name: str, model: nn.Module, found: Mapping[str, Any]) -> None:
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     needs("gguf", "demo")
+    check_gguf(path)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
