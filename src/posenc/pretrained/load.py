@@ -94,7 +94,10 @@ def _extend_as_saved(model: Any, name: str) -> None:
             f"{name}: the entry posenc of its configuration is {said!r}: it needs method and target_length"
         )
     del model.config.posenc  # extend writes it anew, and restore shall not give it back
-    extend(model, said["method"], target_length=said["target_length"])
+    try:
+        extend(model, said["method"], target_length=said["target_length"])
+    except (InputError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: the entry posenc of its configuration cannot be followed: {error}") from None
 
 
 def demo_file() -> Path:
