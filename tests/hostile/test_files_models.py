@@ -97,12 +97,19 @@ def test_a_configuration_that_is_none_is_refused(model, file, text, message):
 def test_odd_entries_are_refused_or_taken(model, entries):
     """Whatever transformers makes of them: a model, or an InputError."""
     changed(model / "config.json", **entries)
-    try:
-        loaded, _ = posenc.load(model)
-    except InputError as error:
-        assert str(error).startswith(str(model))
+    refused, loaded = _loaded(model)
+    if loaded is None:
+        assert refused.startswith(str(model))
     else:
         assert loaded(torch.tensor([[1, 2, 3]])).logits.shape[:2] == (1, 3)
+
+
+def _loaded(model):
+    """What was said where it was refused, and the model where it was not."""
+    try:
+        return "", posenc.load(model)[0]
+    except InputError as error:
+        return str(error), None
 
 
 def test_damaged_weights_are_refused(model):
@@ -121,12 +128,12 @@ def test_damaged_weights_are_refused(model):
         "another shape": lambda: header(file, lambda found: found[first].update(shape=[2**40, 2**40])),
         "a weight that is not there": lambda: header(file, lambda found: found.pop(first)),
     }
+    taken = []
     for name, make in damage.items():
         file.write_bytes(data)
         make()
-        with pytest.raises(InputError, match=r"model"):
-            posenc.load(model)
-            pytest.fail(name)
+        taken += [name] if _loaded(model)[1] is not None else []
+    assert taken == []
 
 
 @pytest.mark.parametrize("shard", ["../../../etc/passwd", "/etc/passwd", "..", "../model.safetensors", 3])
@@ -170,10 +177,8 @@ def test_an_adapter_is_refused(model):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {"type": "BPE"}}', '{"a":' * 10**5, '{"model": 3}'])
 def test_an_odd_tokenizer_is_refused(model, text):
     (model / "tokenizer.json").write_text(text)
-    try:
-        posenc.load(model)
-    except InputError as error:
-        assert str(model) in str(error)
+    refused, loaded = _loaded(model)
+    assert loaded is not None or str(model) in refused
 
 
 def test_code_beside_the_weights_is_not_run(model, tmp_path):

@@ -63,8 +63,9 @@ ENCODINGS: dict[str, type[Encoding]] = {
 # fmt: on
 
 
-LARGEST = 2**40
-"""The largest whole number among an encoding's options: a base may be so large, no size is."""
+LARGEST = {"dim": 2**14, "head_dim": 2**14, "num_heads": 2**12, "num_kv_heads": 2**12, "num_layers": 2**12}
+LARGEST_COUNT = 2**24
+"""The largest sizes that an encoding's text may ask for, and the largest of all its other counts, such as rows."""
 
 
 def create(
@@ -113,8 +114,9 @@ def create(
     options |= read_options(name, written, parameters)
     check_options(name, options, parameters, cls.__init__)
     for option, value in options.items():
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise InputError(f"option {option}={value} of {name}: must be at most {LARGEST}")
+        most = LARGEST.get(option, LARGEST_COUNT)
+        if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
+            raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
     given = {
