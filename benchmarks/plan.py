@@ -82,7 +82,10 @@ def extrapolated(config: TransformerConfig, name: str, tokens: int, dtype: torch
         return first + (config.num_layers - 1) * (second - first)
 
     return Count(
-        deep("parameters"), deep("matmul_flops") * tokens // some, deep("kept") * tokens // some, one.logits * tokens // some
+        deep("parameters"),
+        deep("matmul_flops") * tokens // some,
+        deep("kept") * tokens // some,
+        one.logits * tokens // some,
     )
 
 
@@ -233,26 +236,49 @@ def tables(plan: dict, here: dict) -> dict[str, str]:
     total = sum(plan["memory"].values())
     memory.append(["**together**", f"**{total / 2**30:.1f}**"])
     worst = total + (plan["overhead"] - 1) * sum(plan["memory"].values())
-    memory.append([f"if all of it peaks as far above its count as small models do here ({plan['overhead']:.2f})", f"{worst / 2**30:.1f}"])
+    memory.append(
+        [
+            f"if all of it peaks as far above its count as small models do here ({plan['overhead']:.2f})",
+            f"{worst / 2**30:.1f}",
+        ]
+    )
     runs = len(ENCODINGS) * SEEDS
     hours = [["design", "hours a run", f"days for {len(ENCODINGS)} encodings x {SEEDS} seeds"]]
     hours += [[name, f"{h:.1f}", f"{h * runs / 24:.1f}"] for name, h in plan["hours"].items()]
     speed = [["tokens a sequence", "operations a token", "operations a second and GPU", "tokens a second, 64 GPUs"]]
     speed += [
-        [str(n), f"{float(plan['flops_per_token'][n]) / 1e9:.1f} G", f"{plan['rate'][n] / 1e12:.0f} T", f"{plan['tokens_per_second'][n] / 1e3:.0f} k"]
+        [
+            str(n),
+            f"{float(plan['flops_per_token'][n]) / 1e9:.1f} G",
+            f"{plan['rate'][n] / 1e12:.0f} T",
+            f"{plan['tokens_per_second'][n] / 1e3:.0f} k",
+        ]
         for n in plan["rate"]
     ]
     checks = [["layers", "tokens", "counted, MiB", "measured peak, MiB", "ratio"]]
     checks += [
-        [str(r["layers"]), str(r["tokens"]), f"{r['counted'] / 2**20:.0f}", f"{r['peak'] / 2**20:.0f}", f"{r['peak'] / r['counted']:.2f}"]
+        [
+            str(r["layers"]),
+            str(r["tokens"]),
+            f"{r['counted'] / 2**20:.0f}",
+            f"{r['peak'] / 2**20:.0f}",
+            f"{r['peak'] / r['counted']:.2f}",
+        ]
         for r in here["memory"]
     ]
     rates = [["tokens", "attention's share of the operations", "step, s", "rate over that of plain matrix products"]]
     rates += [
-        [str(r["tokens"]), f"{100 * r['attention']:.0f} %", f"{r['seconds']:.2f}", f"{r['flops'] / r['seconds'] / r['matmul']:.2f}"]
+        [
+            str(r["tokens"]),
+            f"{100 * r['attention']:.0f} %",
+            f"{r['seconds']:.2f}",
+            f"{r['flops'] / r['seconds'] / r['matmul']:.2f}",
+        ]
         for r in here["time"]
     ]
-    encodings = [["encoding", "kept a token, MB (1 B model, counted)", "step over none (small model, 4096 tokens, this CPU)"]]
+    encodings = [
+        ["encoding", "kept a token, MB (1 B model, counted)", "step over none (small model, 4096 tokens, this CPU)"]
+    ]
     encodings += [[f"`{n}`", f"{plan['kept'][n] / 1e6:.3f}", f"{here['encodings'][n]:.2f}"] for n in ENCODINGS]
     found = {"memory": memory, "hours": hours, "speed": speed, "checks": checks, "rates": rates, "encodings": encodings}
     return {name: _markdown(rows) for name, rows in found.items()}
@@ -274,7 +300,9 @@ def drawn(page: str, made: dict[str, str]) -> str:
 def main(*arguments: str) -> None:
     here = measured() if arguments == ("measure",) else json.loads(KEPT.read_text(encoding="utf-8"))["measured"]
     plan = planned(here)
-    KEPT.write_text(json.dumps({"model": asdict(MODEL), "measured": here, "plan": plan}, indent=1) + "\n", encoding="utf-8")
+    KEPT.write_text(
+        json.dumps({"model": asdict(MODEL), "measured": here, "plan": plan}, indent=1) + "\n", encoding="utf-8"
+    )
     PAGE.write_text(drawn(PAGE.read_text(encoding="utf-8"), tables(plan, here)), encoding="utf-8")
 
 

@@ -6,8 +6,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from posenc import __version__
 from posenc.cli.analyze import add_analyze
@@ -22,6 +23,7 @@ from posenc.cli.doctor import add_doctor
 from posenc.cli.eval import add_eval
 from posenc.cli.explore import add_explore
 from posenc.cli.extend import add_extend
+from posenc.cli.refusal import check_arguments, nothing_empty, one_line
 from posenc.errors import InputError, unknown
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -43,6 +45,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
 
 
 class _Parser(argparse.ArgumentParser):
+    """Takes a flag's whole name alone: what is short for one today may be short for two tomorrow."""
+
+    def __init__(self, **said: Any) -> None:
+        super().__init__(**said, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
 
@@ -71,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
+        check_arguments(arguments)
         if not arguments or arguments[0] not in COMMANDS:
             parser.parse_args(arguments)
             parser.print_help()
@@ -78,18 +86,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(partial(build, arguments[0]), arguments[1:])
         options.command, options.typed = arguments[0], shlex.join(["posenc", *arguments])
         run: Callable[[argparse.Namespace, str], int] = options.run
-        code = run(options, options.typed)
-        sys.stdout.flush()
+        with nothing_empty([out] if (out := getattr(options, "out", None)) else []):
+            code = run(options, options.typed)
+        if sys.stdout is not None:  # it was closed by whoever called us
+            sys.stdout.flush()
         return code
     except InputError as error:
-        print(f"{named}: error: {error}", file=sys.stderr)
+        print(f"{named}: error: {one_line(error)}", file=sys.stderr)
         return USAGE
-    except BrokenPipeError:  # whoever read our output has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        with suppress(OSError, AttributeError):  # nothing more goes there, nor is it tried again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # whoever read our output has left
+            print(f"{named}: failed: {one_line(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print(f"{named}: interrupted", file=sys.stderr)
         return FAILED
+    except MemoryError:
+        print(f"{named}: failed: out of memory; ask for less, or on a machine with more", file=sys.stderr)
+        return FAILED
     except RuntimeError as error:
-        print(f"{named}: failed: {error}", file=sys.stderr)
+        print(f"{named}: failed: {one_line(error)}", file=sys.stderr)
         return FAILED

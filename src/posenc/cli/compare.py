@@ -68,6 +68,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
 
     from posenc.lab.compare import Comparison, compare, names
     from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.cost import check_affordable
     from posenc.lab.data import load
     from posenc.lab.sweep import Interrupted
     from posenc.report.page import page
@@ -84,6 +85,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         getattr(options, "seeds", preset.seeds),
         replace(preset.settings, **given),
     )
+    check_affordable(comparison.settings, getattr(options, "workers", 1))
     corpus = load(options.data)
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
