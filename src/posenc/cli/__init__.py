@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 def build(name: str, add_help: bool = True) -> argparse.ArgumentParser:
     """The parser of one command."""
     add, text = COMMANDS[name]
-    parser = _Parser(f"posenc {name}", description=text, formatter_class=HelpFormatter, add_help=add_help)
+    parser = _Parser(prog=f"posenc {name}", description=text, formatter_class=HelpFormatter, add_help=add_help)
     add(parser)
     add_config(parser)
     return parser
