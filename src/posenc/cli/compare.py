@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, conclude
+from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import unknown
 
 
@@ -56,7 +57,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         default=missing,
         help="test lengths over the training length (default: the preset's)",
     )
-    add("--workers", type=int, metavar="N", default=missing, help="models trained at a time (default: one per core)")
+    add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
+    add_engine(parser)
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
@@ -64,10 +66,10 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 def run_compare(options: argparse.Namespace, command: str) -> int:
     from dataclasses import fields, replace
 
+    from posenc.engines import Interrupted
     from posenc.lab.compare import Comparison, compare, names
     from posenc.lab.config import PRESETS, Settings
     from posenc.lab.data import load
-    from posenc.lab.sweep import Interrupted
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
@@ -82,15 +84,15 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         getattr(options, "seeds", preset.seeds),
         replace(preset.settings, **given),
     )
+    engine = read_engine(options, workers=options.workers)
     corpus = load(options.data)
     with Terminal(options.out) as terminal:
         try:
-            workers = getattr(options, "workers", None)
             results = compare(
                 comparison,
                 corpus,
                 options.out,
-                workers=workers,
+                engine=engine,
                 progress=terminal.progress,
                 command=command,
                 render=page,

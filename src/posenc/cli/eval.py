@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model
+from posenc.cli.engine import add_engine, read_engine
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -47,6 +48,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--text", metavar="FILE", default=missing, help=text)
     text = "say where the model looks, too"
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add_engine(parser)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
     add("--json", action="store_true", help="print results.json instead of the tables")
     parser.set_defaults(run=run_eval, dtype="bfloat16")
@@ -60,6 +62,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
 
     chosen = given(options)
     settings_of(options.preset, **chosen).made()  # a mistake shows before a model is loaded
+    engine = read_engine(options, local="here")
     Folder(options.out)
     model, tokenizer = read_model(options)
     with Terminal(options.out) as terminal:
@@ -70,6 +73,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 preset=options.preset,
                 directory=options.out,
                 name=options.model,
+                engine=engine,
                 attention=options.attention,
                 progress=terminal.progress,
                 command=command,
