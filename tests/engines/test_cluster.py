@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import tasks
 from engines.tasks import mishaps, refuse, times
 from evals.conftest import VOCABULARY
 from lab.conftest import TEXT, TINY
@@ -23,8 +24,9 @@ from posenc.evals.run import evaluate
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
 from references.small_models import small_model
+from references.tokenizers import small_tokenizer
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 
@@ -40,9 +42,11 @@ def address():
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--temp-dir={scratch}", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
-        if f"--address='" in line:
+        if "--address='" in line:
             break
+    ray.cloudpickle.register_pickle_by_value(tasks)  # workers have posenc, and not these tests
     yield line.split("'")[1]
+    ray.cloudpickle.unregister_pickle_by_value(tasks)
     process.terminate()
     process.communicate()
     shutil.rmtree(scratch, ignore_errors=True)
@@ -59,7 +63,6 @@ def lasting(value):
 
 def test_a_comparison_measures_the_same(address, tmp_path):
     comparison, text = Comparison(("none", "rope"), 2, TINY), data.corpus(TEXT, "numbered lines")
-    told = []
     here = compare(comparison, text, tmp_path / "local", workers=2)
     there = compare(comparison, text, tmp_path / "ray", engine=Ray(address))
     assert lasting(json.loads(json.dumps(there))) == lasting(json.loads(json.dumps(here)))
@@ -68,8 +71,8 @@ def test_a_comparison_measures_the_same(address, tmp_path):
     assert again["runs"]["kept_from_before"] == 4
 
 
-def test_an_evaluation_measures_the_same(address, tmp_path, tokenizer):
-    model = small_model("llama", vocab_size=VOCABULARY)
+def test_an_evaluation_measures_the_same(address, tmp_path):
+    model, tokenizer = small_model("llama", vocab_size=VOCABULARY), small_tokenizer(VOCABULARY)
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -91,9 +94,9 @@ def test_dead_workers_are_replaced_and_nothing_is_done_twice(address, tmp_path):
     names = ("is well", "dies once", "is shot once", "dies always", "is well, too")
     found = {}
     work = Work(mishaps, str(tmp_path), names)
-    with pytest.raises(RuntimeError, match=r"the worker of dies always died 4 times .* everything else is kept"):
-        with closing(Ray(address).run(work, shoot)) as results:
-            found.update(results)
+    message = r"the worker of dies always died 4 times .* everything else is kept"
+    with pytest.raises(RuntimeError, match=message), closing(Ray(address).run(work, shoot)) as results:
+        found.update(results)
     assert found == {"is well": 0, "dies once": 1, "is shot once": 1, "is well, too": 0}
     begun = {name: len(list(tmp_path.glob(f"{name}-*"))) for name in names}
     assert begun == {"is well": 1, "dies once": 2, "is shot once": 2, "dies always": 4, "is well, too": 1}
@@ -107,6 +110,8 @@ def test_errors_come_as_they_are(address, monkeypatch):
     assert done(Work(times, 7, (1, 2))) == {1: 7, 2: 14}
     with pytest.raises(InputError, match=r"^task 2: too hot$"):
         done(Work(refuse, 2, (1, 2)))
+    with pytest.raises(InputError, match=r"a worker cannot import what a cell needs; .*No module named 'references'"):
+        done(Work(small_model, 7, (1,)))
     with pytest.raises(InputError, match=r"a cell asks for 1 CPU, 1 GPU, .* no machine of the cluster has that much"):
         done(Work(times, 7, (1,), gpu=True))
     versions = cluster.versions()
@@ -115,29 +120,32 @@ def test_errors_come_as_they_are(address, monkeypatch):
         done(Work(times, 7, (1,)))
 
 
-def command(out, flags, *more):
-    line = [sys.executable, "-m", "posenc.cli", "compare", "--out", str(out), *flags, "--engine", "ray", *more]
+FLAGS = "--length 16 --factors 1 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --windows 4 --targets 8".split()
+
+
+def command(out, *more):
+    line = [sys.executable, "-m", "posenc.cli", "compare", "--out", str(out), *FLAGS, "--engine", "ray", *more]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_killed_driver_goes_on_where_it_was(address, tmp_path, flags):
+def test_a_killed_driver_goes_on_where_it_was(address, tmp_path):
     more = ["--encodings", "none", "--seeds", "4", "--steps", "400", "--address", address]
-    first = command(tmp_path, flags, *more)
+    first = command(tmp_path, *more)
     while not list((tmp_path / "cells").glob("*.json")):
         assert first.poll() is None, first.communicate()
         time.sleep(0.05)
     first.kill()
     first.communicate()
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
-    second = command(tmp_path, flags, *more)
+    second = command(tmp_path, *more)
     _, err = second.communicate()
     assert second.returncode == 0, err
     assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == len(kept) < 4
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
-def test_ctrl_c_in_a_cluster_of_its_own(tmp_path, flags):
-    process = command(tmp_path, flags, "--encodings", "none", "--seeds", "40", "--steps", "400", "--workers", "1")
+def test_ctrl_c_in_a_cluster_of_its_own(address, tmp_path):
+    process = command(tmp_path, "--encodings", "none", "--seeds", "40", "--steps", "400", "--workers", "1")
     while not list((tmp_path / "cells").glob("*.json")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)

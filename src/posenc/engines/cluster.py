@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import re
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -267,9 +268,10 @@ def _cause(error: Any) -> BaseException:
     if isinstance(cause, InputError):
         return cause
     said = " ".join(str(cause or error).split())
-    if "failed to import" in said or isinstance(cause, ImportError):
+    missing = re.search(r"No module named '\S+'", said)
+    if missing:
         return InputError(
-            f"--engine ray: a worker cannot import what a cell needs; every machine needs the packages of this one: {said}"
+            f"--engine ray: a worker cannot import what a cell needs; every machine needs the packages of this one: {missing[0]}"
         )
     return cause if isinstance(cause, Exception) else RuntimeError(said)
 
