@@ -120,7 +120,25 @@ def test_errors_come_as_they_are(address, monkeypatch):
         done(Work(times, 7, (1,)))
 
 
-FLAGS = "--length 16 --factors 1 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --windows 4 --targets 8".split()
+FLAGS = [
+    "--length",
+    "16",
+    "--factors",
+    "1",
+    "2",
+    "--batch-size",
+    "2",
+    "--dim",
+    "8",
+    "--num-layers",
+    "1",
+    "--num-heads",
+    "2",
+    "--windows",
+    "4",
+    "--targets",
+    "8",
+]
 
 
 def command(out, *more):
