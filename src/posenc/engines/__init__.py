@@ -1,4 +1,4 @@
-"""Where cells are computed: in this process, in processes of this machine, or on a Ray cluster, behind one small seam."""
+"""Where cells are computed: here, in processes of this machine, or on a Ray cluster, behind one seam."""
 
 from collections.abc import Generator
 from dataclasses import fields
@@ -55,7 +55,7 @@ def create(name: str, **options: Any) -> Engine:
         takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
         if name not in takers:
             raise InputError(
-                f"--{option.replace('_', '-')} {value}: is an option of --engine {' and '.join(takers)}; say that, too, or "
-                "leave it out"
+                f"--{option.replace('_', '-')} {value}: is an option of --engine {' and '.join(takers)}; say that, "
+                "too, or leave it out"
             )
     return ENGINES[name](**given)

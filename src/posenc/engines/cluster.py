@@ -271,7 +271,8 @@ def _cause(error: Any) -> BaseException:
     missing = re.search(r"No module named '\S+'", said)
     if missing:
         return InputError(
-            f"--engine ray: a worker cannot import what a cell needs; every machine needs the packages of this one: {missing[0]}"
+            f"--engine ray: a worker cannot import what a cell needs; every machine needs "
+            f"the packages of this one: {missing[0]}"
         )
     return cause if isinstance(cause, Exception) else RuntimeError(said)
 

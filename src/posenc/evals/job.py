@@ -1,4 +1,4 @@
-"""An evaluation on its way: what could fail late is tried first, and cells are measured with the model under a method."""
+"""An evaluation on its way: what could fail late is tried first, then cells are measured."""
 
 import hashlib
 import json

@@ -19,7 +19,8 @@ from posenc.pretrained.load import DEMO, load
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes the driver's job anew. source: as `posenc.load` takes it; shared: JSON of what the numbers depend on."""
+    """What makes the driver's job anew. source: as `posenc.load` takes it;
+    shared: JSON of what the numbers depend on."""
 
     source: str
     name: str
