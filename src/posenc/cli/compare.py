@@ -6,6 +6,7 @@ from typing import Any
 
 from posenc.cli.common import FAILED, conclude
 from posenc.cli.config import Digest, check_digest, record, recording
+from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import unknown
 
 
@@ -58,7 +59,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         default=missing,
         help="test lengths over the training length (default: the preset's)",
     )
-    add("--workers", type=int, metavar="N", default=missing, help="models trained at a time (default: one per core)")
+    add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
+    add_engine(parser)
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
@@ -66,11 +68,11 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 def run_compare(options: argparse.Namespace, command: str) -> int:
     from dataclasses import asdict, fields, replace
 
+    from posenc.engines import Interrupted
     from posenc.lab.compare import Comparison, compare, names
     from posenc.lab.config import PRESETS, Settings
     from posenc.lab.cost import check_affordable
     from posenc.lab.data import load
-    from posenc.lab.sweep import Interrupted
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
@@ -85,19 +87,19 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         getattr(options, "seeds", preset.seeds),
         replace(preset.settings, **given),
     )
-    check_affordable(comparison.settings, getattr(options, "workers", 1))
+    check_affordable(comparison.settings, options.workers or 1)
+    engine = read_engine(options, workers=options.workers)
     corpus = load(options.data)
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
     resolved |= {"data_sha256": corpus.digest, "preset": None}
     with Terminal(options.out) as terminal:
         try:
-            workers = getattr(options, "workers", None)
             results = compare(
                 comparison,
                 corpus,
                 options.out,
-                workers=workers,
+                engine=engine,
                 progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,

@@ -6,6 +6,7 @@ from typing import Any
 
 from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model
 from posenc.cli.config import Digest, check_digest, record, recording
+from posenc.cli.engine import add_engine, read_engine
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -51,6 +52,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--model-fingerprint", action=Digest, of=("model", "dtype"), help=text)
     text = "say where the model looks, too"
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add_engine(parser)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
     add("--json", action="store_true", help="print results.json instead of the tables")
     parser.set_defaults(run=run_eval, dtype="bfloat16")
@@ -71,6 +73,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     if settings.text in files:
         resolved["text_sha256"] = files[settings.text]
         check_digest(options, "text_sha256", f"--text {settings.text}", files[settings.text])
+    engine = read_engine(options, local="here")
     Folder(options.out)
     model, tokenizer = read_model(options)
     resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
@@ -83,6 +86,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 preset=options.preset,
                 directory=options.out,
                 name=options.model,
+                engine=engine,
                 attention=options.attention,
                 progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
                 command=command,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.engines import Engine, Interrupted, create
 from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
@@ -20,10 +21,10 @@ from posenc.lab.evaluate import arms
 from posenc.lab.measure import work
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
-from posenc.lab.sweep import Interrupted, sweep
+from posenc.lab.sweep import sweep
 from posenc.lab.train import build
 from posenc.lab.wording import answer, limits
-from posenc.machine import cores, cpu
+from posenc.machine import cpu
 
 SCHEMA = 1
 MOST_SEEDS = 1000
@@ -95,21 +96,21 @@ def compare(
     directory: str | Path,
     *,
     workers: int | None = None,
+    engine: Engine | None = None,
     progress: Progress = Progress(),
     command: str = "",
     render: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
-    `render`, such as `posenc.report.page.page`, makes report.html of it.
+    `render`, such as `posenc.report.page.page`, makes report.html of it. engine: where runs are trained, see
+    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core.
 
     Raises:
         InputError: settings, data or folder that cannot serve, or a loss that diverged. Interrupted: Ctrl-C before
         a single run had finished; afterwards what was measured is reported, with "complete": false.
     """
     comparison.check(corpus)
-    workers = cores() if workers is None else workers
-    if workers < 1:
-        raise InputError(f"--workers {workers}: must be at least 1")
+    engine = engine or create("local", workers=workers)
     store = Store(directory)
     runs = comparison.runs(corpus)
     cells = {run: cell for run in runs if (cell := store.load(run)) is not None}
@@ -122,7 +123,7 @@ def compare(
 
     started = time.perf_counter()
     try:
-        sweep(todo, corpus, store, workers, progress.advanced, keep)
+        sweep(todo, corpus, store, engine, progress.advanced, keep)
     except Interrupted:
         if not cells:
             raise
@@ -145,7 +146,7 @@ def compare(
             "train_bytes": len(corpus.train),
             "test_bytes": len(corpus.test),
         },
-        "machine": machine(workers),
+        "machine": machine(engine),
         "answer": answer(rows, comparison.settings),
         **numbers(rows, comparison.settings),
         "limits": limits(rows, comparison.settings),
@@ -157,7 +158,7 @@ def compare(
     return results
 
 
-def machine(workers: int) -> dict[str, Any]:
+def machine(engine: Engine) -> dict[str, Any]:
     """What the numbers were measured on."""
     return {
         "posenc": posenc.__version__,
@@ -166,7 +167,8 @@ def machine(workers: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu(),
         "cores": os.cpu_count(),
-        "workers": workers,
+        "engine": engine.name,
+        "workers": engine.workers,
     }
 
 
