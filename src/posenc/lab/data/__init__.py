@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc.lab.data.batches import Batch, check_long_enough, draw, inside_documents, window_ends
-from posenc.lab.data.build import build
+from posenc.lab.data.making import build
 from posenc.lab.data.sources import documents
 from posenc.lab.data.text import Corpus, Text
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from posenc.errors import InputError
 
@@ -114,11 +114,14 @@ def _rows(source: str, text_column: str | None, path: str, **options: Any) -> It
                     seen += 1
                     if text := row.as_py():
                         yield (text.encode(errors="replace"),)
-        except (InputError, GeneratorExit):
+        except InputError:
             raise
+        except StopIteration:  # what datasets says of a file of empty lines
+            return
         except Exception as error:  # datasets raises what its many back ends raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            where = _first_bad_line(Path(source)) if path == "json" else None
+            readable = path == "json" and not source.lower().endswith(".zst")
+            where = _first_bad_line(Path(source)) if readable else None
             raise InputError(f"--data {source}: {where or f'after {seen} rows: {reason}'}") from None
 
 
@@ -136,19 +139,17 @@ def _column(source: str, asked: str | None, types: dict[str, str]) -> str:
 
 def _first_bad_line(path: Path) -> str | None:
     """Where a file of JSON lines is at fault: datasets counts from the middle of the file."""
-    opened: IO[bytes]
-    number = 0
     try:
-        opened = gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
-        with opened as file:
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                text = line.decode()
-                if text.strip():
-                    json.loads(text)
-    except UnicodeDecodeError:
-        return f"line {number} is not UTF-8"
-    except ValueError as error:
-        return f"line {number} is not JSON: {error}"
+                try:
+                    text = line.decode()
+                    if text.strip():
+                        json.loads(text)
+                except UnicodeDecodeError:
+                    return f"line {number} is not UTF-8"
+                except ValueError as error:
+                    return f"line {number} is not JSON: {error}"
     except (OSError, EOFError):
         pass
     return None

@@ -22,6 +22,9 @@ PIECE = 1 << 20
 HEAD = 16 << 20
 """Bytes from which byte pairs are learned, at most."""
 
+Span = tuple[int, int, bool]
+"""From where to where, and whether that is the end of a document."""
+
 
 def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool, max_tokens: int) -> Corpus:
     """A corpus of about max_tokens tokens; the last tenth of the text's bytes is held out, by every tokenizer the same.
@@ -32,27 +35,22 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
     if max_tokens < 2:
         raise InputError(f"--data-tokens {max_tokens}: must be at least 2")
     size = bpe_size(tokenizer)
-    made = None if tokenizer == "bytes" or size else pretrained(tokenizer)
-    running = not packed and (made is None or made.eos is None)
+    known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
+    running = not packed and (known is None or known.eos is None)
     try:
         # an open mapping outlives its file; where that cannot be deleted yet, it stays for the system to clear
         with TemporaryDirectory(prefix="posenc-text-", ignore_cleanup_errors=True) as folder:
             spool = Spool(Path(folder) / "text", documents, JOINT if running else b"", name)
             if tokenizer == "bytes":
                 spool.fill(max_tokens)
-                spool.trim(max_tokens)
-            else:
-                spool.fill(HEAD)
-                if size:
-                    # max_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
-                    head = min(max_tokens, spool.size, HEAD)
-                    made = learn_bpe(tokenizer, size, spool.texts(0, spool.held_out(head)))
-                limit = round(max_tokens * _bytes_per_token(spool, made))
-                spool.fill(limit)
-                spool.trim(limit)
-            if spool.size < 2:
-                raise InputError(f"--data {name}: the text is empty")
-            return _as_bytes(spool, packed) if made is None else _as_tokens(spool, made, packed, running)
+                return _as_bytes(spool.trim(max_tokens), packed)
+            spool.fill(HEAD)
+            # max_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
+            head = spool.held_out(min(max_tokens, spool.size, HEAD))
+            made = known or learn_bpe(tokenizer, size or 0, spool.texts(0, head))
+            limit = round(max_tokens * _bytes_per_token(spool, made))
+            spool.fill(limit)
+            return _as_tokens(spool.trim(limit), made, packed, running)
     except OSError as error:
         raise InputError(f"--data {name}: {error.strerror or error}; free space where temporary files go") from None
 
@@ -77,13 +75,20 @@ class Spool:
                     self.starts.append(self.size)
                 self.size += file.write(piece)
 
-    def trim(self, limit: int) -> None:
-        """Leave nothing past `limit` bytes."""
+    def trim(self, limit: int) -> "Spool":
+        """Leave nothing past `limit` bytes.
+
+        Raises:
+            InputError: there is no text.
+        """
         if self.size > limit:
             self.size = self.boundary(limit)
             os.truncate(self.path, self.size)
             while self.starts and self.starts[-1] >= self.size:
                 self.starts.pop()
+        if self.size < 2:
+            raise InputError(f"--data {self.name}: the text is empty")
+        return self
 
     def read(self, start: int, end: int) -> bytes:
         with self.path.open("rb") as file:
@@ -100,10 +105,12 @@ class Spool:
         """Where the last tenth of the first `size` bytes starts."""
         return self.boundary(int(size * (1 - HELD_OUT)))
 
-    def spans(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+    def spans(self, start: int, end: int) -> Iterator[Span]:
         """What lies of each document between two places."""
         ends = chain(self.starts[1:], (self.size,))
-        return ((max(a, start), min(b, end)) for a, b in zip(self.starts, ends, strict=True) if a < end and b > start)
+        for a, b in zip(self.starts, ends, strict=True):
+            if a < end and b > start:
+                yield max(a, start), min(b, end), b <= end
 
     def texts(self, start: int, end: int) -> Iterator[str]:
         """The text between two places, in pieces that are not too long to encode.
@@ -140,7 +147,7 @@ def _as_bytes(spool: Spool, packed: bool) -> Corpus:
     if not packed:
         return Corpus(spool.name, digest.hexdigest(), Text(tokens[:cut]), Text(tokens[cut:]))
     train, test = (
-        Text(tokens[a:b], torch.tensor([start - a for start, _ in spool.spans(a, b)], dtype=torch.long))
+        Text(tokens[a:b], torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long))
         for a, b in ((0, cut), (cut, spool.size))
     )
     for text in (train, test):
@@ -152,7 +159,7 @@ def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool, running: bool) 
     cut = spool.held_out(spool.size)
     digest = hashlib.sha256(f"{tokenizer.fingerprint} {packed}".encode())
     train, test = (
-        _encode(spool, [(a, b)] if running else spool.spans(a, b), tokenizer, packed, path, digest.update)
+        _encode(spool, [(a, b, True)] if running else spool.spans(a, b), tokenizer, packed, path, digest.update)
         for a, b, path in ((0, cut, spool.path.with_name("train")), (cut, spool.size, spool.path.with_name("test")))
     )
     return Corpus(spool.name, digest.hexdigest(), train, test, tokenizer.name, tokenizer.vocab_size, packed)
@@ -160,7 +167,7 @@ def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool, running: bool) 
 
 def _encode(
     spool: Spool,
-    spans: Iterable[tuple[int, int]],
+    spans: Iterable[Span],
     tokenizer: Tokenizer,
     packed: bool,
     path: Path,
@@ -168,16 +175,15 @@ def _encode(
 ) -> Text:
     """Documents as ids in a file, those that are whole with the token that ends them."""
     starts, size, num_bytes = array("q"), 0, 0
-    ended = set(spool.starts[1:]) | {spool.size}
     with path.open("wb") as file:
         for batch in _batches(spool, spans):
             encoded = tokenizer.encode([text for text, _, _ in batch])
             ids: list[int] = []
-            for (text, first, end), found in zip(batch, encoded, strict=True):
+            for (text, first, last), found in zip(batch, encoded, strict=True):
                 if first:
                     starts.append(size + len(ids))
                 ids += found
-                if tokenizer.eos is not None and end in ended:
+                if tokenizer.eos is not None and last:
                     ids.append(tokenizer.eos)
                 num_bytes += len(text.encode())
             tokens = torch.tensor(ids, dtype=torch.long)
@@ -198,16 +204,15 @@ def _encode(
     return Text(mapped(path, dtype_for(tokenizer.vocab_size)), kept, num_bytes)
 
 
-def _batches(spool: Spool, spans: Iterable[tuple[int, int]]) -> Iterator[list[tuple[str, bool, int]]]:
-    """Pieces of text, about PIECE bytes together: each with whether a document starts and what place it ends at; the
-    place is 0 for a piece that its document goes on after."""
-    batch: list[tuple[str, bool, int]] = []
+def _batches(spool: Spool, spans: Iterable[Span]) -> Iterator[list[tuple[str, bool, bool]]]:
+    """Pieces of text, about PIECE characters together: each with whether a document starts there, and ends."""
+    batch: list[tuple[str, bool, bool]] = []
     held = 0
-    for start, end in spans:
+    for start, end, whole in spans:
         place = start
         for text in spool.texts(start, end):
             first, place = place == start, place + len(text.encode())
-            batch.append((text, first, end if place == end else 0))
+            batch.append((text, first, whole and place == end))
             held += len(text)
             if held >= PIECE:
                 yield batch
