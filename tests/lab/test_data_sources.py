@@ -138,7 +138,7 @@ def test_a_corpus_is_written_and_mapped(tmp_path, tokenizer, packed):
 
 @pytest.mark.skipif(not measurable(CPU), reason="the system does not tell a process its peak")
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokenizer", "sizes"), [("bytes", (4, 20, 40)), ("bpe:300", (4, 12, 20))])
+@pytest.mark.parametrize(("tokenizer", "sizes"), [("bytes", (4, 20, 40)), ("bpe:300", (2, 6, 12))])
 def test_memory_does_not_grow_with_the_file(tokenizer, sizes, tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     monkeypatch.setattr(making, "HEAD", 1 << 20)
@@ -147,4 +147,4 @@ def test_memory_does_not_grow_with_the_file(tokenizer, sizes, tmp_path, monkeypa
     for size in sizes:  # the first one warms up
         (tmp_path / "rows.jsonl").write_text(row * (size * 1_000_000 // len(row)))
         peaks.append(peak(partial(load, str(tmp_path / "rows.jsonl"), tokenizer), CPU))
-    assert peaks[2] - peaks[1] < (sizes[2] - sizes[1]) * 500_000
+    assert peaks[2] < 1.5 * peaks[1]

@@ -17,8 +17,9 @@ from posenc.lab.data.tokenizers import Tokenizer, bpe_size, learn_bpe, pretraine
 
 JOINT = b"\n\n"
 """Between the documents of a running text, where the tokenizer has no token for the end of one."""
-PIECE = 1 << 20
-"""Bytes that are encoded at a time: a longer document is cut at the end of a line, or else of a word."""
+PIECE, TOGETHER = 1 << 16, 1 << 19
+"""Bytes of one piece, and of those that are encoded together: encoders hold hundreds of bytes for each. A longer document
+is cut at the end of a line, or else of a word."""
 HEAD = 16 << 20
 """Bytes from which byte pairs are learned, at most."""
 
@@ -205,7 +206,7 @@ def _encode(
 
 
 def _batches(spool: Spool, spans: Iterable[Span]) -> Iterator[list[tuple[str, bool, bool]]]:
-    """Pieces of text, about PIECE characters together: each with whether a document starts there, and ends."""
+    """Pieces of text, about TOGETHER characters: each with whether a document starts there, and ends."""
     batch: list[tuple[str, bool, bool]] = []
     held = 0
     for start, end, whole in spans:
@@ -214,7 +215,7 @@ def _batches(spool: Spool, spans: Iterable[Span]) -> Iterator[list[tuple[str, bo
             first, place = place == start, place + len(text.encode())
             batch.append((text, first, whole and place == end))
             held += len(text)
-            if held >= PIECE:
+            if held >= TOGETHER:
                 yield batch
                 batch, held = [], 0
     if batch:
