@@ -10,6 +10,7 @@ import torch
 
 from posenc import InputError
 from posenc.lab.data import Corpus, load, making
+from posenc.lab.data.tokenizers import Tokenizer
 from posenc.memory import measurable, peak
 
 CPU = torch.device("cpu")
@@ -138,13 +139,14 @@ def test_a_corpus_is_written_and_mapped(tmp_path, tokenizer, packed):
 
 @pytest.mark.skipif(not measurable(CPU), reason="the system does not tell a process its peak")
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokenizer", "sizes"), [("bytes", (4, 20, 40)), ("bpe:300", (2, 6, 12))])
-def test_memory_does_not_grow_with_the_file(tokenizer, sizes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokenizer", ["bytes", "letters"])
+def test_memory_does_not_grow_with_the_file(tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("datasets")
-    monkeypatch.setattr(making, "HEAD", 1 << 20)
+    letters = Tokenizer("letters", 300, 299, "", lambda texts: [list(text.encode()) for text in texts], str)
+    monkeypatch.setattr(making, "pretrained", lambda name: letters)
     row = json.dumps({"text": "some words that make a document " * 30}) + "\n"
     peaks = []
-    for size in sizes:  # the first one warms up
+    for size in (12, 20, 40):  # megabytes, of which datasets reads 10 at a time; the first one warms up
         (tmp_path / "rows.jsonl").write_text(row * (size * 1_000_000 // len(row)))
         peaks.append(peak(partial(load, str(tmp_path / "rows.jsonl"), tokenizer), CPU))
-    assert peaks[2] < 1.5 * peaks[1]
+    assert peaks[2] - peaks[1] < 10_000_000
