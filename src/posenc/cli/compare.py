@@ -12,6 +12,7 @@ from posenc.errors import unknown
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     from posenc.lab.config import PRESETS
+    from posenc.lab.data import DATA_TOKENS
 
     parser.epilog = (
         "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
@@ -25,13 +26,28 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "--data",
         default="pydoc",
         metavar="TEXT",
-        help="pydoc (Python's reference), a text file or folder, or hf:NAME[:CONFIG]",
+        help="pydoc (Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, or "
+        "hf:NAME[:CONFIG]",
+    )
+    add("--text-column", metavar="NAME", help="column of rows (default: text, or the only one with strings)")
+    add("--data-tokens", type=int, metavar="N", default=DATA_TOKENS, help="how much is read (default: %(default)s)")
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        default=missing,
+        help="bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
+    )
+    add(
+        "--packed",
+        action="store_true",
+        default=missing,
+        help="fill training sequences with whole documents, each at positions of its own",
     )
     add("--data-sha256", action=Digest, of=("data",), help="refuse a text that is another one; config.yaml says it")
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
     for flag, kind, text in (
-        ("--length", int, "training length in bytes"),
+        ("--length", int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"),
         ("--steps", int, "training steps"),
         ("--batch-size", int, "texts per step"),
         ("--dim", int, "width of the model"),
@@ -42,7 +58,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         ("--adamw-learning-rate", float, "of AdamW, for embedding and norms"),
         ("--position-learning-rate", float, "of AdamW, for an encoding's tables"),
         ("--windows", int, "held-out passages"),
-        ("--targets", int, "scored bytes at the end of each passage"),
+        ("--targets", int, "scored tokens at the end of each passage"),
     ):
         add(
             flag,
@@ -82,14 +98,21 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     given = {f.name: getattr(options, f.name) for f in fields(Settings) if hasattr(options, f.name)}
     if "factors" in given:
         given["factors"] = tuple(given["factors"])
+    settings = replace(preset.settings, **given)
+    check_affordable(settings, options.workers or 1)
+    engine = read_engine(options, workers=options.workers)
+    corpus = load(
+        options.data,
+        settings.tokenizer,
+        packed=settings.packed,
+        text_column=options.text_column,
+        max_tokens=options.data_tokens,
+    )
     comparison = Comparison(
         names(options.encodings) if hasattr(options, "encodings") else preset.encodings,
         getattr(options, "seeds", preset.seeds),
-        replace(preset.settings, **given),
+        replace(settings, vocab_size=corpus.vocab_size),
     )
-    check_affordable(comparison.settings, options.workers or 1)
-    engine = read_engine(options, workers=options.workers)
-    corpus = load(options.data)
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
     resolved |= {"data_sha256": corpus.digest, "preset": None}

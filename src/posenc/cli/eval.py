@@ -61,8 +61,10 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
 def run_eval(options: argparse.Namespace, command: str) -> int:
     from dataclasses import asdict
 
+    from posenc.engines import Interrupted
     from posenc.evals.config import digests, settings_of
-    from posenc.evals.run import Interrupted, evaluate, fingerprint
+    from posenc.evals.job import fingerprint
+    from posenc.evals.run import evaluate
     from posenc.files import Folder
     from posenc.report.evaluation import Terminal, page
 

@@ -23,7 +23,7 @@ from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import sweep
 from posenc.lab.train import build
-from posenc.lab.wording import answer, limits
+from posenc.lab.wording import answer, limits, text_limits
 from posenc.machine import cpu
 
 SCHEMA = 1
@@ -140,16 +140,11 @@ def compare(
         "settings": asdict(comparison.settings)
         | {"factors": list(comparison.settings.factors), "encodings": list(comparison.encodings)},
         "seeds": list(range(comparison.seeds)),
-        "data": {
-            "name": corpus.name,
-            "sha256": corpus.digest,
-            "train_bytes": len(corpus.train),
-            "test_bytes": len(corpus.test),
-        },
+        "data": corpus.facts(),
         "machine": machine(engine),
         "answer": answer(rows, comparison.settings),
-        **numbers(rows, comparison.settings),
-        "limits": limits(rows, comparison.settings),
+        **numbers(rows, comparison.settings, corpus.bytes_per_token),
+        "limits": limits(rows, comparison.settings) + text_limits(corpus, comparison.settings),
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
     }
     store.write("results.json", json.dumps(results, indent=1))

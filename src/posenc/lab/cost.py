@@ -3,7 +3,7 @@
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.config import VOCAB_SIZE, Settings
+from posenc.lab.config import Settings
 from posenc.machine import free_bytes
 
 MOST = {
@@ -20,7 +20,7 @@ def least_bytes(settings: Settings) -> int:
     """What one training certainly takes: parameters with what the optimizer keeps, and the input of every layer."""
     s = settings
     heads = s.num_heads * (s.head_dim if s.head_dim is not None else s.dim // s.num_heads)
-    parameters = VOCAB_SIZE * s.dim + s.num_layers * (4 * s.dim * heads + 8 * s.dim**2)
+    parameters = s.vocab_size * s.dim + s.num_layers * (4 * s.dim * heads + 8 * s.dim**2)
     tokens = max(s.batch_size * s.length, s.longest)
     return 4 * (COPIES * parameters + tokens * s.num_layers * max(s.dim, heads))
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.config import Settings
+from posenc.lab.data import Text, window_ends
 from posenc.transformer import Transformer
 
 BATCH_TOKENS = 8192
@@ -41,7 +42,7 @@ def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Losses in nats per byte. paired: factor -> (windows,) mean over the targets. by_position: (windows, bins) mean
+    """Losses in nats per token. paired: factor -> (windows,) mean over the targets. by_position: (windows, bins) mean
     over the positions of each bin, at the longest length."""
 
     paired: dict[int, Tensor]
@@ -50,11 +51,15 @@ class Scores:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, arm: Arm, tokens: Tensor, settings: Settings, on_batch: Callable[[int], None] = lambda n: None
+    model: Transformer,
+    arm: Arm,
+    text: Text | Tensor,
+    settings: Settings,
+    on_batch: Callable[[int], None] = lambda n: None,
 ) -> Scores:
-    """Test one arm on held-out (n,) uint8 tokens; on_batch is told how many tokens have been read."""
+    """Test one arm on a held-out text; on_batch is told how many tokens have been read."""
     s = settings
-    ends = torch.linspace(s.longest, len(tokens) - 1, s.windows, dtype=torch.float64).long()
+    tokens, ends = Text.of(text).tokens, window_ends(text, s)
     paired: dict[int, Tensor] = {}
     by_position = torch.empty(0)
     own = model.encoding
@@ -75,14 +80,16 @@ def evaluate(
 
 
 @torch.no_grad()
-def accuracy(model: Transformer, tokens: Tensor, settings: Settings, seen: int, period: int | None = None) -> Tensor:
+def accuracy(
+    model: Transformer, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
+) -> Tensor:
     """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
 
     seen: how many tokens before its successor the model reads, up to the longest test length. period: what stands before
     the targets is not the passage, but its last `period` tokens again and again.
     """
-    ends = torch.linspace(settings.longest, len(tokens) - 1, settings.windows, dtype=torch.float64).long()
-    texts = tokens[ends[:, None] + torch.arange(-seen, 1)].long()
+    ends = window_ends(text, settings)
+    texts = Text.of(text).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
     if period is not None:
         texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
     batches = texts.split(max(1, BATCH_TOKENS // seen))

@@ -15,7 +15,7 @@ from posenc.lab.config import Run
 
 @dataclass(frozen=True)
 class ArmScores:
-    """What one arm of a run measured, as plain numbers (nats per byte)."""
+    """What one arm of a run measured, as plain numbers (nats per token)."""
 
     name: str
     trained: bool

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
+from posenc.lab.data import Text, draw
 from posenc.transformer import Attention, Transformer
 
 WARM_UP = 0.05
@@ -19,11 +20,11 @@ WARM_UP = 0.05
 class Training:
     """One run on its way: the model, its optimizers, the order of the data, the loss (nats a token) of every step so far.
 
-    tokens: the text to learn from, (n,) uint8.
+    text: what to learn from; (n,) ids are one running text.
     """
 
-    def __init__(self, run: Run, tokens: Tensor) -> None:
-        self.run, self.tokens = run, tokens
+    def __init__(self, run: Run, text: Text | Tensor) -> None:
+        self.run, self.text = run, Text.of(text)
         self.model = build(run)
         self.optimizers = _optimizers(self.model, run)
         self.peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
@@ -44,10 +45,9 @@ class Training:
         for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * _schedule(step, s.steps)
-        starts = torch.randint(len(self.tokens) - s.length, (s.batch_size,), generator=self.order)
-        batch = self.tokens[starts[:, None] + torch.arange(s.length + 1)].long()
-        logits = self.model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        batch = draw(self.text, s, self.order)
+        logits = self.model(batch.inputs, batch.positions)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
         self.losses.append(loss.item())
         if not math.isfinite(self.losses[-1]):
             raise diverged(self.run, f"at step {step + 1} of {s.steps}")
@@ -59,14 +59,14 @@ class Training:
 
 
 def train(
-    run: Run, tokens: Tensor, on_step: Callable[[int], None] = lambda step: None
+    run: Run, text: Text | Tensor, on_step: Callable[[int], None] = lambda step: None
 ) -> tuple[Transformer, list[float]]:
-    """Train the run's model on (n,) uint8 tokens: the model in eval mode, and the loss (nats per byte) of every step.
+    """Train the run's model on a text: the model in eval mode, and the loss (nats per token) of every step.
 
     Raises:
         InputError: the loss is no longer finite.
     """
-    training = Training(run, tokens)
+    training = Training(run, text)
     while not training.finished:
         training.advance()
         on_step(len(training.losses))
@@ -83,7 +83,7 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: Transformer, tokens: Tensor, settings: Settings) -> int:
+def activation_bytes(model: Transformer, text: Text | Tensor, settings: Settings) -> int:
     """Memory that one training batch keeps between its forward and its backward pass, parameters apart."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -94,11 +94,9 @@ def activation_bytes(model: Transformer, tokens: Tensor, settings: Settings) -> 
             kept[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    shape = (settings.batch_size, settings.length)
-    count = settings.batch_size * settings.length
-    batch = tokens.repeat(-(-count // len(tokens)))[:count].view(shape).long()
+    batch = draw(text, settings, torch.Generator().manual_seed(0))
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        loss = F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+        loss = F.cross_entropy(model(batch.inputs, batch.positions).flatten(0, 1), batch.targets.flatten())
     del loss
     return sum(kept.values())
 

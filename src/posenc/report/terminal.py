@@ -95,19 +95,20 @@ class Terminal(ShowsProgress):
             out.print(f"- {sentence}", markup=False)
         table = Table(box=None, pad_edge=False, header_style="bold")
         rises = [f"rise at {n}" for n in lengths[1:]]
-        for title in ("", "encoding", f"loss at {lengths[0]}", "behind the best", *rises, "verdict"):
+        unit = "byte" if settings["tokenizer"] == "bytes" else "token"
+        bits = ["bits per byte"] if unit == "token" else []
+        for title in ("", "encoding", f"loss at {lengths[0]}", *bits, "behind the best", *rises, "verdict"):
             table.add_column(title, justify="left" if title in ("encoding", "verdict") else "right", no_wrap=True)
         for rank, arm in enumerate(results["arms"], 1):
             changes = [_with_half_width(point["change"], "+.3f") for point in arm["lengths"][1:]]
             first = arm["lengths"][0]
             behind = _with_half_width(first["behind_best"], "+.3f") if first["behind_best"]["mean"] > 0 else "best"
-            table.add_row(
-                str(rank), escape(arm["name"]), f"{first['loss']['mean']:.3f}", behind, *changes, arm["verdict"]
-            )
+            losses = [f"{first['loss']['mean']:.3f}", *(f"{first['bits_per_byte']:.3f}" for _ in bits)]
+            table.add_row(str(rank), escape(arm["name"]), *losses, behind, *changes, arm["verdict"])
         out.print()
         out.print(table)
         out.print()
-        out.print("Nats per byte, lower is better; ± is half a 95 % interval.", markup=False)
+        out.print(f"Nats per {unit}, lower is better; ± is half a 95 % interval.", markup=False)
         out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
         out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
 
