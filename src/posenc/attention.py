@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
-from posenc.distributed import exchange
+from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
@@ -62,11 +62,19 @@ def attention(
     pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
     with torch.autocast(q.device.type, enabled=False):
         if positions is None or positions.part is None:
+            _check_no_ring()
             problem = pose(q, k, v, encoding, positions, causal)
             return _choose(problem, backend).attend(problem)
         _check_shard(q, k, positions, keys_rotated)
+        positions = positions if causal is None else positions.with_causal(causal)
+        attend = ring.active()
+        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer) is None:
+            problem = pose(q, k, v, encoding, positions.shared(ring.alone, partial(ring.alone, positions)), None)
+            return attend(
+                problem.q, problem.k, problem.v, is_causal=positions.causal, scale=problem.scale, dropout_p=dropout_p
+            )
         k, v = exchange.gather_keys(k, v, positions)
-        problems = [pose(*call[:3], encoding, call[3], None) for call in _calls(q, k, v, positions, causal)]
+        problems = [pose(*call[:3], encoding, call[3], None) for call in _calls(q, k, v, positions)]
         return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
 
 
@@ -106,12 +114,18 @@ def explain(
     if positions is None or positions.part is None:
         return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
     _check_shard(q, k, positions, keys_rotated)
-    k, v = (x.repeat(1, 1, positions.part.world_size, 1) for x in (k, v))  # stands for what others have
-    calls = _calls(q, k, v, positions, causal)
+    positions = positions if causal is None else positions.with_causal(causal)
+    part, refused = positions.part, ring.refusal(q, k, encoding, positions, sink, layer)
+    assert part is not None
+    if refused is None:
+        why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
+        return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
+    k, v = (x.repeat(1, 1, part.world_size, 1) for x in (k, v))  # stands for what others have
+    calls = _calls(q, k, v, positions)
     found = [_explained(pose(*call[:3], encoding, call[3], None), call[:3], backend) for call in calls]
     most = max(found, key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
-    why = f"keys and values gathered from {positions.part.world_size} processes; {most.reason}"
+    why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
     return Explanation(most.backend, why, gathered + most.extra_bytes, most.faster)
 
 
@@ -124,17 +138,23 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
     return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in made), faster)
 
 
-def _calls(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, causal: bool | None
-) -> list[tuple[Tensor, Tensor, Tensor, Positions]]:
+def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor, Tensor, Positions]]:
     """The calls that a shard takes among all keys, see `Shard.calls`."""
     assert positions.part is not None
-    causal = positions.causal if causal is None else causal
+    causal = positions.causal
     calls = positions.shared(("calls", causal), partial(positions.part.calls, causal))
     rows = q.split([call.num_queries for call in calls], 2)
     return [
         (part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], call) for part, call in zip(rows, calls, strict=True)
     ]
+
+
+def _check_no_ring() -> None:
+    if ring.active() is not None:
+        raise InputError(
+            "positions without a shard inside torch's context_parallel: queries and keys would count as a text of their "
+            "own; pass positions.shard(rank, world_size, layout='zigzag') of the whole text"
+        )
 
 
 def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import embedding, interpolate
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.checks import check_beyond, check_sizes, check_std
 from posenc.errors import InputError
-from posenc.positions import Positions
+from posenc.positions import Positions, prefix_tokens
 
 
 class Hierarchical(Absolute):
