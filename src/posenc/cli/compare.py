@@ -43,7 +43,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         default=missing,
         help="fill training sequences with whole documents, each at positions of its own",
     )
-    add("--data-sha256", action=Digest, of=("data",), help="refuse a text that is another one; config.yaml says it")
+    read = ("data", "text_column", "data_tokens", "tokenizer", "packed")
+    add("--data-sha256", action=Digest, of=read, help="refuse a text that is another one; config.yaml says it")
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
     for flag, kind, text in (
