@@ -57,16 +57,24 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         help="test lengths over the training length (default: the preset's)",
     )
     add("--workers", type=int, metavar="N", default=missing, help="models trained at a time (default: one per core)")
+    add(
+        "--parallel",
+        choices=("ddp", "fsdp"),
+        help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
+        "accelerate config says)",
+    )
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
     from dataclasses import fields, replace
+    from functools import partial
 
     from posenc.lab.compare import Comparison, compare, names
     from posenc.lab.config import PRESETS, Settings
     from posenc.lab.data import load
+    from posenc.lab.parallel import together
     from posenc.lab.sweep import Interrupted
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
@@ -86,7 +94,8 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     with Terminal(options.out) as terminal:
         try:
             workers = getattr(options, "workers", None)
-            results = compare(
+            lead = partial(
+                compare,
                 comparison,
                 corpus,
                 options.out,
@@ -95,6 +104,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
                 command=command,
                 render=page,
             )
+            results = together(lead, corpus, options.parallel)
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED

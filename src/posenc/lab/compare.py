@@ -18,6 +18,7 @@ from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
 from posenc.lab.measure import work
+from posenc.lab.parallel import launched, sweep_together
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import Interrupted, sweep
@@ -122,7 +123,8 @@ def compare(
 
     started = time.perf_counter()
     try:
-        sweep(todo, corpus, store, workers, progress.advanced, keep)
+        run_all = sweep_together if launched() else sweep
+        run_all(todo, corpus, store, workers, progress.advanced, keep)
     except Interrupted:
         if not cells:
             raise
