@@ -63,6 +63,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
         "accelerate config says)",
     )
+    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
@@ -72,10 +73,12 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     from functools import partial
 
     from posenc.lab.compare import Comparison, compare, names
-    from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.config import PRESETS, Run, Settings
     from posenc.lab.data import load
     from posenc.lab.parallel import together
+    from posenc.lab.store import Cell
     from posenc.lab.sweep import Interrupted
+    from posenc.lab.tracking import Tracking
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
@@ -90,8 +93,14 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         getattr(options, "seeds", preset.seeds),
         replace(preset.settings, **given),
     )
+    tracking = Tracking(options.track, options.out)
     corpus = load(options.data)
     with Terminal(options.out) as terminal:
+
+        def finished(run: Run, cell: Cell) -> None:
+            terminal.progress.finished(run, cell)
+            tracking.finished(run, cell)
+
         try:
             workers = getattr(options, "workers", None)
             lead = partial(
@@ -100,7 +109,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
                 corpus,
                 options.out,
                 workers=workers,
-                progress=terminal.progress,
+                progress=replace(terminal.progress, finished=finished),
                 command=command,
                 render=page,
             )

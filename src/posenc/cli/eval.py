@@ -48,6 +48,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     text = "say where the model looks, too"
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
+    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     add("--json", action="store_true", help="print results.json instead of the tables")
     parser.set_defaults(run=run_eval, dtype="bfloat16")
 
@@ -56,11 +57,13 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     from posenc.evals.config import settings_of
     from posenc.evals.run import Interrupted, evaluate
     from posenc.files import Folder
+    from posenc.lab.tracking import Tracking
     from posenc.report.evaluation import Terminal, page
 
     chosen = given(options)
     settings_of(options.preset, **chosen).made()  # a mistake shows before a model is loaded
     Folder(options.out)
+    tracking = Tracking(options.track, options.out)
     model, tokenizer = read_model(options)
     with Terminal(options.out) as terminal:
         try:
@@ -79,6 +82,8 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
         except Interrupted:
             print("posenc eval: interrupted before a cell had finished; nothing was kept", file=sys.stderr)
             return FAILED
+    if results["complete"]:
+        tracking.evaluated(results)
     done = results["cells"]
     return conclude(options, results, terminal.show, done["finished"], done["planned"], "cells")
 

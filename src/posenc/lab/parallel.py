@@ -258,7 +258,9 @@ def follow(group: Processes, corpus: Corpus) -> dict[str, Any]:
 
     while isinstance(order := group.tell(), Run):
         if order.data != corpus.digest:
-            raise InputError(f"--data {corpus.name}: rank {group.rank} reads another text than rank 0; give all the same")
+            raise InputError(
+                f"--data {corpus.name}: rank {group.rank} reads another text than rank 0; give all the same"
+            )
         measure(order, corpus)
     found: dict[str, Any] = order
     return found
@@ -289,27 +291,40 @@ def sweep_together(
 
 
 @contextmanager
+def joint(parallel: str) -> Iterator[Processes]:
+    """Inside, the processes of torch.distributed's default group train and test together: all of them call the same.
+
+    parallel: "ddp" or "fsdp".
+    """
+    global _current
+    torch.set_flush_denormal(True)  # as a worker process of the lab does
+    _current = found = Processes(parallel)
+    try:
+        yield found
+    finally:
+        _current = ALONE
+
+
+@contextmanager
 def _joined(parallel: str | None) -> Iterator[Processes]:
     """The launcher's processes as one group. What one of them raises, all raise."""
-    global _current
     from posenc.lab.sweep import Interrupted
 
-    torch.set_flush_denormal(True)  # as a worker process of the lab does
+    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl"
     store, rank, world_size = next(dist.rendezvous("env://"))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.PrefixStore("posenc", store), rank=rank, world_size=world_size)
     asked_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     try:
-        _current = found = Processes(parallel or (FSDP if asked_fsdp else DDP))
-        yield found
+        with joint(parallel or (FSDP if asked_fsdp else DDP)) as found:
+            yield found
     except Interrupted:
         raise
     except Exception as error:
         raise _common(error, store, rank, world_size) from error
     finally:
-        _current = ALONE
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -50,7 +50,7 @@ class Training:
         s, step = self.run.settings, len(self.losses)
         for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * _schedule(step, s.steps)
+                group["lr"] = rate * schedule(step, s.steps)
         starts = torch.randint(len(self.tokens) - s.length, (s.batch_size,), generator=self.order)
         batch = self.processes.share(self.tokens[starts[:, None] + torch.arange(s.length + 1)].long())
         with self.processes.placing(self.model.encoding, s.batch_size):
@@ -147,8 +147,8 @@ def activation_bytes(model: Transformer, tokens: Tensor, settings: Settings) -> 
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        # asked anew each time: FSDP gathers a block's parameters when it comes to it
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        # asked anew each time: FSDP puts a block's parameters in place of their shards when it comes to it
+        own = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
         return saved
@@ -171,7 +171,8 @@ def build(run: Run) -> Transformer:
     return Transformer(run.settings.model(), encoding)
 
 
-def _schedule(step: int, steps: int) -> float:
+def schedule(step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, over its peak."""
     rise = min(1.0, (step + 1) / max(1.0, WARM_UP * steps))
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
