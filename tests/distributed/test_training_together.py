@@ -68,7 +68,8 @@ def gradients(name, wrap):
     tokens = torch.randint(256, (4, 16))
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     own = tokens.chunk(size)[rank]
-    F.cross_entropy(wrap(model)(own).flatten(0, 1), own.flatten()).backward()
+    wrapped = wrap(model)
+    F.cross_entropy(wrapped(own).flatten(0, 1), own.flatten()).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
 
@@ -100,8 +101,8 @@ def work(rank, folder):
                 found[parallel, name] = train_and_resume(name)
             with pytest.raises(InputError, match=r"--batch-size 1: 2 processes share"):
                 group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
+            wild = replace(SETTINGS, learning_rate=1e30, adamw_learning_rate=1e30)
             with pytest.raises(InputError, match=r"no longer finite"):
-                wild = replace(SETTINGS, learning_rate=1e30, adamw_learning_rate=1e30)
                 measure(replace(run_of("rope"), settings=wild), CORPUS)
     for name in with_parameters():
         found["grad ddp", name] = gradients(name, plain_ddp)

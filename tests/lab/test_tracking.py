@@ -24,7 +24,8 @@ def test_tensorboard_reads_what_was_measured(corpus, tiny, tmp_path):
     Tracking(["tensorboard"], tmp_path).finished(run, cell)
     found = scalars(tmp_path / "track" / "rope-seed-2")
     assert found["loss"] == [(step, pytest.approx(loss)) for step, loss in enumerate(cell.losses)]
-    assert [rate for _, rate in found["learning_rate"]][0] == pytest.approx(tiny.learning_rate)
+    assert found["learning_rate"][0] == (0, pytest.approx(tiny.learning_rate))
+    assert len(found["learning_rate"]) == tiny.steps
     for arm in cell.arms:
         for factor, losses in arm.paired.items():
             ((step, value),) = found[f"held_out/{arm.name}/{int(factor) * tiny.length}"]

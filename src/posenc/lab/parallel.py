@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -155,7 +156,11 @@ class Processes(Alone):
             yield
             return
         whole = encoding.place
-        encoding.place = lambda positions, _: _rows(whole(positions, batch), batch, self.rows(batch))  # type: ignore[method-assign]
+
+        def place(positions: Positions, _: int) -> Positions:
+            return _rows(whole(positions, batch), batch, self.rows(batch))
+
+        encoding.place = place  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -182,7 +187,7 @@ class Processes(Alone):
 
 def _rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
-    own = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
+    own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
     return replace(positions, _shared={}, **own)
 
 
@@ -211,7 +216,7 @@ class WholeMuon(torch.optim.Muon):
             if "momentum_buffer" in state:
                 state["momentum_buffer"] = replicated(state["momentum_buffer"])
             parameter.grad = replicated(gradient)
-            super().step()
+            super().step()  # type: ignore[no-untyped-call]
             state["momentum_buffer"] = state["momentum_buffer"].redistribute(placements=parameter.placements)
             parameter.grad = None
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -314,8 +319,8 @@ def _joined(parallel: str | None) -> Iterator[Processes]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    dist.init_process_group(backend, store=dist.PrefixStore("posenc", store), rank=rank, world_size=world_size)
+    store, rank, world_size = next(rendezvous("env://"))
+    dist.init_process_group(backend, store=PrefixStore("posenc", store), rank=rank, world_size=world_size)
     asked_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     try:
         with joint(parallel or (FSDP if asked_fsdp else DDP)) as found:
@@ -329,7 +334,7 @@ def _joined(parallel: str | None) -> Iterator[Processes]:
             dist.destroy_process_group()
 
 
-def _common(error: Exception, store: dist.Store, rank: int, world_size: int) -> Exception:
+def _common(error: Exception, store: Any, rank: int, world_size: int) -> Exception:
     """The error that every process raises: that of the first that failed, since the others fail for want of it."""
     own = [type(error).__name__, f"rank {rank}: {error}", str(error)]
     kind, named, text = json.loads(store.compare_set("error", "", json.dumps(own)))

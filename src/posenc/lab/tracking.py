@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,14 @@ class Tracking:
 
 def _tracker(name: str) -> Any:
     try:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+        known = import_module("accelerate.tracking")
     except ImportError:
         raise InputError(
             f"--track {name}: needs accelerate, which is not installed: pip install 'posenc[tensorboard]'"
         ) from None
-    if name not in LOGGER_TYPE_TO_CLASS:
-        raise unknown("--track", name, LOGGER_TYPE_TO_CLASS)
-    if name not in {str(tracker) for tracker in get_available_trackers()}:
+    if name not in known.LOGGER_TYPE_TO_CLASS:
+        raise unknown("--track", name, known.LOGGER_TYPE_TO_CLASS)
+    if name not in {str(tracker) for tracker in known.get_available_trackers()}:
         package = "'posenc[tensorboard]'" if name == "tensorboard" else name.replace("_", "-")
         raise InputError(f"--track {name}: it is not installed: pip install {package}")
-    return LOGGER_TYPE_TO_CLASS[name]
+    return known.LOGGER_TYPE_TO_CLASS[name]
