@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -64,7 +64,14 @@ def build(name: str, add_help: bool = True) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. Of the processes of a launcher, the first alone prints."""
+    if os.environ.get("RANK", "0") == "0":
+        return _main(argv)
+    with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -78,18 +78,29 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     )
     add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
     add_engine(parser)
+    add(
+        "--parallel",
+        choices=("ddp", "fsdp"),
+        help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
+        "accelerate config says)",
+    )
+    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
     from dataclasses import asdict, fields, replace
+    from functools import partial
 
     from posenc.engines import Interrupted
     from posenc.lab.compare import Comparison, compare, names
-    from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.config import PRESETS, Run, Settings
     from posenc.lab.cost import check_affordable
     from posenc.lab.data import load
+    from posenc.lab.parallel import together
+    from posenc.lab.store import Cell
+    from posenc.lab.tracking import Tracking
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
@@ -117,17 +128,26 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
     resolved |= {"data_sha256": corpus.digest, "preset": None}
+    tracking = Tracking(options.track, options.out)
     with Terminal(options.out) as terminal:
+
+        def finished(run: Run, cell: Cell) -> None:
+            terminal.progress.finished(run, cell)
+            tracking.finished(run, cell)
+
         try:
-            results = compare(
+            telling = replace(terminal.progress, finished=finished)
+            lead = partial(
+                compare,
                 comparison,
                 corpus,
                 options.out,
                 engine=engine,
-                progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
+                progress=recording(telling, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,
             )
+            results = together(lead, corpus, options.parallel)
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED

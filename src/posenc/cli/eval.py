@@ -54,6 +54,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
     add_engine(parser)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
+    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     add("--json", action="store_true", help="print results.json instead of the tables")
     parser.set_defaults(run=run_eval, dtype="bfloat16")
 
@@ -66,6 +67,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     from posenc.evals.job import fingerprint
     from posenc.evals.run import evaluate
     from posenc.files import Folder
+    from posenc.lab.tracking import Tracking
     from posenc.report.evaluation import Terminal, page
 
     chosen = given(options)
@@ -77,6 +79,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
         check_digest(options, "text_sha256", f"--text {settings.text}", files[settings.text])
     engine = read_engine(options, local="here")
     Folder(options.out)
+    tracking = Tracking(options.track, options.out)
     model, tokenizer = read_model(options)
     resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
     check_digest(options, "model_fingerprint", options.model, resolved["model_fingerprint"])
@@ -98,6 +101,8 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
         except Interrupted:
             print("posenc eval: interrupted before a cell had finished; nothing was kept", file=sys.stderr)
             return FAILED
+    if results["complete"]:
+        tracking.evaluated(results)
     done = results["cells"]
     return conclude(options, results, terminal.show, done["finished"], done["planned"], "cells")
 

@@ -19,6 +19,7 @@ from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
 from posenc.lab.measure import work
+from posenc.lab.parallel import Together, launched
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import sweep
@@ -110,7 +111,7 @@ def compare(
         a single run had finished; afterwards what was measured is reported, with "complete": false.
     """
     comparison.check(corpus)
-    engine = engine or create("local", workers=workers)
+    engine = Together() if launched() else engine or create("local", workers=workers)
     store = Store(directory)
     runs = comparison.runs(corpus)
     cells = {run: cell for run in runs if (cell := store.load(run)) is not None}

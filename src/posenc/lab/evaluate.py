@@ -11,6 +11,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.config import Settings
 from posenc.lab.data import Text, window_ends
+from posenc.lab.parallel import processes
 from posenc.transformer import Transformer
 
 BATCH_TOKENS = 8192
@@ -58,16 +59,16 @@ def evaluate(
     on_batch: Callable[[int], None] = lambda n: None,
 ) -> Scores:
     """Test one arm on a held-out text; on_batch is told how many tokens have been read."""
-    s = settings
+    s, group = settings, processes()
     tokens, ends = Text.of(text).tokens, window_ends(text, s)
     paired: dict[int, Tensor] = {}
     by_position = torch.empty(0)
     own = model.encoding
     try:
         for factor in s.factors:
-            model.encoding = arm.at(factor)
+            model.encoding = arm.at(factor).to(group.device)
             length = s.length * factor
-            batches = ends.split(max(1, BATCH_TOKENS // length))
+            batches = ends.split(max(1, BATCH_TOKENS // length) * group.world_size)
             losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in batches])
             paired[factor] = losses[:, -s.targets :].mean(1)
             if factor == s.factors[-1]:
@@ -99,7 +100,9 @@ def accuracy(
 
 def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
-    window = tokens[ends[:, None] - length + torch.arange(length + 1)].long()
-    logits = model(window[:, :-1])
-    on_batch(window[:, 1:].numel())
-    return F.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none")
+    group = processes()
+    window = group.share(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
+    with group.placing(model.encoding, len(ends)):
+        logits = model(window[:, :-1])
+    on_batch(len(ends) * length)
+    return group.gathered(F.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none"), len(ends))

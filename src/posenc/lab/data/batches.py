@@ -28,6 +28,9 @@ class Batch(NamedTuple):
         """Some of the sequences."""
         return Batch(self.tokens[which], None if self.documents is None else self.documents[which])
 
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.tokens.to(device), None if self.documents is None else self.documents.to(device))
+
     @property
     def inputs(self) -> Tensor:
         return self.tokens[:, :-1]
@@ -38,6 +41,11 @@ class Batch(NamedTuple):
         if self.documents is None:
             return self.tokens[:, 1:]
         return self.tokens[:, 1:].masked_fill(self.documents[:, 1:] != self.documents[:, :-1], IGNORED)
+
+    @property
+    def scored(self) -> int:
+        """How many targets there are."""
+        return self.inputs.numel() if self.documents is None else int((self.targets != IGNORED).sum())
 
     @property
     def positions(self) -> Positions | None:
