@@ -2,7 +2,7 @@
 
 import argparse
 
-from posenc.cli.common import FAILED, TableFormatter, conclude
+from posenc.cli.common import FAILED, TableFormatter, conclude, told
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
     trials = plan(options.cases, lengths, modes, dtypes, options.memory, preset)
     from posenc.report.speed import Terminal, page
 
-    with Terminal(options.out) as terminal:
+    with Terminal(options.out) as terminal, told(options.command):
         results = bench(
             trials,
             settings,

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from posenc.cli.common import FAILED, conclude
+from posenc.cli.common import FAILED, conclude, told
 from posenc.errors import unknown
 
 
@@ -57,6 +57,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         help="test lengths over the training length (default: the preset's)",
     )
     add("--workers", type=int, metavar="N", default=missing, help="models trained at a time (default: one per core)")
+    text = "keep trainings on their way this often, for a killed comparison to go on from there; 0: never"
+    add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
@@ -83,7 +85,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         replace(preset.settings, **given),
     )
     corpus = load(options.data)
-    with Terminal(options.out) as terminal:
+    with Terminal(options.out) as terminal, told(options.command):
         try:
             workers = getattr(options, "workers", None)
             results = compare(
@@ -91,6 +93,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
                 corpus,
                 options.out,
                 workers=workers,
+                checkpoint_minutes=options.checkpoint_every,
                 progress=terminal.progress,
                 command=command,
                 render=page,

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model
+from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model, told
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -62,7 +62,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     settings_of(options.preset, **chosen).made()  # a mistake shows before a model is loaded
     Folder(options.out)
     model, tokenizer = read_model(options)
-    with Terminal(options.out) as terminal:
+    with Terminal(options.out) as terminal, told(options.command):
         try:
             results = evaluate(
                 model,

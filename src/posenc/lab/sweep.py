@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from posenc.files import scratch_folder
+from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run
 from posenc.lab.data import Corpus
 from posenc.lab.measure import measure
@@ -35,6 +36,7 @@ def sweep(
     workers: int,
     on_progress: Ticks = lambda run, done: None,
     on_finished: Callable[[Run, Cell], None] = lambda run, cell: None,
+    checkpoints: Checkpoints | None = None,
 ) -> None:
     """Run what is not in the store yet. on_progress is told the work done since the last call.
 
@@ -48,12 +50,12 @@ def sweep(
         return
     context = multiprocessing.get_context("spawn")
     ticks: Queue[tuple[int, int]] = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
-        corpus.write(Path(scratch))
-        pool = ProcessPoolExecutor(min(workers, len(runs)), context, _start, (scratch, ticks))
+    with scratch_folder() as scratch:
+        corpus.write(scratch)
+        pool = ProcessPoolExecutor(min(workers, len(runs)), context, _start, (str(scratch), ticks))
         pending: dict[Future[Cell], Run] = {}
         try:
-            pending = {pool.submit(_run, index, run): run for index, run in enumerate(runs)}
+            pending = {pool.submit(_run, index, run, checkpoints): run for index, run in enumerate(runs)}
             while pending:
                 finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 _drain(ticks, runs, on_progress)
@@ -111,6 +113,6 @@ def _leave_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(index: int, run: Run) -> Cell:
+def _run(index: int, run: Run, checkpoints: Checkpoints | None) -> Cell:
     corpus, ticks = _worker
-    return measure(run, corpus, lambda done: ticks.put((index, done)))
+    return measure(run, corpus, lambda done: ticks.put((index, done)), checkpoints)
