@@ -1,7 +1,7 @@
 """Training one model of a comparison: the same data order, the same initial host, the same steps for all."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
 from posenc.transformer import Attention, Transformer
+
+State = dict[str, Tensor | list[float]]
+"""Tensors and lists by name, no two of which share memory."""
 
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
@@ -56,6 +59,49 @@ class Training:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> State:
+        """Everything that the steps to come depend on, as it is now: `restore` goes on from it, bit for bit."""
+        found: State = {"losses": list(self.losses), "order": self.order.get_state(), "random": torch.get_rng_state()}
+        for name, tensor in self._tensors().items():
+            found[f"model.{name}"] = tensor.detach().clone()
+        for name, parameter in self.model.named_parameters():
+            for key, tensor in self._optimizer_of(parameter).state[parameter].items():
+                found[f"optimizer.{name}.{key}"] = tensor.clone()
+        return found
+
+    def restore(self, state: Mapping[str, Tensor | list[float]]) -> None:
+        """Go on from what `state` gave back, in a training of the same run.
+
+        Raises:
+            InputError: the state of another model.
+        """
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        own = self._tensors()
+        needed = {f"model.{name}": tensor.shape for name, tensor in own.items()}
+        if needed != {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}:
+            raise InputError(f"state: not of {self.run.encoding!r} under these settings; give the one of this very run")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[f"model.{name}"])
+        for name, parameter in self.model.named_parameters():
+            prefix = f"optimizer.{name}."
+            self._optimizer_of(parameter).state[parameter] = {
+                key.removeprefix(prefix): value.clone() for key, value in tensors.items() if key.startswith(prefix)
+            }
+        self.losses[:] = state["losses"]
+        self.order.set_state(tensors["order"])
+        torch.set_rng_state(tensors["random"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The model's parameters and what else it saves, each once: tied weights go by their first name."""
+        firsts = {
+            id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())
+        }
+        return dict(reversed(firsts.values()))
+
+    def _optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
+        return next(o for o in self.optimizers for g in o.param_groups if any(p is parameter for p in g["params"]))
 
 
 def train(
