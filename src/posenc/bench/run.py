@@ -2,6 +2,7 @@
 
 DIR/cells/<id>.json     one finished trial; a trial whose file is there is not run again
 DIR/results.json        every number of the report
+DIR/set-aside/          files that could not be used, see `posenc.records`
 """
 
 import contextlib
@@ -21,8 +22,8 @@ from posenc.bench.measure import FAILED, MEASURED, Row
 from posenc.bench.plan import TIME, Settings, Trial, identity, versions
 from posenc.bench.worker import Died, Worker
 from posenc.errors import InputError
-from posenc.files import Folder
 from posenc.machine import describe
+from posenc.records import Records, typed
 
 SCHEMA = 1
 
@@ -50,11 +51,24 @@ def bench(
     render: file name -> what makes it from the results.
 
     Raises:
-        InputError: a folder that cannot be written, or a device that is not there.
+        InputError: a folder that cannot be written, or that another run is writing into, or a device that is not there.
     """
     check_device(settings.device)
-    folder, started = Folder(directory), time.perf_counter()
-    progress = progress or Progress()
+    folder = Records(directory)
+    with folder.lock(command or "a benchmark from Python"):
+        return _run(trials, settings, folder, progress or Progress(), command, render or {})
+
+
+def _run(
+    trials: Sequence[Trial],
+    settings: Settings,
+    folder: Records,
+    progress: Progress,
+    command: str,
+    render: Mapping[str, Callable[[Mapping[str, Any]], str]],
+) -> dict[str, Any]:
+    """A benchmark in a folder that is ours."""
+    started = time.perf_counter()
     stored = {trial: load(folder, trial, settings) for trial in trials}
     rows = {trial: found for trial, found in stored.items() if found is not None}
     progress.planned(len(trials), len(rows))
@@ -79,10 +93,11 @@ def bench(
         "versions": versions(),
         "settings": asdict(settings),
         "cases": {name: CASES[name].summary for name in dict.fromkeys(trial.case for trial in trials)},
+        "set_aside": folder.set_aside(),
         "trials": [told(trial, rows[trial]) for trial in trials if trial in rows],
     }
     folder.write("results.json", json.dumps(results, indent=1))
-    for name, make in (render or {}).items():
+    for name, make in render.items():
         folder.write(name, make(results))
     return results
 
@@ -163,19 +178,15 @@ def _rounded(values: Sequence[float]) -> dict[str, float]:
     return {key: float(f"{value:.4g}") for key, value in asdict(spread(values)).items()}
 
 
-def save(folder: Folder, trial: Trial, settings: Settings, rows: Sequence[Row]) -> None:
+def save(folder: Records, trial: Trial, settings: Settings, rows: Sequence[Row]) -> None:
     """Keep a finished trial."""
     kept = {"trial": asdict(trial), "rows": [asdict(row) for row in rows]}
-    folder.write(f"cells/{identity(trial, settings)}.json", json.dumps(kept, allow_nan=False))
+    folder.keep(f"cells/{identity(trial, settings)}.json", kept)
 
 
-def load(folder: Folder, trial: Trial, settings: Settings) -> list[Row] | None:
-    """A finished trial, or None; a damaged file counts as not finished."""
-    try:
-        path = folder.directory / "cells" / f"{identity(trial, settings)}.json"
-        return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+def load(folder: Records, trial: Trial, settings: Settings) -> list[Row] | None:
+    """A finished trial, or None; a damaged file is set aside."""
+    return folder.kept(f"cells/{identity(trial, settings)}.json", lambda raw: [typed(Row, row) for row in raw["rows"]])
 
 
 def check_device(name: str) -> None:

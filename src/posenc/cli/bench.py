@@ -2,7 +2,7 @@
 
 import argparse
 
-from posenc.cli.common import FAILED, TableFormatter, conclude
+from posenc.cli.common import FAILED, TableFormatter, conclude, told
 from posenc.cli.config import record, recording
 
 
@@ -67,7 +67,7 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
     from posenc.report.speed import Terminal, page
 
     resolved = {"device": device, "rounds": settings.effort.rounds, "patience": settings.effort.patience}
-    with Terminal(options.out) as terminal:
+    with Terminal(options.out) as terminal, told(options.command):
         results = bench(
             trials,
             settings,

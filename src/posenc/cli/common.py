@@ -123,13 +123,27 @@ def load_model(
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    with quiet(), warnings.catch_warnings(record=True) as warned:
+    with quiet(), told(command):
+        return load(name, dtype=getattr(torch, dtype), device=device, **more)
+
+
+@contextmanager
+def told(command: str) -> Iterator[None]:
+    """Warnings of ours as one line each, as mistakes are."""
+
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
+        text = str(message)
+        if text.startswith("posenc: "):
+            print(f"posenc {command}: warning: {text.removeprefix('posenc: ')}", file=sys.stderr)
+        else:
+            shown(message, category, *where, **also)
+
+    with warnings.catch_warnings():
         warnings.filterwarnings("always", "posenc: ")
-        found = load(name, dtype=getattr(torch, dtype), device=device, **more)
-    for warning in warned:
-        told = str(warning.message).removeprefix("posenc: ")
-        print(f"posenc {command}: warning: {told}", file=sys.stderr)
-    return found
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

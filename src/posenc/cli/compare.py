@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from posenc.cli.common import FAILED, conclude
+from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import unknown
@@ -85,6 +85,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "accelerate config says)",
     )
     add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
+    text = "keep trainings on their way this often, for a killed comparison to go on from there; 0: never"
+    add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
 
@@ -129,7 +131,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
     resolved |= {"data_sha256": corpus.digest, "preset": None}
     tracking = Tracking(options.track, options.out)
-    with Terminal(options.out) as terminal:
+    with Terminal(options.out) as terminal, told(options.command):
 
         def finished(run: Run, cell: Cell) -> None:
             terminal.progress.finished(run, cell)
@@ -143,6 +145,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
                 corpus,
                 options.out,
                 engine=engine,
+                checkpoint_minutes=options.checkpoint_every,
                 progress=recording(telling, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,

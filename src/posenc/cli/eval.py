@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model
+from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
 
@@ -83,7 +83,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     model, tokenizer = read_model(options)
     resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
     check_digest(options, "model_fingerprint", options.model, resolved["model_fingerprint"])
-    with Terminal(options.out) as terminal:
+    with Terminal(options.out) as terminal, told(options.command):
         try:
             results = evaluate(
                 model,

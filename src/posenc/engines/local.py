@@ -6,7 +6,6 @@ import os
 import pickle
 import queue
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -21,6 +20,7 @@ import torch
 
 from posenc.engines.work import Result, Shared, Task, Tick, Ticks, Work, silent
 from posenc.errors import InputError
+from posenc.files import scratch_folder
 from posenc.machine import cores
 
 
@@ -65,10 +65,10 @@ class Processes:
             return
         context = multiprocessing.get_context("spawn")
         ticks: _Queue = context.Queue()
-        with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
-            read = _written(work.shared, Path(scratch))
+        with scratch_folder() as scratch:
+            read = _written(work.shared, scratch)
             count = min(self.workers, len(work.tasks))
-            pool = ProcessPoolExecutor(count, context, _start, (read, scratch, ticks))
+            pool = ProcessPoolExecutor(count, context, _start, (read, str(scratch), ticks))
             try:
                 pending: dict[Future[Result], Task] = {
                     pool.submit(_perform, work.function, index, task): task for index, task in enumerate(work.tasks)

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,6 +79,22 @@ def evaluate(
     job = Job(model, tokenizer, chosen, name or str(getattr(unwrapped(model).config, "name_or_path", "")))
     job.check()
     store = None if directory is None else Store(directory, job.shared())
+    with nullcontext() if store is None else store.writing(command or "an evaluation from Python", "eval", SCHEMA):
+        return _run(job, engine, store, preset, attention, progress, command, render)
+
+
+def _run(
+    job: Job,
+    engine: Engine,
+    store: Store | None,
+    preset: str | None,
+    attention: bool,
+    progress: Progress,
+    command: str,
+    render: Callable[[dict[str, Any]], str] | None,
+) -> dict[str, Any]:
+    """An evaluation in a folder that is ours."""
+    chosen = job.settings
     groups = planned(chosen, job.tasks, job.trained_length)
     cells = [cell for group in groups for cell in group]
     stored = {cell: None if store is None else store.load(cell) for cell in cells}
@@ -121,6 +137,7 @@ def evaluate(
         "limits": [],
         **told,
         "attention": looks or None,
+        "set_aside": [] if store is None else store.set_aside(),
     }
     results |= {"answer": answer(results), "limits": limits(results)}
     if store is not None:

@@ -2,19 +2,18 @@
 
 DIR/cells/<cell id>.json    what was made of each of its texts; a cell whose file is there is not measured again
 DIR/attention/<id>.json     where the model looks under one method
+DIR/set-aside/              files that could not be used, see `posenc.records`
 DIR/results.json            every number of the report
 DIR/report.html             the report
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
 from posenc.evals.config import Cell, identity
 from posenc.evals.reader import Outcome
-from posenc.files import Folder
+from posenc.records import Damaged, Records, typed
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Measured:
     peak_bytes: int | None
 
 
-class Store(Folder):
+class Store(Records):
     """The folder of one evaluation. shared: what all its cells have in common, see `identity`."""
 
     def __init__(self, directory: Any, shared: Mapping[str, Any]) -> None:
@@ -38,32 +37,28 @@ class Store(Folder):
 
     def save(self, cell: Cell, measured: Measured) -> None:
         """Keep what a cell measured."""
-        kept = {"cell": asdict(cell), **asdict(measured)}
-        self.write(f"cells/{identity(asdict(cell), self.shared)}.json", json.dumps(kept, allow_nan=False))
+        self.keep(self._name("cells", asdict(cell)), {"cell": asdict(cell), **asdict(measured)})
 
     def load(self, cell: Cell) -> Measured | None:
-        """What a cell measured, or None if it has not finished here; a damaged file counts as not finished."""
-        try:
-            path = self.directory / "cells" / f"{identity(asdict(cell), self.shared)}.json"
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            if raw.pop("cell") != asdict(cell):
-                return None
-            outcomes = tuple(Outcome(**(each | {"blocks": tuple(each["blocks"])})) for each in raw.pop("outcomes"))
-            if not outcomes or not all(isfinite(outcome.loss) for outcome in outcomes):
-                return None
-            return Measured(outcomes, **raw)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
+        """What a cell measured, or None if it has not finished here; a damaged file is set aside."""
+
+        def made(raw: dict[str, Any]) -> Measured:
+            if raw.pop("cell", None) != asdict(cell):
+                raise Damaged("it is of another cell")
+            found = typed(Measured, raw)
+            if len(found.outcomes) != self.shared["samples"]:
+                raise Damaged(f"it has {len(found.outcomes)} texts, not {self.shared['samples']}")
+            return found
+
+        return self.kept(self._name("cells", asdict(cell)), made)
 
     def save_look(self, what: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
         """Keep an attention profile."""
-        self.write(f"attention/{identity(what, self.shared)}.json", json.dumps(profile, allow_nan=False))
+        self.keep(self._name("attention", what), profile)
 
     def load_look(self, what: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A profile that was kept, or None; a damaged file counts as none."""
-        try:
-            path = self.directory / "attention" / f"{identity(what, self.shared)}.json"
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
-        except (OSError, ValueError):
-            return None
+        """A profile that was kept, or None; a damaged file is set aside."""
+        return self.kept(self._name("attention", what), dict)
+
+    def _name(self, kind: str, what: Mapping[str, Any]) -> str:
+        return f"{kind}/{identity(what, self.shared)}.json"

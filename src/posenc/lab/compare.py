@@ -15,6 +15,7 @@ import torch
 import posenc
 from posenc.engines import Engine, Interrupted, create
 from posenc.errors import InputError
+from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
@@ -98,33 +99,55 @@ def compare(
     *,
     workers: int | None = None,
     engine: Engine | None = None,
+    checkpoint_minutes: float = 0,
     progress: Progress = Progress(),
     command: str = "",
     render: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
     `render`, such as `posenc.report.page.page`, makes report.html of it. engine: where runs are trained, see
-    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core.
+    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Trainings are kept on their way every
+    `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
 
     Raises:
-        InputError: settings, data or folder that cannot serve, or a loss that diverged. Interrupted: Ctrl-C before
-        a single run had finished; afterwards what was measured is reported, with "complete": false.
+        InputError: settings, data or folder that cannot serve, another run in the folder, or a loss that diverged.
+        Interrupted: Ctrl-C before a single run had finished; afterwards what was measured is reported, with
+        "complete": false.
     """
     comparison.check(corpus)
     engine = Together() if launched() else engine or create("local", workers=workers)
-    store = Store(directory)
+    store, checkpoints = Store(directory), Checkpoints(Path(directory).absolute(), checkpoint_minutes)
+    with store.writing(command or "a comparison from Python", "compare", SCHEMA):
+        return _run(comparison, corpus, store, engine, checkpoints, progress, command, render)
+
+
+def _run(
+    comparison: Comparison,
+    corpus: Corpus,
+    store: Store,
+    engine: Engine,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    command: str,
+    render: Callable[[dict[str, Any]], str] | None,
+) -> dict[str, Any]:
+    """A comparison in a folder that is ours."""
     runs = comparison.runs(corpus)
     cells = {run: cell for run in runs if (cell := store.load(run)) is not None}
     todo = [run for run in runs if run not in cells]
+    for run in cells:
+        checkpoints.remove(run)  # of a run that was killed after its cell was written
     progress.planned(len(runs), len(cells), sum(map(work, todo)))
 
     def keep(run: Run, cell: Cell) -> None:
         cells[run] = cell
+        checkpoints.remove(run)
+        store.warn()
         progress.finished(run, cell)
 
     started = time.perf_counter()
     try:
-        sweep(todo, corpus, store, engine, progress.advanced, keep)
+        sweep(todo, corpus, store, engine, progress.advanced, keep, checkpoints)
     except Interrupted:
         if not cells:
             raise
@@ -147,6 +170,7 @@ def compare(
         **numbers(rows, comparison.settings, corpus.bytes_per_token),
         "limits": limits(rows, comparison.settings) + text_limits(corpus, comparison.settings),
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
+        "set_aside": store.set_aside(),
     }
     store.write("results.json", json.dumps(results, indent=1))
     if render is not None:

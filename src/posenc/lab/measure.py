@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import torch
 
+from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run
 from posenc.lab.data import Corpus
 from posenc.lab.evaluate import arms, evaluate
-from posenc.lab.store import ArmScores, Cell
-from posenc.lab.train import activation_bytes, diverged, train
+from posenc.lab.store import ArmScores, Cell, named
+from posenc.lab.train import Training, activation_bytes, diverged
 
 TRAIN_COST = 3
 """A trained token costs about as much as this many tested ones."""
@@ -22,13 +23,23 @@ def work(run: Run) -> int:
     return TRAIN_COST * s.steps * s.batch_size * s.length + tested
 
 
-def measure(run: Run, corpus: Corpus, on_progress: Callable[[int], None] = lambda work: None) -> Cell:
-    """Train and test one run, here and now."""
+def measure(
+    run: Run,
+    corpus: Corpus,
+    on_progress: Callable[[int], None] = lambda work: None,
+    checkpoints: Checkpoints | None = None,
+) -> Cell:
+    """Train and test one run, here and now. The training goes on from its checkpoint where `checkpoints` has one."""
     s = run.settings
     per_step = TRAIN_COST * s.batch_size * s.length
-    started = time.perf_counter()
-    model, losses = train(run, corpus.train, lambda step: on_progress(per_step))
-    seconds = time.perf_counter() - started
+    training = Training(run, corpus.train)
+    checkpoint = (checkpoints or Checkpoints("", 0)).of(training)
+    on_progress(per_step * len(training.losses))
+    while not training.finished:
+        training.advance()
+        checkpoint.keep_if_due()
+        on_progress(per_step)
+    model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
     scored = []
     for arm in arms(run.encoding, model.encoding, s):
         started = time.perf_counter()
@@ -41,7 +52,7 @@ def measure(run: Run, corpus: Corpus, on_progress: Callable[[int], None] = lambd
             ArmScores(arm.name, arm.trained, paired, [_rounded(row) for row in scores.by_position], round(rate, 1))
         )
     return Cell(
-        run={"id": run.id, "encoding": run.encoding, "seed": run.seed},
+        run=named(run),
         arms=scored,
         losses=[round(loss, 5) for loss in losses],
         parameters=sum(p.numel() for p in model.parameters()),

@@ -70,6 +70,10 @@ class Alone:
         positions: of the whole batch, where its rows differ."""
         yield
 
+    def tell(self, what: Any = None) -> Any:
+        """What rank 0 has to say, on every rank."""
+        return what
+
     def whole(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor of the model or its optimizers, all of it."""
         return tensor.detach().clone()
@@ -185,7 +189,6 @@ class Processes(Alone):
         return whole.clone()
 
     def tell(self, what: Any = None) -> Any:
-        """What rank 0 has to say, on every rank."""
         box = [what]
         dist.broadcast_object_list(box)
         return box[0]
@@ -265,14 +268,13 @@ def together(lead: Callable[[], dict[str, Any]], corpus: Corpus, parallel: str |
 
 def follow(group: Processes, corpus: Corpus) -> dict[str, Any]:
     """Train every run that rank 0 starts; what it gives out at the end."""
-    from posenc.lab.measure import measure
-
-    while isinstance(order := group.tell(), Run):
-        if order.data != corpus.digest:
+    while isinstance(order := group.tell(), tuple):
+        measured, run = order
+        if run.data != corpus.digest:
             raise InputError(
                 f"--data {corpus.name}: rank {group.rank} reads another text than rank 0; give all the same"
             )
-        measure(order, corpus)
+        measured(corpus, run, lambda size, what="": None)
     found: dict[str, Any] = order
     return found
 
@@ -296,7 +298,7 @@ class Together:
         assert isinstance(group, Processes), "called inside together() by rank 0"
 
         def train(shared: Shared, task: Task, tick: Tick) -> Result:
-            group.tell(task)
+            group.tell((work.function, task))
             return work.function(shared, task, tick)
 
         yield from Here().run(replace(work, function=train), on_tick)

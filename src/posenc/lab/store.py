@@ -1,16 +1,17 @@
 """A comparison's folder: one file per finished run, written whole or not at all, so that nothing is lost or doubled.
 
 DIR/cells/<run id>.json     what one run measured; a run whose file is there is not run again
+DIR/checkpoints/            trainings on their way, see `posenc.lab.checkpoint`
+DIR/set-aside/              files that could not be used, see `posenc.records`
 DIR/results.json            every number of the report
 DIR/report.html             the report
 """
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posenc.files import Folder
 from posenc.lab.config import Run
+from posenc.records import Damaged, Records, typed
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,38 @@ class Cell:
     """what one training batch keeps for its backward pass"""
 
 
-def _refuse(constant: str) -> float:
-    raise ValueError(constant)  # NaN and infinities are not results
-
-
-class Store(Folder):
+class Store(Records):
     """The folder of one comparison."""
 
     def save(self, run: Run, cell: Cell) -> None:
         """Keep what a run measured."""
-        self.write(f"cells/{run.id}.json", json.dumps(asdict(cell), allow_nan=False))
+        self.keep(f"cells/{run.id}.json", asdict(cell))
 
     def load(self, run: Run) -> Cell | None:
-        """What a run measured, or None if it has not finished here; a damaged file counts as not finished."""
-        try:
-            raw = json.loads(
-                (self.directory / "cells" / f"{run.id}.json").read_text(encoding="utf-8"), parse_constant=_refuse
-            )
-            return Cell(**(raw | {"arms": [ArmScores(**arm) for arm in raw["arms"]]}))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        """What a run measured, or None if it has not finished here; a damaged file is set aside."""
+        return self.kept(f"cells/{run.id}.json", lambda raw: _of(run, typed(Cell, raw)))
+
+
+def _of(run: Run, cell: Cell) -> Cell:
+    """The cell, if it can be what the run measured.
+
+    Raises:
+        Damaged: it is another run's, or lacks something.
+    """
+    s = run.settings
+    if cell.run != named(run):
+        raise Damaged(f"it is of another run: {cell.run!r:.100}")
+    if not cell.arms or len(cell.losses) != s.steps:
+        raise Damaged(f"it has {len(cell.arms)} arms and {len(cell.losses)} training losses, not {s.steps}")
+    for arm in cell.arms:
+        counts = {factor: len(losses) for factor, losses in arm.paired.items()}
+        if counts != {str(factor): s.windows for factor in s.factors} or len(arm.by_position) != s.windows:
+            raise Damaged(f"{arm.name} has not {s.windows} windows at every length: {counts!r:.100}")
+        if len(set(map(len, arm.by_position))) != 1:
+            raise Damaged(f"the windows of {arm.name} differ in their bins")
+    return cell
+
+
+def named(run: Run) -> dict[str, Any]:
+    """What a cell says of its run."""
+    return {"id": run.id, "encoding": run.encoding, "seed": run.seed}

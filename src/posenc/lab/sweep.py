@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
 import torch
 
 from posenc.engines import Engine, Interrupted, Work
 from posenc.engines.work import Tick
+from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run
 from posenc.lab.data import Corpus
 from posenc.lab.measure import measure
@@ -22,13 +24,14 @@ def sweep(
     engine: Engine,
     on_progress: Ticks = lambda run, done: None,
     on_finished: Callable[[Run, Cell], None] = lambda run, cell: None,
+    checkpoints: Checkpoints | None = None,
 ) -> None:
     """Run what is not in the store yet. on_progress is told the work done since the last call.
 
     Raises:
         Interrupted: by Ctrl-C. InputError: a run's own (its loss diverged). RuntimeError: a worker died.
     """
-    work = Work(measured, corpus, runs, lambda run: f"{run.encoding}, seed {run.seed}")
+    work = Work(partial(measured, checkpoints), corpus, runs, lambda run: f"{run.encoding}, seed {run.seed}")
     try:
         with closing(engine.run(work, lambda run, done, _: on_progress(run, done))) as results:
             for run, cell in results:
@@ -38,7 +41,7 @@ def sweep(
         raise Interrupted from None
 
 
-def measured(corpus: Corpus, run: Run, tick: Tick) -> Cell:
+def measured(checkpoints: Checkpoints | None, corpus: Corpus, run: Run, tick: Tick) -> Cell:
     """One run, in a worker: `measure` with the settings of the processor that every worker has."""
     torch.set_flush_denormal(True)  # steep biases underflow to denormals, which are slow and mean nothing here
-    return measure(run, corpus, tick)
+    return measure(run, corpus, tick, checkpoints)
