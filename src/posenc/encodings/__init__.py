@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc import position_maps
+from posenc.checks import checked
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -63,6 +64,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
 # fmt: on
 
 
+@checked
 def create(
     name: str,
     *,
@@ -122,6 +124,7 @@ def create(
     return cls(**shape, **options)
 
 
+@checked
 def from_spec(spec: Mapping[str, Any]) -> Encoding:
     """The encoding that `spec()` described; parameters are initialised afresh.
 

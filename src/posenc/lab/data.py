@@ -38,6 +38,7 @@ class Corpus:
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
         """The text that another process wrote, mapped into memory rather than loaded."""
+
         def tokens(part: str) -> Tensor:
             return torch.from_file(str(folder / part), size=(folder / part).stat().st_size, dtype=torch.uint8)
 
