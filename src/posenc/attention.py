@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
+from posenc.checks import checked
 from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -94,6 +95,7 @@ class Explanation:
         return f"{self.backend}: {self.reason}; {size} extra" + (f"; faster: {self.faster}" if self.faster else "")
 
 
+@checked
 def explain(
     q: Tensor,
     k: Tensor,

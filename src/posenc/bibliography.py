@@ -3,6 +3,7 @@
 import re
 from importlib.resources import files
 
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import lookup, parts, read_map
 
@@ -13,6 +14,7 @@ class Bibtex(str):
     __repr__ = str.__str__
 
 
+@checked
 def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
     """BibTeX of an encoding's papers, entries separated by blank lines; empty for one without a paper.
 

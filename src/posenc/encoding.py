@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values
+from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
@@ -51,6 +52,11 @@ class Encoding(nn.Module):
     """Layers with parameters of their own; 1: all share the same."""
     rotates_last: ClassVar[bool] = False
     """In a sum, `rotate` comes after that of the others."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):  # every constructor refuses what its signature does not declare
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def sees_order(self) -> bool:
@@ -206,6 +212,9 @@ class _Composite(Encoding):
         super().__init__()
         if not parts:
             raise InputError(f"{type(self).__name__}() needs at least one encoding")
+        for part in parts:
+            if not isinstance(part, Encoding):
+                raise InputError(f"parts={shown(part)}: pass encodings, such as posenc.create('rope', head_dim=64)")
         self.parts = nn.ModuleList(parts)
         limits = [p.max_positions for p in parts if p.max_positions is not None]
         self.max_positions = min(limits, default=None)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.rotation import Layout as Layout
 from posenc.rotation import compile_rotary as compile_rotary
@@ -21,6 +22,7 @@ CURVES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 """Frequency curves theta(t), t in [0, 1]: 10000^-t of the Transformer, and t^exponent (1 is linear, 1/2 the root)."""
 
 
+@checked
 def frequency_curve(
     dim: int, base: float = 10000.0, curve: str = "geometric", exponent: float = 1.0, endpoint: bool = False
 ) -> Tensor:
@@ -46,6 +48,7 @@ def frequency_curve(
     return CURVES[curve](t, base, exponent)
 
 
+@checked
 def sinusoidal(
     positions: Tensor,
     dim: int,
@@ -69,6 +72,7 @@ def sinusoidal(
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 
 
+@checked
 def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
     """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype."""
     angles = positions.to(frequencies)[..., None] * frequencies
@@ -79,6 +83,7 @@ def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLa
     raise unknown("layout", layout, ("interleaved", "concat"))
 
 
+@checked
 def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: SinusoidalLayout = "interleaved") -> Tensor:
     """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t: a rotation per frequency.
 
@@ -93,6 +98,7 @@ def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: Sinusoid
     return turning(angles, cosines, sines, dim)
 
 
+@checked
 def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     """The (dim, dim) matrix that turns the channels (first, second) of each pair by its angle, and leaves the others.
 
@@ -105,6 +111,7 @@ def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     return matrix
 
 
+@checked
 def binary_digits(positions: Tensor, bits: int) -> Tensor:
     """Binary digits of integer positions, least significant first: (...) -> (..., bits) of zeros and ones.
     Positions from 2^bits on repeat the earlier ones.
@@ -119,6 +126,7 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
 
 
+@checked
 def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
     """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
 
@@ -139,6 +147,7 @@ def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tenso
     return permutation
 
 
+@checked
 def alibi_slopes(num_heads: int) -> Tensor:
     """ALiBi's slope of each head, (num_heads,) float64, for any number of heads (Press et al. 2022, section 3).
 
@@ -158,6 +167,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: num_heads - lower]))
 
 
+@checked
 def t5_bucket(
     relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
@@ -188,6 +198,7 @@ def t5_bucket(
     return side + torch.where(distance < exact, distance.long(), far)
 
 
+@checked
 def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int = 512) -> Tensor:
     """DeBERTa's bucket of query position minus key position: int64, same shape and sign (He et al. 2021; v2, v3).
 

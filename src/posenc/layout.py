@@ -8,6 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout, check_even, layout_permutation
 
@@ -19,6 +20,7 @@ LORA = re.compile(r"lora_([AB])(\..+)?")
 
 
 @overload
+@checked
 def convert_layout(
     weights: Tensor, head_dim: int, source: Layout, target: Layout, *,
     rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import elu, pad
 
 from posenc.attention import placed
+from posenc.checks import checked
 from posenc.distributed.exchange import gather_keys
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -18,6 +19,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return elu(x) + 1
 
 
+@checked
 def linear_attention(
     q: Tensor,
     k: Tensor,

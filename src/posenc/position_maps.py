@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions, exact
 from posenc.regions import Branch, Region
@@ -60,6 +61,7 @@ class PositionMap:
         return found
 
 
+@checked
 def rerope(window: int) -> PositionMap:
     """ReRoPE: min(r, window). Far keys are all at the same distance, so none is farther than in training.
 
@@ -71,6 +73,7 @@ def rerope(window: int) -> PositionMap:
     return _distance_map("rerope", {"window": window}, "su2023rerope", window, far)
 
 
+@checked
 def leaky_rerope(window: int, factor: float) -> PositionMap:
     """Leaky ReRoPE: r up to the window, then window + (r - window) / factor.
 
@@ -83,6 +86,7 @@ def leaky_rerope(window: int, factor: float) -> PositionMap:
     return _distance_map("leaky_rerope", {"window": window, "factor": factor}, "su2023rerope", window, far)
 
 
+@checked
 def inverse_leaky(window: int, factor: float) -> PositionMap:
     """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
     trained on short texts has met the distances of long ones, and reads these with plain RoPE.
@@ -96,6 +100,7 @@ def inverse_leaky(window: int, factor: float) -> PositionMap:
     return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
 
 
+@checked
 def self_extend(window: int, group: int) -> PositionMap:
     """Self-Extend: r up to the window, then i // group + window - window / group - j // group: far tokens share
     positions by groups.
@@ -110,6 +115,7 @@ def self_extend(window: int, group: int) -> PositionMap:
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
 
 
+@checked
 def streaming(sinks: int, recent: int) -> PositionMap:
     """StreamingLLM: a query sees the first tokens and the most recent ones, at their places in a cache that holds these
     alone. Fluent at any length, but what lies between is forgotten.
@@ -125,6 +131,7 @@ def streaming(sinks: int, recent: int) -> PositionMap:
     return _distance_map("streaming", options, "xiao2024efficient", recent, first, sinks == 0)
 
 
+@checked
 def lm_infinite(sinks: int, window: int) -> PositionMap:
     """LM-Infinite: a query sees the last tokens, and the first ones at a distance of window. What lies between is
     forgotten, as in `streaming`.
@@ -141,6 +148,7 @@ def lm_infinite(sinks: int, window: int) -> PositionMap:
     return _distance_map("lm_infinite", options, "han2024lm", window, first, sinks == 0)
 
 
+@checked
 def string(shift: int, window: int) -> PositionMap:
     """STRING: r up to shift, then r - shift + window: distances that training met rarely give way to shorter ones,
     inside the trained length.
@@ -154,6 +162,7 @@ def string(shift: int, window: int) -> PositionMap:
     return _distance_map("string", {"shift": shift, "window": window}, "an2025why", shift, far)
 
 
+@checked
 def lampe(window: int, used: int, length: int) -> PositionMap:
     """LaMPE: r below the window; farther, positions are scaled so that `length` tokens use as many as `used`:
     m(i) - m(j) + window - 1 - m(window) with m(p) = p * used // (length - 1).
@@ -176,6 +185,7 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     )
 
 
+@checked
 def dual_chunk(chunk: int, local: int) -> PositionMap:
     """Dual chunk attention: keys at j mod s, with chunks of s = chunk - local tokens; queries at i mod s for their own
     chunk, at min(i mod s + s, chunk) for the one before, and at chunk for older ones, so that no distance exceeds chunk.
@@ -238,6 +248,7 @@ MAPS: dict[str, Callable[..., PositionMap]] = {
 """Every map by name."""
 
 
+@checked
 def create(spec: Mapping[str, Any]) -> PositionMap:
     """A map from {"name": "self_extend", "window": 1024, "group": 8}; every other key is an option of that map.
 

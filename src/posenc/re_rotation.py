@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings.polar import PoPE
 from posenc.encodings.rotary import Rotary
@@ -17,6 +18,7 @@ Where = Positions | Tensor | Sequence[Any]
 Turning = Rotary | AxesRotary | PoPE
 
 
+@checked
 def re_rotate(
     keys: Tensor,
     encoding: Encoding,

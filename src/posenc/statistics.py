@@ -5,6 +5,8 @@ from math import inf, sqrt
 
 from torch import Tensor
 
+from posenc.checks import checked
+
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
 
@@ -25,6 +27,7 @@ class Estimate:
     high: float
 
 
+@checked
 def estimate(values: Tensor) -> Estimate:
     """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
 
@@ -45,6 +48,7 @@ def estimate(values: Tensor) -> Estimate:
     return Estimate(mean, sqrt(variance), mean - half, mean + half)
 
 
+@checked
 def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95 % interval of a share, from hits among `count` independent trials (Wilson 1927): within [0, 1], and of some
     width at 0 % and 100 % too."""

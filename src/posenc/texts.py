@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
+from posenc.checks import fits, shown, spelled
 from posenc.errors import InputError, unknown
 
 COLON = "\\:"
@@ -79,8 +79,8 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
     for key, value in options.items():
         if key not in known:
             raise unknown(f"option of {what}", key, known)
-        if not _fits(value, hints.get(key, Any)):
-            raise InputError(f"option {key}={value!r} of {what}: pass {_spelled(hints[key])}")
+        if not fits(value, hints.get(key, Any)):
+            raise InputError(f"option {key}={shown(value)} of {what}: pass {spelled(hints[key])}")
 
 
 def literal(text: str) -> Any:
@@ -107,26 +107,6 @@ def _as_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an argument's declared type; an int serves as a float, a bool as neither."""
-    if get_origin(hint) is Literal or hint is Any:
-        return True  # the callee knows its words
-    kinds = _kinds(hint)
-    if isinstance(value, (bool, str)):
-        return type(value) in kinds
-    return isinstance(value, (*kinds, int) if float in kinds else kinds)
-
-
-def _kinds(hint: Any) -> tuple[type, ...]:
-    return tuple(get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,)))
-
-
-def _spelled(hint: Any) -> str:
-    words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
-    words |= {Sequence: "a list of numbers", Tensor: "a tensor"}
-    return " or ".join(words.get(kind, "a dict, from Python") for kind in _kinds(hint))
 
 
 def printable(text: str) -> str:

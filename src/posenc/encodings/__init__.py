@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc import position_maps
+from posenc.checks import checked
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -68,6 +69,7 @@ LARGEST_COUNT = 2**24
 """The largest sizes that an encoding's text may ask for, and the largest of all its other counts, such as rows."""
 
 
+@checked
 def create(
     name: str,
     *,
@@ -135,6 +137,7 @@ def create(
         raise InputError(f"{name}: cannot be made of {options or shape}: {told}; give smaller sizes") from None
 
 
+@checked
 def from_spec(spec: Mapping[str, Any]) -> Encoding:
     """The encoding that `spec()` described; parameters are initialised afresh.
 

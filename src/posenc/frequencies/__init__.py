@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
+from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.frequencies.applied import fastest, proportional, resonance, tapered
 from posenc.frequencies.by_base import abf, default, explicit, linear, ntk, ntk_fixed, ntk_mixed, ntk_old
@@ -44,6 +45,7 @@ SCHEDULES: dict[str, Callable[..., Frequencies]] = {
 }
 
 
+@checked
 def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequencies:
     """The frequencies of a schedule given as data: {"name": "ntk", "factor": 4}.
 
@@ -63,6 +65,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequenci
     return function(head_dim, base, **options)
 
 
+@checked
 def parse(text: str) -> dict[str, Any]:
     """A schedule written as text, as data: "yarn:factor=4:beta_fast=16", and what is applied to it after a plus sign,
     "yarn:factor=4+resonance". Options it does not name are left out, see `complete`.
@@ -85,6 +88,7 @@ def parse(text: str) -> dict[str, Any]:
     return found
 
 
+@checked
 def as_text(schedule: Mapping[str, Any]) -> str:
     """A schedule given as data, written as `parse` reads it."""
     name, _, options = _looked_up(schedule)
@@ -93,6 +97,7 @@ def as_text(schedule: Mapping[str, Any]) -> str:
     return text if of is None else f"{as_text(of)}+{text}"
 
 
+@checked
 def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     """A schedule as data with those of the further options that it cannot do without (no default, or None) and does
     not have: complete({"name": "yarn"}, factor=4.0, original_max_positions=8192, length=32768).
@@ -108,6 +113,7 @@ def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     return {"name": name, **needed, **options}
 
 
+@checked
 def diff(
     first: str | Mapping[str, Any],
     second: str | Mapping[str, Any],
@@ -137,6 +143,7 @@ def diff(
     return compared((names[0], names[1]), (full[0], full[1]), (found[0], found[1]), head_dim, base, length, at)
 
 
+@checked
 def options_of(name: str) -> dict[str, Parameter]:
     """What a schedule takes besides head_dim and base.
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import torch
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.by_base import default, linear
 from posenc.frequencies.vector import Frequencies, a_length, of_width, wavelengths
 
 
+@checked
 def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     """The same frequencies, of which only the first floor(fraction * head_dim/2) are not zero.
 
@@ -23,6 +25,7 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:kept], zeros)))
 
 
+@checked
 def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
     """p-RoPE: the fastest fraction of the frequencies, divided by factor, and zero for the rest
     (Barbero et al. 2024, section 6; rope_type "proportional" in transformers).
@@ -32,6 +35,7 @@ def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75
     return fastest(linear(head_dim, base, factor=factor), fraction)
 
 
+@checked
 def resonance(head_dim: int, base: float = 10000.0, *, of: Frequencies | None = None) -> Frequencies:
     """Resonance RoPE: wavelengths rounded to whole positions, 2 pi / round(2 pi / theta_c), so that a pair meets the
     same angles in every turn (Wang et al. 2024, arXiv 2403.00071).
@@ -42,6 +46,7 @@ def resonance(head_dim: int, base: float = 10000.0, *, of: Frequencies | None = 
     return replace(found, inv_freq=2 * math.pi / wavelengths(found).round().clamp(min=1))
 
 
+@checked
 def tapered(
     head_dim: int,
     base: float = 10000.0,

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import Frequencies, a_temperature, at_least_one
 from posenc.functional import frequency_curve
 
 
+@checked
 def default(head_dim: int, base: float = 10000.0) -> Frequencies:
     """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, section 3.2.2)."""
     return Frequencies(frequency_curve(head_dim, base))
 
 
+@checked
 def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """Position interpolation: every frequency divided by factor (Chen et al. 2023, eq. 4).
 
@@ -25,6 +28,7 @@ def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencie
     return Frequencies(frequency_curve(head_dim, base) / at_least_one(factor))
 
 
+@checked
 def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies:
     """Adjusted base frequency: plain RoPE of a new base (Xiong et al. 2023, section 4.1; arXiv 2309.16039).
 
@@ -36,6 +40,7 @@ def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies
     return Frequencies(frequency_curve(head_dim, new_base))
 
 
+@checked
 def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """NTK-aware: base * factor^(d/(d-2)), so the fastest frequency stays and the slowest is divided by factor
     (bloc97, reddit.com/r/LocalLLaMA 14lz7j5, 2023).
@@ -47,6 +52,7 @@ def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     return abf(head_dim, base, new_base=base * at_least_one(factor) ** (head_dim / (head_dim - 2)))
 
 
+@checked
 def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """NTK by the base alone: base * factor, so the slowest frequency is divided by less than factor, factor^((d-2)/d)
     (Su, kexue.fm/archives/9675).
@@ -56,6 +62,7 @@ def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequenci
     return abf(head_dim, base, new_base=base * at_least_one(factor))
 
 
+@checked
 def ntk_fixed(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """NTK in every digit: frequency c is divided by factor^(2(c+1)/d), the fastest too, the slowest by factor
     (Su, kexue.fm/archives/9706).
@@ -65,6 +72,7 @@ def ntk_fixed(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequen
     return ntk_mixed(head_dim, base, factor=factor, exponent=1.0)
 
 
+@checked
 def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: float = 0.625) -> Frequencies:
     """NTK mixed with interpolation: frequency c is divided by factor^((2(c+1)/d)^exponent)
     (Su, kexue.fm/archives/9706, whose best exponent is 0.625).
@@ -82,6 +90,7 @@ def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: 
     return Frequencies(plain / at_least_one(factor) ** digits**exponent)
 
 
+@checked
 def explicit(
     head_dim: int, base: float = 10000.0, *, stretch: Sequence[float] | Tensor, attention_factor: float = 1.0
 ) -> Frequencies:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.by_base import divisors_of, ntk
 from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one
 from posenc.functional import frequency_curve
 
 
+@checked
 def dynamic_factor(length: int, original_max_positions: int, factor: float = 1.0) -> float:
     """The factor for a text of that length: 1 up to the trained one, then factor * length / trained - (factor - 1).
 
@@ -29,6 +31,7 @@ def dynamic_factor(length: int, original_max_positions: int, factor: float = 1.0
     return at_least_one(factor) * times - (factor - 1)
 
 
+@checked
 def dynamic(
     head_dim: int, base: float = 10000.0, *, length: int, original_max_positions: int, factor: float = 1.0
 ) -> Frequencies:
@@ -40,6 +43,7 @@ def dynamic(
     return ntk(head_dim, base, factor=dynamic_factor(length, original_max_positions, factor))
 
 
+@checked
 def longrope(
     head_dim: int,
     base: float = 10000.0,

@@ -5,11 +5,13 @@ import math
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one
 from posenc.functional import frequency_curve
 
 
+@checked
 def yarn(
     head_dim: int,
     base: float = 10000.0,
@@ -39,6 +41,7 @@ def yarn(
     return Frequencies(_blend(plain, factor, ramp), amplitude)
 
 
+@checked
 def yarn_revised(
     head_dim: int,
     base: float = 10000.0,
@@ -61,6 +64,7 @@ def yarn_revised(
     return Frequencies(divided, _temperature(factor, given=attention_factor))
 
 
+@checked
 def yarn_paper(
     head_dim: int,
     base: float = 10000.0,
@@ -80,6 +84,7 @@ def yarn_paper(
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
+@checked
 def llama3(
     head_dim: int,
     base: float = 10000.0,
@@ -100,6 +105,7 @@ def llama3(
     return Frequencies(_blend(plain, factor, ramp))
 
 
+@checked
 def softmax_factor(factor: float, mscale_all_dim: float) -> float:
     """What DeepSeek's models multiply the scale of their softmax by, besides `yarn`'s attention_factor:
     (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek-AI, modeling_deepseek.py; yarn_apply_mscale in transformers).

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.functional import frequency_curve
 
@@ -17,11 +18,13 @@ class Frequencies:
     attention_factor: float = 1.0
 
 
+@checked
 def wavelengths(frequencies: Frequencies) -> Tensor:
     """Positions per turn of each pair, 2 pi / frequency, (head_dim/2,) float64; infinite for a pair that stands still."""
     return 2 * math.pi / frequencies.inv_freq
 
 
+@checked
 def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> Tensor:
     """lambda_c, how many times slower than in plain RoPE of that base each pair turns: (head_dim/2,) float64.
 
