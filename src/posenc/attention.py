@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
-from posenc.checks import checked
+from posenc.checks import check_flags, check_value, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -61,7 +61,8 @@ def attention(
     message says why).
     """
     pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
-    with torch.autocast(q.device.type, enabled=False):
+    _check_given(encoding, positions, q=q, k=k, v=v)
+    with torch.autocast("cpu" if q.is_meta else q.device.type, enabled=False):
         if positions is None or positions.part is None:
             _check_no_ring()
             problem = pose(q, k, v, encoding, positions, causal)
@@ -95,7 +96,6 @@ class Explanation:
         return f"{self.backend}: {self.reason}; {size} extra" + (f"; faster: {self.faster}" if self.faster else "")
 
 
-@checked
 def explain(
     q: Tensor,
     k: Tensor,
@@ -113,6 +113,7 @@ def explain(
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
     pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
+    _check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.part is None:
         return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
     _check_shard(q, k, positions, keys_rotated)
@@ -186,6 +187,8 @@ def posed(
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
 ) -> Problem:  # fmt: skip
     """A call of `attention` once the encoding has acted, for whoever computes it."""
+    if not torch.compiler.is_compiling():
+        _check_numbers(scale, sink, dropout_p, layer, keys_rotated)
     positions = placed(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")
@@ -223,8 +226,6 @@ def posed(
     elif scale is not None:
         factor = scale
     logit = None
-    if isinstance(sink, float) and sink != sink:
-        raise InputError("sink=nan: pass a number, or -inf for none")
     if sink is not None:
         logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):
@@ -274,8 +275,9 @@ def placed(
     keys_rotated: bool = False,
 ) -> Positions:  # fmt: skip
     """The positions of a call, by default 0 .. n-1, once everything given has been found to fit together."""
-    if encoding is not None and not isinstance(encoding, Encoding):
-        raise InputError(f"encoding={encoding!r}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
+    _check_given(encoding, positions, q=q, k=k, v=v)
+    if causal is not None:
+        check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
@@ -308,13 +310,40 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
         raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
 
 
+def _check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            check_value(name, x, Tensor)
+    if encoding is not None and not isinstance(encoding, Encoding):
+        raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
+    if positions is not None and not isinstance(positions, Positions):
+        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+
+
+def _check_numbers(
+    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool
+) -> None:
+    if scale is not None:
+        check_value("scale", scale, float)
+    if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
+        check_value("sink", sink, float)
+    if type(dropout_p) is not float:
+        check_value("dropout_p", dropout_p, float)
+    if type(layer) is not int or layer < 0:
+        check_value("layer", layer, int)
+        raise InputError(f"layer={layer}: must be at least 0")
+    check_flags(keys_rotated=keys_rotated)
+
+
 def _check_dims(**tensors: Tensor) -> None:
     for name, x in tensors.items():
-        if x.dim() != 4:
-            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim)")
+        if x.dim() != 4 or 0 in x.shape[:2] or 0 in x.shape[3:]:
+            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim), not empty")
 
 
 def _check_positions(q: Tensor, k: Tensor, positions: Positions) -> None:
+    if positions.q.is_meta and not q.is_meta:
+        raise InputError("positions are on meta, where tensors have no values: make them on q's device")
     if (positions.num_queries, positions.num_keys) != (q.shape[2], k.shape[2]):
         raise InputError(
             f"positions are for {positions.num_queries} queries and {positions.num_keys} keys, "

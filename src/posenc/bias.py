@@ -13,7 +13,6 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
 from posenc.positions import Positions, grid_indices, rowwise
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -81,7 +80,6 @@ class Relative(Score):
         return hankel(self.vector(device), self.num_keys).flip(-2)[None]
 
 
-@checked
 def hankel(vector: Tensor, num_keys: int) -> Tensor:
     """The Hankel view (..., rows, num_keys) of a vector (..., rows + num_keys - 1): entry [r, j] is vector[r + j].
     No copy. Read with the queries reversed, it is a bias that depends on the distance alone."""

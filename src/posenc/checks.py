@@ -4,8 +4,8 @@ numbers that are none, and sizes that no machine holds."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import wraps
-from inspect import Signature, isclass, signature
+from functools import cache, wraps
+from inspect import isclass, signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,29 +18,46 @@ from posenc.errors import InputError, unknown
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LARGEST = 2**63 - 1
+"""The largest integer that a tensor holds."""
+
+LARGEST_SIZE = 2**24
+"""Of a width, a count or a table's rows: more than any model has."""
+
+SINGLE = torch.finfo(torch.float32)
+
 TOO_LARGE = ("allocate", "not enough memory", "overflow", "out of range", "too large", "invalid shape dimension")
 """What errors of Python and of PyTorch say of sizes that cannot be."""
+
+CALLABLE = get_origin(Callable[..., Any])
+WORDS: dict[Any, str] = {
+    int: "an integer", float: "a number", bool: "True or False", NoneType: "None", str: "a text", Tensor: "a tensor",
+    Sequence: "a list", Mapping: "a dict, from Python", CALLABLE: "a function",
+}  # fmt: skip
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which refuses arguments of another type than it declares, numbers that are not finite, and sizes too
-    large for memory. Compiled code passes it by: what is checked are Python's values, not what tensors hold."""
-    declared: list[tuple[Signature, dict[str, Any]]] = []
+    large for memory. Compiled code passes it by: what is checked are Python's values, not what tensors hold.
+
+    About a microsecond a call: for what is called once a model or once a forward pass; `attention` checks by hand.
+    """
+    parameters = signature(function).parameters
+    places = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = {p.name for p in parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    hints: dict[str, Any] = {}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        if not declared:
-            declared.append((signature(function), _named_hints(function)))
-        form, hints = declared[0]
-        try:
-            given = form.bind(*args, **kwargs).arguments
-        except TypeError:
-            return function(*args, **kwargs)  # a wrong number of arguments: Python says which
-        for name, hint in hints.items():
-            if name in given and given[name] is not form.parameters[name].default:
-                check_value(name, given[name], hint)
+        if not hints:  # names of types may be known only once all modules are there
+            hints.update({n: h for n, h in _hints(function).items() if n not in several} or {"": Any})
+        given = dict(zip(places, args, strict=False)) | kwargs  # a wrong number of arguments is left to Python
+        for name, value in given.items():
+            hint = hints.get(name, Any)
+            if hint is not Any and value is not parameters[name].default:
+                check_value(name, value, hint)
         try:
             return function(*args, **kwargs)
         except (MemoryError, OverflowError, RuntimeError) as error:
@@ -68,95 +85,104 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         raise unknown(name, value, get_args(hint))
     if not fits(value, hint):
         raise InputError(f"{name}={shown(value)}: pass {spelled(hint)}")
-    if isinstance(value, Real) and not isinstance(value, Integral) and not math.isfinite(value):
+    if isinstance(value, Tensor):
+        _check_dense(name, value)
+    elif isinstance(value, Integral):
+        if abs(int(value)) > LARGEST:
+            raise InputError(f"{name}={shown(int(value))}: too large, pass an integer of 64 bits")
+    elif isinstance(value, Real):
+        check_number(name, float(value))
+
+
+def check_number(name: str, value: float) -> None:
+    """Refuse NaN, infinity, and what single precision takes for infinity or for zero."""
+    if not math.isfinite(value):
         raise InputError(f"{name}={value}: pass a number that is finite")
-    if isinstance(value, int) and float in kinds(hint) and abs(value) >= 2**1023:
-        raise InputError(f"{name}={shown(value)}: too large for a floating-point number")
+    if value and not SINGLE.tiny <= abs(value) <= SINGLE.max:
+        raise InputError(
+            f"{name}={value}: pass a number within {SINGLE.tiny:.0e} .. {SINGLE.max:.0e}, as float32 holds"
+        )
 
 
-def check_bool(**flags: Any) -> None:
+def check_sizes(**sizes: int | None) -> None:
+    """Refuse counts below 1, and above what anything has; None is left to whoever allows it."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise InputError(f"{name}={size}: must be at least 1")
+        if size is not None and size > LARGEST_SIZE:
+            raise InputError(f"{name}={size}: must be at most {LARGEST_SIZE}")
+
+
+def check_flags(**flags: Any) -> None:
     """Refuse what is neither true nor false, such as 1 or "no"."""
     for name, flag in flags.items():
-        if not isinstance(flag, bool):
+        if flag is not True and flag is not False:
             raise InputError(f"{name}={shown(flag)}: pass True or False")
 
 
-def check_whole(least: int | None = 0, /, **counts: Any) -> None:
-    """Refuse what is no whole number, or one below `least`; a float is none, even 4.0."""
-    for name, count in counts.items():
-        if type(count) is not int and not _is_whole(count):
-            raise InputError(f"{name}={shown(count)}: pass an integer")
-        if least is not None and count < least:
-            raise InputError(f"{name}={count}: must be at least {least}")
+def check_tensor(name: str, x: Any, *, whole: bool = False) -> None:
+    """Refuse what is no dense tensor of real numbers, or has no values, as on meta. Reads none, so that no GPU waits.
 
-
-def _is_whole(count: object) -> bool:
-    return type(count) is not bool and isinstance(count, (Integral, torch.SymInt))
-
-
-def check_number(name: str, value: Any, *, infinite: bool = False) -> None:
-    """Refuse what is no real number, and one that is not finite unless that means something."""
-    if type(value) is not float:
-        check_value(name, value, int | float)
-    elif value != value or (not infinite and math.isinf(value)):
-        raise InputError(f"{name}={value}: pass a number" + ("" if infinite else " that is finite"))
-
-
-def check_tensor(name: str, x: Any, *, whole: bool = False, real: bool = True) -> None:
-    """Refuse what is no dense tensor of numbers: bool, complex and sparse ones, and those that have no values.
-
-    whole: integers only. Reads no value, so that a GPU need not wait.
+    whole: of integers only.
     """
     if not isinstance(x, Tensor):
         raise InputError(f"{name}={shown(x)}: pass a tensor")
-    if x.dtype == torch.bool or x.is_complex() or x.layout != torch.strided:
-        raise InputError(f"{name} of {x.dtype}, {x.layout}: pass a dense tensor of real numbers")
-    if whole and x.is_floating_point():
-        raise InputError(f"{name} of {x.dtype}: pass integers")
-    if x.is_meta and real:
-        raise InputError(f"{name} is on meta, where tensors have no values: pass one that has")
+    _check_dense(name, x)
+    if x.dtype == torch.bool or (whole and x.is_floating_point()):
+        raise InputError(f"{name} of {x.dtype}: pass {'integers' if whole else 'numbers'}")
+    if x.is_meta and not torch.compiler.is_compiling():
+        raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
 
 
-def same_device(**tensors: Tensor) -> None:
-    """Refuse tensors on several devices."""
-    (first, x), *rest = tensors.items()
-    for name, y in rest:
-        if y.device != x.device:
-            raise InputError(f"{name} is on {y.device}, {first} on {x.device}: pass {name}.to({first}.device)")
+def as_numbers(name: str, values: Any, device: torch.device | str | None = None) -> Tensor:
+    """A tensor from one, or from an array or nested lists of real numbers."""
+    try:
+        found = torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"{name}={shown(values)}: pass a tensor, or lists of numbers that are as long") from None
+    _check_dense(name, found)
+    return found
+
+
+def check_device(device: torch.device | str | None) -> None:
+    """Refuse what names no device of this machine."""
+    if device is not None and not isinstance(device, torch.device):
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError):
+            raise InputError(f"device={shown(device)}: pass a device that this machine has, such as 'cpu'") from None
+
+
+def _check_dense(name: str, x: Tensor) -> None:
+    if x.layout != torch.strided:
+        raise InputError(f"{name} of {x.layout}: pass a dense tensor, {name}.to_dense()")
+    if x.is_complex():
+        raise InputError(f"{name} of {x.dtype}: pass real numbers")
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a declared type; an int serves as a float, a bool as neither."""
     allowed = kinds(hint)
-    if any(kind in (Any, Literal, object) or not (isclass(kind) or kind is CALLABLE) for kind in allowed):
+    if type(value) in allowed or any(kind in (Any, Literal, object) for kind in allowed):
         return True  # the callee knows its words
     if isinstance(value, (bool, str)):
-        return type(value) in allowed
+        return False
     if isinstance(value, Real):
         return bool({int, float} & set(allowed)) if isinstance(value, Integral) else float in allowed
     return any(callable(value) if kind is CALLABLE else isinstance(value, kind) for kind in allowed)
 
 
-CALLABLE = get_origin(Callable[..., Any])
-
-
+@cache
 def kinds(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows, without their parameters."""
+    """The types that a hint allows, without their parameters; those that are no classes count as Any."""
     union = get_origin(hint) in (UnionType, Union)
-    return tuple(get_origin(kind) or kind for kind in (get_args(hint) if union else (hint,)))
+    found = (get_origin(kind) or kind for kind in (get_args(hint) if union else (hint,)))
+    return tuple(kind if isclass(kind) or kind in (CALLABLE, Literal) else Any for kind in found)
 
 
 def spelled(hint: Any) -> str:
     """A declared type in words."""
-    words: dict[Any, str] = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        NoneType: "none",
-        str: "a word",
-    }
-    words |= {Sequence: "a list of numbers", Tensor: "a tensor", Mapping: "a dict, from Python", CALLABLE: "a function"}
-    return " or ".join(words.get(kind) or f"{_article(kind.__name__)} {kind.__name__}" for kind in kinds(hint))
+    return " or ".join(WORDS.get(kind) or f"{_article(kind.__name__)} {kind.__name__}" for kind in kinds(hint))
 
 
 def shown(value: object) -> str:
@@ -176,12 +202,6 @@ def _article(name: str) -> str:
     return "an" if name[0].lower() in "aeiou" else "a"
 
 
-def _named_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The declared types of what is not *args or **kwargs."""
-    named = {n for n, p in signature(function).parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    return {name: hint for name, hint in _hints(function).items() if name in named}
-
-
 def _hints(function: Any) -> dict[str, Any]:
     try:
         return get_type_hints(function)
@@ -189,11 +209,17 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer, which no bool is."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
 def _too_large(error: Exception, given: Mapping[str, Any]) -> InputError | None:
     """What an error about a size comes from: the largest number given. None: it is no error about sizes."""
     numbers = {name: abs(v) for name, v in given.items() if isinstance(v, (int, float)) and v is not True}
     told = str(error).lower()
-    if not numbers or not (isinstance(error, MemoryError) or any(words in told for words in TOO_LARGE)):
+    sizes = isinstance(error, (MemoryError, OverflowError)) or any(words in told for words in TOO_LARGE)
+    if not numbers or not sizes:
         return None
     name = max(numbers, key=lambda n: numbers[n])
     return InputError(f"{name}={shown(given[name])}: too large for this machine, pass a smaller number")

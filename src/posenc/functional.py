@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
+from posenc.checks import check_sizes, check_tensor, checked
 from posenc.errors import InputError, unknown
 from posenc.rotation import Layout as Layout
 from posenc.rotation import compile_rotary as compile_rotary
@@ -74,7 +74,13 @@ def sinusoidal(
 
 @checked
 def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
-    """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype."""
+    """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype.
+
+    Raises:
+        InputError: an unknown layout, or tensors without real values.
+    """
+    check_tensor("positions", positions)
+    check_tensor("frequencies", frequencies)
     angles = positions.to(frequencies)[..., None] * frequencies
     if layout == "interleaved":
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
@@ -103,7 +109,23 @@ def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     """The (dim, dim) matrix that turns the channels (first, second) of each pair by its angle, and leaves the others.
 
     angles, first, second: (pairs,); the result has the angles' dtype.
+
+    Raises:
+        InputError: integer angles, other numbers of them than of channels, or channels outside 0 .. dim-1.
     """
+    check_tensor("angles", angles)
+    if not angles.is_floating_point():
+        raise InputError(f"angles of {angles.dtype}: pass angles.float()")
+    check_sizes(dim=dim)
+    for name, channels in (("first", first), ("second", second)):
+        check_tensor(name, channels, whole=True)
+        if channels.shape != angles.shape or angles.dim() != 1:
+            raise InputError(
+                f"{name} {tuple(channels.shape)} for angles {tuple(angles.shape)}: pass one channel an angle"
+            )
+        if channels.numel() and not 0 <= int(channels.min()) <= int(channels.max()) < dim:
+            raise InputError(f"{name} has channels outside 0 .. dim - 1 = {dim - 1}: pass those of the matrix")
+    first, second = first.long(), second.long()
     cos, sin = angles.cos(), angles.sin()
     matrix = torch.eye(dim, dtype=angles.dtype)
     matrix[first, first], matrix[first, second] = cos, -sin
@@ -119,8 +141,7 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
     Raises:
         InputError: fractional positions, or bits outside 1 .. 62.
     """
-    if positions.is_floating_point():
-        raise InputError("binary digits exist for integer positions only: round them first")
+    check_tensor("positions", positions, whole=True)
     if not 1 <= bits <= 62:
         raise InputError(f"bits={bits}: must lie between 1 and 62")
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
@@ -157,9 +178,8 @@ def alibi_slopes(num_heads: int) -> Tensor:
     Raises:
         InputError: num_heads < 1.
     """
-    if num_heads < 1:
-        raise InputError(f"num_heads={num_heads}: must be at least 1")
-    lower = 1 << (num_heads.bit_length() - 1)
+    check_sizes(num_heads=num_heads)
+    lower = 1 << (int(num_heads).bit_length() - 1)
 
     def geometric(count: int) -> Tensor:
         return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64, device="cpu") / count)
@@ -179,6 +199,7 @@ def t5_bucket(
     Raises:
         InputError: too few buckets, or max_distance not beyond the exact ones.
     """
+    check_tensor("relative_position", relative_position)
     per_side = num_buckets // 2 if bidirectional else num_buckets
     exact = per_side // 2
     if exact < 1 or max_distance <= exact:
@@ -208,6 +229,7 @@ def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int =
     Raises:
         InputError: an odd number of buckets or less than 4, or max_distance not beyond the exact ones.
     """
+    check_tensor("distance", distance)
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
         raise InputError(
@@ -228,6 +250,7 @@ def table_device(device: torch.device) -> torch.device:
 
 
 def check_even(name: str, value: int) -> None:
-    """Refuse a width that cannot be split into pairs."""
+    """Refuse a width that cannot be split into pairs, or that nothing has."""
     if value < 2 or value % 2:
         raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")
+    check_sizes(**{name: value})

@@ -1,5 +1,6 @@
 """Where tokens are: positions, validity, documents and causality of one forward pass, in one object."""
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from posenc.checks import as_numbers, check_device, check_flags, check_value, checked, is_whole, shown
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
 from posenc.regions import Branch
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 Ids = Tensor | Sequence[Any]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 T = TypeVar("T")
+MOST_TOKENS = 2**30
+"""Of a sequence: more than any machine holds."""
+
 _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")
 
 
@@ -84,6 +89,7 @@ class Positions:
     # ---------------------------------------------------------------- constructors
 
     @classmethod
+    @checked
     def arange(
         cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: torch.device | str | None = None
     ) -> "Positions":
@@ -95,11 +101,15 @@ class Positions:
         Raises:
             InputError: n < 1 or a negative offset.
         """
-        if n < 1 or isinstance(n, float):
-            raise InputError(f"n={n}: a sequence needs at least one token, and whole ones")
+        check_device(device)
+        if not 1 <= n <= MOST_TOKENS:
+            raise InputError(f"n={n}: a sequence needs at least one token, and at most {MOST_TOKENS}")
         if isinstance(offset, Tensor):
-            if offset.dim() != 1 or offset.is_floating_point() or int(offset.min()) < 0:
+            whole = not (offset.is_floating_point() or offset.dtype == torch.bool or offset.is_meta)
+            if offset.dim() != 1 or 0 in offset.shape or not whole or not 0 <= int(offset.min()) <= MOST_TOKENS:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
+            if int(offset.max()) > MOST_TOKENS:
+                raise InputError(f"offset={offset}: at most {MOST_TOKENS} tokens")
             device = offset.device if device is None else device
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
@@ -107,8 +117,8 @@ class Positions:
             within = k.shape[1] - 1
             valid = k < offset[:, None] + n
             return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid, span=(-within, within))
-        if offset < 0:
-            raise InputError(f"offset={offset}: the number of cached tokens cannot be negative")
+        if not 0 <= offset <= MOST_TOKENS:
+            raise InputError(f"offset={offset}: the number of cached tokens lies between 0 and {MOST_TOKENS}")
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
         span = 1 - n, offset + n - 1
@@ -142,15 +152,21 @@ class Positions:
         Raises:
             InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
         """
-        attention_mask = torch.as_tensor(attention_mask)
-        if attention_mask.dim() != 2 or not _is_binary(attention_mask):
+        attention_mask = as_numbers("attention_mask", attention_mask)
+        check_flags(causal=causal)
+        if (
+            attention_mask.dim() != 2
+            or attention_mask.is_meta
+            or 0 in attention_mask.shape
+            or not _is_binary(attention_mask)
+        ):
             raise InputError(
                 f"attention_mask of shape {tuple(attention_mask.shape)}: pass (batch, num_keys) of ones and zeros"
             )
         keys = attention_mask.shape[1]
         queries = keys if num_queries is None else num_queries
-        if not 1 <= queries <= keys:
-            raise InputError(f"num_queries={queries}: must lie between 1 and the mask's {keys} columns")
+        if not is_whole(queries) or not 1 <= queries <= keys:
+            raise InputError(f"num_queries={queries!r}: must lie between 1 and the mask's {keys} columns")
         valid = attention_mask.bool()
         k = (valid.long().cumsum(1) - 1).clamp(min=0)
         order = torch.arange(keys, device=k.device)[None]
@@ -180,25 +196,27 @@ class Positions:
             InputError: none or several of the three given, or lengths that are not positive.
         """
         given = [x for x in (lengths, cu_seqlens, document_ids) if x is not None]
+        check_device(device)
+        check_flags(causal=causal)
         if len(given) != 1:
             raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
         if document_ids is None:
             if cu_seqlens is not None:
-                edges = torch.as_tensor(cu_seqlens, device=device).long()
-                if edges.dim() != 1 or len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 1:
+                edges = _counts("cu_seqlens", cu_seqlens, device)
+                if len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 1:
                     raise InputError(
                         f"cu_seqlens={edges.tolist()}: must start at 0 and rise, one more entry than documents"
                     )
                 sizes = edges.diff()
             else:
-                sizes = torch.as_tensor(lengths, device=device)
-                if sizes.is_floating_point():
-                    raise InputError(f"lengths={sizes.tolist()}: documents have whole numbers of tokens")
-            if sizes.dim() != 1 or len(sizes) == 0 or int(sizes.min()) < 1:
+                sizes = _counts("lengths", lengths, device)
+            if int(sizes.min()) < 1:
                 raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
             document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+        document_ids = as_numbers("document_ids", document_ids)
         documents = document_ids[None] if document_ids.dim() == 1 else document_ids
-        if documents.dim() != 2 or documents.is_floating_point() or 0 in documents.shape:
+        whole = not (documents.is_floating_point() or documents.dtype == torch.bool or documents.is_meta)
+        if documents.dim() != 2 or not whole or 0 in documents.shape:
             raise InputError(f"document_ids of shape {tuple(document_ids.shape)}: pass integers (n,) or (batch, n)")
         order = torch.arange(documents.shape[1], device=documents.device)[None]
         # a document may come in pieces: brought together, each counts on from its first token
@@ -215,6 +233,7 @@ class Positions:
         )  # fmt: skip
 
     @classmethod
+    @checked
     def grid(
         cls,
         height: int,
@@ -232,16 +251,21 @@ class Positions:
         Raises:
             InputError: a size below 1, or a negative prefix.
         """
+        check_device(device)
         sizes = [height, width] if frames is None else [frames, height, width]
-        if min(sizes) < 1:
-            raise InputError(f"grid of height={height}, width={width}, frames={frames}: each must be at least 1")
-        if prefix < 0:
-            raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
+        if min(sizes) < 1 or math.prod(sizes) > MOST_TOKENS:
+            raise InputError(
+                f"grid of height={height}, width={width}, frames={frames}: each must be at least 1, and all patches at "
+                f"most {MOST_TOKENS}"
+            )
+        if not 0 <= prefix <= MOST_TOKENS:
+            raise InputError(f"prefix={prefix}: the tokens before the patches are at least 0, at most {MOST_TOKENS}")
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
         patches = torch.stack(axes, -1).reshape(-1, len(sizes))
         return cls.from_ids(torch.cat((patches.new_full((prefix, len(sizes)), -1), patches))[None])
 
     @classmethod
+    @checked
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
         """Cross-attention: where `queries` are, against where `keys` are and which of them are valid.
 
@@ -364,7 +388,12 @@ class Positions:
 
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key.
-        first, end: for these queries only."""
+        first, end: for these queries only.
+
+        Raises:
+            InputError: they are no range of the queries.
+        """
+        _check_range(first, end, self.num_queries)
         rows = (self.num_queries if end is None else end) - first
         b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
         return self.mask_mod()(b, h, i + first, j)
@@ -452,6 +481,7 @@ class Positions:
         Raises:
             InputError: causal with fewer keys than queries.
         """
+        check_flags(causal=causal)
         if causal and self.num_keys < self.num_queries:
             raise InputError(
                 f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
@@ -464,7 +494,12 @@ class Positions:
         return replace(self, branch=branch)
 
     def keys(self, first: int, end: int) -> "Positions":
-        """The same queries among keys first .. end - 1 alone; what they see is still counted among all."""
+        """The same queries among keys first .. end - 1 alone; what they see is still counted among all.
+
+        Raises:
+            InputError: they are no range of the keys.
+        """
+        _check_range(first, end, self.num_keys)
         document = None if self.k_document is None else self.k_document[:, first:end]
         return replace(
             self, k=self.k[:, first:end], k_order=self.k_order[:, first:end], k_document=document,
@@ -488,6 +523,8 @@ class Positions:
         Raises:
             InputError: another number of axes.
         """
+        if not is_whole(axes) or not 1 <= axes <= 16:
+            raise InputError(f"axes={axes!r}: the coordinates of a token, from 1 to 16")
         if self.axes == 1 and self.q.dim() == 2:
             q = self.q[..., None].expand(-1, -1, axes)
             return q, q if self.k is self.q else self.k[..., None].expand(-1, -1, axes)
@@ -496,24 +533,53 @@ class Positions:
         return self.q, self.k
 
     def to(self, device: torch.device | str) -> "Positions":
-        """The same positions on another device."""
+        """The same positions on another device.
+
+        Raises:
+            InputError: no device of this machine.
+        """
+        if device is None:
+            raise InputError("device=None: pass a device, such as 'cpu'")
+        check_device(device)
         moved = {n: t.to(device) for n in _TENSORS if (t := getattr(self, n)) is not None}
         part = None if self.part is None else replace(self.part, whole=self.part.whole.to(device))
         return replace(self, **moved, part=part, _shared={})
 
 
 def _ids(name: str, ids: Ids) -> Tensor:
-    ids = torch.as_tensor(ids)
+    ids = as_numbers(name, ids)
     if ids.dim() == 1:
         ids = ids[None]
     if ids.dim() not in (2, 3) or 0 in ids.shape:
         raise InputError(f"{name} of shape {tuple(ids.shape)}: pass (n,), (batch, n) or (batch, n, axes), not empty")
+    if ids.is_floating_point() and ids.is_meta:
+        raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
     if ids.is_floating_point() and not torch.compiler.is_compiling() and not bool(ids.isfinite().all()):
         raise InputError(f"{name} holds values that are not finite: positions must be numbers")
-    if ids.dtype == torch.bool or ids.is_complex():
+    if ids.dtype == torch.bool:
         raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
     # distances must be exact: narrow integers would wrap, and half-precision positions collapse
     return exact(ids) if ids.is_floating_point() else ids.long()
+
+
+def _counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
+    """Whole numbers of tokens, (n,) int64."""
+    found = as_numbers(name, counts, device)
+    whole = not (found.is_floating_point() or found.dtype == torch.bool or found.is_meta)
+    if not whole or found.dim() != 1 or len(found) == 0:
+        raise InputError(f"{name}={shown(counts)}: pass a list of whole numbers of tokens")
+    if int(found.max()) > MOST_TOKENS or int(found.long().abs().sum()) > MOST_TOKENS:
+        raise InputError(f"{name}={shown(counts)}: at most {MOST_TOKENS} tokens in all")
+    return found.long()
+
+
+def _check_range(first: int, end: int | None, count: int) -> None:
+    if torch.compiler.is_compiling():
+        return
+    check_value("first", first, int)
+    check_value("end", end, int | None)
+    if not 0 <= first < (count if end is None else end) <= count:
+        raise InputError(f"first={first}, end={end}: pass a range within 0 .. {count}")
 
 
 def prefix_tokens(coordinates: Tensor) -> Tensor:

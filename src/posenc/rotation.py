@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from posenc.checks import check_flags, check_value, checked
 from posenc.errors import InputError, unknown
 
 Layout = Literal["half", "interleaved"]
@@ -49,6 +50,8 @@ def rotary(
         InputError: x of integers, tables that do not fit x, an unknown layout, or inplace where autograd needs the old x
             or where entries of x share memory.
     """
+    if not torch.compiler.is_compiling():
+        _check_given(x, cos, sin, start, inplace)
     pairs, width = cos.shape[-1], x.shape[-1]
     if not x.is_floating_point():
         raise InputError(f"x of {x.dtype}: a turned integer is none; pass x.float()")
@@ -202,6 +205,19 @@ class _Traced(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
         return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None
+
+
+def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool) -> None:
+    for name, given in (("x", x), ("cos", cos), ("sin", sin)):
+        if type(given) is not Tensor or given.layout is not torch.strided:
+            check_value(name, given, Tensor)
+        if given.dim() == 0 or given.device != x.device:
+            raise InputError(
+                f"{name} of shape {tuple(given.shape)} on {given.device}: pass channels, on x's {x.device}"
+            )
+    if type(start) is not int:
+        check_value("start", start, int)
+    check_flags(inplace=inplace)
 
 
 def _fits(table: Tensor, x: Tensor) -> bool:
@@ -366,6 +382,7 @@ class _Compiled:
 _COMPILED = _Compiled()
 
 
+@checked
 def compile_rotary(enable: bool = True) -> bool:
     """Rotate on the CPU with kernels made by torch.compile from now on, in this process; False goes back.
 

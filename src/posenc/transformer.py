@@ -8,10 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attention import attention
+from posenc.checks import check_fields, check_sizes, checked, shown
 from posenc.distributed.exchange import place_whole
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
+
+MOST_LAYERS = 2**12
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,16 @@ class TransformerConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "num_layers", "num_heads"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: must be at least 1")
+        check_fields(self)
+        check_sizes(vocab_size=self.vocab_size, dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim)
+        if not 1 <= self.num_layers <= MOST_LAYERS:
+            raise InputError(f"num_layers={self.num_layers}: must lie between 1 and {MOST_LAYERS}")
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
-        if self.head_dim is not None and self.head_dim < 1:
-            raise InputError(f"head_dim={self.head_dim}: must be at least 1")
         if self.kv_heads < 1 or self.num_heads % self.kv_heads:
             raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        if not 0 < self.mlp_ratio <= MOST_LAYERS:
+            raise InputError(f"mlp_ratio={self.mlp_ratio}: must be a positive number, at most {MOST_LAYERS}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: a probability below 1")
 
@@ -65,6 +69,7 @@ class Cache:
     cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys by themselves refuses it.
     """
 
+    @checked
     def __init__(self, rotated: bool = False) -> None:
         self.rotated = rotated
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -158,6 +163,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens (batch, seq) -> logits (batch, seq, vocab_size), under one encoding shared by all layers."""
 
+    @checked
     def __init__(self, config: TransformerConfig, encoding: Encoding) -> None:
         super().__init__()
         self.config = config
@@ -190,6 +196,7 @@ class Transformer(nn.Module):
         unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
         return min(1.0, float(self.config.width**-0.5) / encoding.scale_of(layer, self.config.width))
 
+    @checked
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1. A shard: the tokens are those
         of this process (`Positions.shard`).
@@ -197,8 +204,12 @@ class Transformer(nn.Module):
         Raises:
             InputError: tokens that are not (batch, seq), or what the encoding and `attention` refuse.
         """
-        if tokens.dim() != 2:
-            raise InputError(f"tokens of shape {tuple(tokens.shape)}: pass (batch, seq)")
+        if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"tokens={shown(tokens)}: pass (batch, seq) of int64, not empty")
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(found) for found in tokens.aminmax())
+            if not 0 <= low <= high < self.config.vocab_size:
+                raise InputError(f"tokens from {low} to {high}: must lie between 0 and {self.config.vocab_size - 1}")
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
         if cache is not None and positions.part is not None:
@@ -207,6 +218,16 @@ class Transformer(nn.Module):
             )
         place = self.encoding.place if positions.part is None else partial(place_whole, self.encoding)
         positions = place(positions.with_causal(self.config.causal), len(tokens))
+        if cache is None:
+            return self._read(tokens, positions, None)
+        kept = dict(cache.layers)
+        try:
+            return self._read(tokens, positions, cache)
+        except Exception:
+            cache.layers = kept  # a call that is refused has read nothing
+            raise
+
+    def _read(self, tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
@@ -215,6 +236,7 @@ class Transformer(nn.Module):
             x = block(x, self.encoding, positions, layer, cache)
         return self.head(self.norm(x))
 
+    @checked
     @torch.no_grad()
     def generate(self, tokens: Tensor, new_tokens: int, attention_mask: Tensor | None = None) -> Tensor:
         """Greedy continuation with a cache: (batch, seq) -> (batch, seq + new_tokens). A left-padded batch comes with
@@ -227,6 +249,11 @@ class Transformer(nn.Module):
             raise InputError("generate() needs a decoder: TransformerConfig(causal=True)")
         if self.encoding.needs_length:
             raise InputError(f"{self.encoding}: its codes depend on the final length, so it cannot decode with a cache")
+        check_sizes(new_tokens=new_tokens)
+        if attention_mask is not None and attention_mask.shape != tokens.shape:
+            raise InputError(
+                f"attention_mask of {tuple(attention_mask.shape)}: pass one for tokens {tuple(tokens.shape)}"
+            )
         if attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise InputError("attention_mask ends with padding: new tokens follow the last column, so pad on the left")
         cache, mask, step = Cache(), attention_mask, tokens

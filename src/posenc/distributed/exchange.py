@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from posenc.checks import check_value
 from posenc.distributed.shards import Shard, chunks_of
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -98,8 +99,10 @@ def _part(positions: Positions) -> Shard:
 
 
 def _check_length(x: Tensor, dim: int, length: int, whose: str) -> None:
+    check_value("x", x, Tensor)
+    check_value("dim", dim, int)
     if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
-        raise InputError(f"a tensor of shape {tuple(x.shape)} along dim={dim}: {whose} {length} tokens")
+        raise InputError(f"x of shape {tuple(x.shape)} along dim={dim}: {whose} {length} tokens")
 
 
 def _check_group(part: Shard) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from posenc.checks import LARGEST_SIZE, is_whole, shown
 from posenc.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ class Shard:
         Raises:
             InputError: what `Positions.shard` says.
         """
-        if layout not in LAYOUTS:
+        if not isinstance(layout, str) or layout not in LAYOUTS:
             raise unknown("layout", layout, LAYOUTS)
-        if not isinstance(world_size, int) or world_size < 1:
-            raise InputError(f"world_size={world_size!r}: the number of processes, at least 1")
-        if not isinstance(rank, int) or not 0 <= rank < world_size:
-            raise InputError(f"rank={rank!r}: must lie between 0 and world_size - 1 = {world_size - 1}")
+        if not is_whole(world_size) or not 1 <= world_size <= LARGEST_SIZE:
+            raise InputError(f"world_size={shown(world_size)}: the number of processes, at least 1")
+        if not is_whole(rank) or not 0 <= rank < world_size:
+            raise InputError(f"rank={shown(rank)}: must lie between 0 and world_size - 1 = {world_size - 1}")
         length = whole.num_queries
         parts = len(chunks_of(0, world_size, layout)) * world_size
         if length % parts:

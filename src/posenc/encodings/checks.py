@@ -4,21 +4,15 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from posenc.checks import check_sizes as check_sizes
 from posenc.encoding import Encoding
 from posenc.errors import InputError, unknown
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Refuse counts below 1; None is left to whoever allows it."""
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(f"{name}={size}: must be at least 1")
-
-
 def check_std(init_std: float) -> None:
-    """Refuse a standard deviation that is none."""
-    if not 0 <= init_std < float("inf"):
-        raise InputError(f"init_std={init_std}: must be a number from 0 on")
+    """Refuse a standard deviation that is none, or no parameter's."""
+    if not 0 <= init_std <= 1e4:
+        raise InputError(f"init_std={init_std}: must be a number from 0 to 10000")
 
 
 def check_word(name: str, word: str, known: Iterable[str]) -> None:

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from posenc.checks import checked
 from posenc.errors import InputError
-from posenc.frequencies.vector import Frequencies, a_temperature, at_least_one
-from posenc.functional import frequency_curve
+from posenc.frequencies.vector import Frequencies, a_temperature, at_least_one, untouched
 
 
 @checked
 def default(head_dim: int, base: float = 10000.0) -> Frequencies:
     """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, section 3.2.2)."""
-    return Frequencies(frequency_curve(head_dim, base))
+    return Frequencies(untouched(head_dim, base))
 
 
 @checked
@@ -25,7 +24,7 @@ def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencie
     Needs fine-tuning (the paper's 1000 steps): neighbours are nearer than any the model was trained on. SuperHOT
     (kaiokendev 2023) is this with factor 4 and a LoRA.
     """
-    return Frequencies(frequency_curve(head_dim, base) / at_least_one(factor))
+    return Frequencies(untouched(head_dim, base) / at_least_one(factor))
 
 
 @checked
@@ -34,10 +33,10 @@ def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies
 
     Needs continued training (Llama 2 Long: 10000 to 500000). Pair c is stretched (new_base/base)^(2c/head_dim) times.
     """
-    frequency_curve(head_dim, base)  # which must be right, though it is replaced
+    untouched(head_dim, base)  # which must be right, though it is replaced
     if not 0 < new_base < math.inf:
         raise InputError(f"new_base={new_base}: must be a positive number")
-    return Frequencies(frequency_curve(head_dim, new_base))
+    return Frequencies(untouched(head_dim, new_base))
 
 
 @checked
@@ -85,7 +84,7 @@ def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: 
     if not 0 <= exponent <= 1:
         raise InputError(f"exponent={exponent}: from 0 (linear) to 1 (ntk_fixed)")
     pairs = head_dim // 2
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     digits = torch.arange(1, pairs + 1, dtype=torch.float64, device="cpu") / pairs
     return Frequencies(plain / at_least_one(factor) ** digits**exponent)
 
@@ -102,7 +101,7 @@ def explicit(
     Raises:
         InputError: another number of them, or one that is not above 0.
     """
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     divisors = torch.as_tensor(stretch, dtype=torch.float64, device="cpu")
     return Frequencies(plain / divisors_of("stretch", divisors, len(plain)), a_temperature(attention_factor))
 

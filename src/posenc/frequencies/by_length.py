@@ -12,8 +12,7 @@ import torch
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.by_base import divisors_of, ntk
-from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one
-from posenc.functional import frequency_curve
+from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one, untouched
 
 
 @checked
@@ -64,7 +63,7 @@ def longrope(
     Raises:
         InputError: no temperature, or other numbers than head_dim/2 above 0.
     """
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     divisors = {
         name: divisors_of(name, torch.tensor(numbers, dtype=torch.float64, device="cpu"), len(plain))
         for name, numbers in (("short_factor", short_factor), ("long_factor", long_factor))

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from posenc.checks import checked
 from posenc.errors import InputError
-from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one
-from posenc.functional import frequency_curve
+from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one, untouched
 
 
 @checked
@@ -35,7 +34,7 @@ def yarn(
     m(x) = 0.1 x ln(factor) + 1, by default 0.1 ln(factor) + 1. DeepSeek gives both, usually equal, and scales the
     softmax instead, see `softmax_factor`; mscale 0.5 is ChunkLlama's 0.05 ln(factor) + 1.
     """
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     ramp = _ramp_by_pair(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
     amplitude = _temperature(factor, mscale, mscale_all_dim, attention_factor)
     return Frequencies(_blend(plain, factor, ramp), amplitude)
@@ -58,7 +57,7 @@ def yarn_revised(
 
     PoSE fine-tunes with it. Arguments as in `yarn`.
     """
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     ramp = _ramp_by_pair(len(plain), base, original_max_positions, beta_slow, beta_fast, truncate)
     divided = plain / (1 - ramp + at_least_one(factor) * ramp)
     return Frequencies(divided, _temperature(factor, given=attention_factor))
@@ -79,7 +78,7 @@ def yarn_paper(
 
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     ramp = _ramp_by_turns(plain, original_max_positions, beta_slow, beta_fast, "beta_slow", "beta_fast")
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
@@ -99,7 +98,7 @@ def llama3(
     Slow is at most low_freq_factor turns over original_max_positions, fast at least high_freq_factor: `yarn_paper` with
     these limits and no temperature. Works without fine-tuning; Meta trained for it.
     """
-    plain = frequency_curve(head_dim, base)
+    plain = untouched(head_dim, base)
     names = "low_freq_factor", "high_freq_factor"
     ramp = _ramp_by_turns(plain, original_max_positions, low_freq_factor, high_freq_factor, *names)
     return Frequencies(_blend(plain, factor, ramp))

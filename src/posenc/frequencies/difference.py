@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.frequencies.vector import Frequencies, a_length, stretch, wavelengths
-from posenc.functional import frequency_curve
+from posenc.frequencies.vector import Frequencies, a_length, stretch, untouched, wavelengths
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
@@ -132,7 +131,7 @@ def compared(
     at: float,
 ) -> Difference:
     """The difference between frequencies; the arguments as in `Difference`."""
-    turns = frequency_curve(head_dim, base) * a_length(length) / (2 * math.pi)
+    turns = untouched(head_dim, base) * a_length(length) / (2 * math.pi)
     first, second = (f.inv_freq for f in found)
     columns: Sequence[Tensor] = (
         turns,

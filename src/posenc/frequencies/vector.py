@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from posenc.checks import checked
+from posenc.checks import check_fields, check_tensor, checked, shown
 from posenc.errors import InputError
-from posenc.functional import frequency_curve
+from posenc.functional import check_even, frequency_curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +16,17 @@ class Frequencies:
 
     inv_freq: Tensor
     attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        a_temperature(self.attention_factor)
+        check_tensor("inv_freq", self.inv_freq)
+        if (
+            self.inv_freq.dim() != 1
+            or not self.inv_freq.is_floating_point()
+            or not bool(self.inv_freq.isfinite().all())
+        ):
+            raise InputError(f"inv_freq={shown(self.inv_freq)}: pass (pairs,) finite angles per position")
 
 
 @checked
@@ -33,7 +44,13 @@ def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> T
     Raises:
         InputError: frequencies of another head_dim.
     """
-    return frequency_curve(head_dim, base) / of_width(frequencies, head_dim).inv_freq
+    return untouched(head_dim, base) / of_width(frequencies, head_dim).inv_freq
+
+
+def untouched(head_dim: int, base: float) -> Tensor:
+    """RoPE's own frequencies, (head_dim/2,) float64, which every schedule starts from."""
+    check_even("head_dim", head_dim)
+    return frequency_curve(head_dim, base)
 
 
 def of_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
