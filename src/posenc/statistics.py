@@ -5,7 +5,8 @@ from math import inf, sqrt
 
 from torch import Tensor
 
-from posenc.checks import checked
+from posenc.checks import check_tensor, checked, shown
+from posenc.errors import InputError
 
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
@@ -35,6 +36,11 @@ def estimate(values: Tensor) -> Estimate:
     means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
     Satterthwaite's. One seed tells nothing about trainings: the interval is then over windows only.
     """
+    check_tensor("values", values)
+    if values.dim() != 2 or len(values) < 1 or values.shape[1] < 2 or not values.is_floating_point():
+        raise InputError(f"values={shown(values)}: pass (seeds, windows) losses, of two windows or more")
+    if not bool(values.isfinite().all()):
+        raise InputError("values holds NaN or infinity: pass finite losses")
     seeds, windows = values.shape
     mean = values.mean().item()
     parts = [(values.mean(0).var().item() / windows, windows - 1)]
@@ -52,12 +58,15 @@ def estimate(values: Tensor) -> Estimate:
 def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95 % interval of a share, from hits among `count` independent trials (Wilson 1927): within [0, 1], and of some
     width at 0 % and 100 % too."""
+    if not 0 <= hits <= count or not count:
+        raise InputError(f"hits={hits} of count={count}: pass at least 0, at most count, of at least one trial")
     share, z2 = hits / count, Z_975**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = Z_975 * sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
+@checked
 def t_quantile(freedom: float) -> float:
     """Student's t at 97.5 %; between the tabled degrees of freedom its logarithm is taken as linear in their inverse."""
     known = sorted(T_975)

@@ -26,8 +26,14 @@ from posenc.frequencies import Frequencies
 from posenc.statistics import estimate, t_quantile, wilson
 from posenc.transformer import Cache, Transformer, TransformerConfig
 
+ABSTRACT = ("Absolute", "Encoding")
+"""Classes to inherit from, which nobody makes."""
+
 SECONDS = 10
 """After which a call counts as one that hangs."""
+
+ALIASES = ("table", "threshold", "max_positions", "coordinates", "window", "dim", "base", "term")
+"""What a message may call that which follows from several arguments."""
 
 HEADS, HEAD_DIM, DIM, SEQ = 4, 8, 32, 6
 
@@ -42,6 +48,8 @@ GOOD: dict[str, Any] = {
     "window": 4, "group": 2, "sinks": 1, "recent": 3, "shift": 4, "used": 12, "chunk": 8, "local": 2,
     # layouts
     "layout": "half", "source": "half", "target": "interleaved",
+    # helpers
+    "device": torch.device("cpu"), "name": "head_dim", "value": HEAD_DIM, "attention_factor": 1.0,
     # statistics
     "hits": 3.0, "count": 8.0, "freedom": 4.0,
 }  # fmt: skip
@@ -78,12 +86,22 @@ def tensors() -> dict[str, Tensor]:
 def used(encoding: Encoding) -> list[Tensor]:
     """What an encoding does to a model's input and to attention."""
     positions = Positions.arange(SEQ, causal=True)
-    if encoding.__class__.__name__ in ("AxialRotary", "MixedRotary", "GridSinusoidal", "GridTable", "LogWindow", "WindowTable"):
+    if encoding.__class__.__name__ in (
+        "AxialRotary",
+        "MixedRotary",
+        "GridSinusoidal",
+        "GridTable",
+        "LogWindow",
+        "WindowTable",
+    ):
         positions = Positions.grid(2, 3)
     if encoding.__class__.__name__ == "ClassWindowTable":
         positions = Positions.grid(2, 3, prefix=1)
     n = positions.num_queries
-    dim, heads, width = (getattr(encoding, name, good) or good for name, good in (("dim", DIM), ("num_heads", HEADS), ("head_dim", HEAD_DIM)))
+    dim, heads, width = (
+        getattr(encoding, name, good) or good
+        for name, good in (("dim", DIM), ("num_heads", HEADS), ("head_dim", HEAD_DIM))
+    )
     made = torch.Generator().manual_seed(0)
     x = torch.randn(1, n, dim, generator=made)
     kv_heads = getattr(encoding, "num_kv_heads", None) or heads
@@ -101,7 +119,7 @@ def rows() -> dict[str, Row]:
             found[f"{module.removeprefix('posenc.')}.{name}"] = Row(function, defaults(function))
     for name in posenc.encodings.__all__:
         cls = getattr(posenc, name)
-        if isclass(cls):
+        if isclass(cls) and name not in ABSTRACT:
             found[name] = Row(cls, defaults(cls), used)
     found |= special()
     return found
@@ -130,6 +148,7 @@ def special() -> dict[str, Row]:
         "Mapped": Row(posenc.Mapped, lambda: {"encoding": rope(), "map": posenc.position_maps.rerope(2)}, used),
         "Sum": Row(lambda first, second: Sum(first, second), lambda: {"first": rope(), "second": posenc.NoPE()}, used),
         "PerLayer": Row(lambda first, second: PerLayer(first, second), lambda: {"first": rope(), "second": posenc.NoPE()}, used),
+        "functional.compile_rotary": Row(F.compile_rotary, lambda: {"enable": False}, only=()),
         "functional.rotary": Row(F.rotary, lambda: {"x": tensors()["q"], "cos": angles.cos(), "sin": angles.sin()}),
         "functional.sinusoidal": Row(F.sinusoidal, lambda: {"positions": ids, "dim": DIM}),
         "functional.sinusoidal_from": Row(F.sinusoidal_from, lambda: {"positions": ids, "frequencies": F.frequency_curve(DIM), "layout": "concat"}),
@@ -163,6 +182,10 @@ def special() -> dict[str, Row]:
         "Positions.mask": Row(packed.mask, lambda: {"first": 1, "end": 3}),
         "Positions.keys": Row(packed.keys, lambda: {"first": 1, "end": 3}),
         "Positions.coordinates": Row(packed.coordinates, lambda: {"axes": 2, "user": "a test"}, only=("axes",)),
+        "Positions.shard": Row(Positions.arange(8).shard, lambda: {"rank": 1, "world_size": 2, "layout": "zigzag"}, only=("rank", "world_size", "layout")),
+        "distributed.shard": Row(posenc.distributed.shard, lambda: {"x": torch.randn(2, 8, 3), "positions": Positions.arange(8).shard(0, 2), "dim": 1}),
+        "distributed.gather": Row(posenc.distributed.gather, lambda: {"x": torch.randn(2, 8, 3), "positions": Positions.arange(8).shard(0, 1), "dim": 1}),
+        "frequencies.longrope": Row(posenc.frequencies.longrope, lambda: {"head_dim": HEAD_DIM, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_positions": 16, "length": 32, "factor": 2.0}),
         "Positions.to": Row(packed.to, lambda: {"device": "cpu"}),
         "bias.hankel": Row(posenc.bias.hankel, lambda: {"vector": vector, "num_keys": 3}),
         "statistics.estimate": Row(estimate, lambda: {"values": torch.randn(2, 5)}),
@@ -189,7 +212,8 @@ def public(module: str) -> dict[str, Callable[..., Any]]:
     return {
         name: value
         for name, value in found.items()
-        if callable(value) and (getattr(value, "__module__", None) or "").startswith(module.rpartition(".")[0] or module)
+        if callable(value)
+        and (getattr(value, "__module__", None) or "").startswith(module.rpartition(".")[0] or module)
         and (hasattr(import_module(module), "__all__") or value.__module__ in (module, "posenc.rotation"))
     }
 
@@ -220,8 +244,7 @@ def outcome(row: Row, arguments: dict[str, Any], bad: Mapping[str, Bad], seen: A
         with bounded(SECONDS):
             result = row.then(row.call(**given))
     except InputError as error:
-        told = [re.search(rf"\b{name.removeprefix('num_')}\b", str(error).replace("num_", "").replace("-", "_")) for name in bad]
-        if len(bad) == 1 and not told[0]:
+        if not named(str(error), bad, arguments):
             return "wrong", f"unnamed: {error}"
         if any(b.expected == SAME for b in bad.values()) and len(bad) == 1:
             return "wrong", f"refused: {error}"
@@ -234,11 +257,25 @@ def outcome(row: Row, arguments: dict[str, Any], bad: Mapping[str, Bad], seen: A
         if b.expected == REFUSED:
             return "wrong", "not refused"
     if len(bad) == 1 and next(iter(bad.values())).expected == SAME:
-        same = all(torch.equal(a, b) for a, b in zip(leaves(seen), leaves(result), strict=True))
+        same = all(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+            for a, b in zip(leaves(seen), leaves(result), strict=True)
+        )
         return ("result", "") if same else ("wrong", "another result")
     if all(finite(b.value) for b in bad.values()) and not all(finite(x) for x in leaves(result)):
         return "wrong", "not finite"
     return "result", ""
+
+
+def named(message: str, bad: Mapping[str, Bad], arguments: Mapping[str, Any]) -> bool:
+    """Whether a refusal names an argument that is bad, quotes its value, or names one that it does not go with."""
+    told = message.replace("-", "_")
+    if any(re.search(rf"\b{name}", told) or repr(b.value)[:20] in message for name, b in bad.items()):
+        return True
+    parts = [v for b in bad.values() if isinstance(b.value, Mapping) for v in (b.value.get("name"),)]
+    related = any(isinstance(b.value, (Tensor, Positions, int, float)) for b in bad.values())
+    others = [*arguments, *ALIASES] if related else []
+    return any(re.search(rf"\b{name}", told) for name in others) or any(repr(part) in message for part in parts)
 
 
 def leaves(found: Any) -> list[Tensor]:

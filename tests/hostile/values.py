@@ -59,7 +59,14 @@ def bad_values(hint: Any, good: Any) -> Iterator[Bad]:
         members: list[Any] = [[], [math.nan], ["x"], [[1, 2], [3]], [-1], [0], [None], [10**30], [1.5], [True], [1j]]
         yield from (Bad(repr(m), m if Sequence in allowed else tuple(m), EITHER) for m in members)
     if Mapping in allowed:
-        options: list[Any] = [{}, {"name": "nonsense"}, {"name": 5}, {5: 5}, {"name": None, "factor": "x"}, {"name": []}]
+        options: list[Any] = [
+            {},
+            {"name": "nonsense"},
+            {"name": 5},
+            {5: 5},
+            {"name": None, "factor": "x"},
+            {"name": []},
+        ]
         yield from (Bad(repr(o), o, EITHER) for o in options)
     if torch.dtype in allowed:
         yield from (Bad(str(d), d, EITHER) for d in (torch.int64, torch.bool, torch.complex64, torch.float16))
@@ -80,7 +87,11 @@ def _of_another_type(allowed: tuple[Any, ...]) -> Iterator[Bad]:
     numbers = {int, float} & set(allowed)
     several = {Sequence, Mapping, tuple, list} & set(allowed)
     for kind, value in {NoneType: None, bool: True, str: "many", complex: 1j, Thing: Thing(), type: Thing}.items():
-        if kind not in allowed and not (kind is str and Literal in allowed) and not (kind is type and Callable in allowed):
+        if (
+            kind not in allowed
+            and not (kind is str and Literal in allowed)
+            and not (kind is type and Callable in allowed)
+        ):
             yield Bad(f"a {kind.__name__}", value, REFUSED if not (kind is str and several) else EITHER)
     if not numbers and bool in allowed:
         yield from (Bad(repr(v), v, REFUSED) for v in (0, 2, 0.5, "false"))

@@ -9,6 +9,7 @@ from posenc.analysis.finding import Finding
 from posenc.analysis.questions import QUESTIONS, Picture, Question
 from posenc.analysis.reading import seeded
 from posenc.analysis.subject import DTYPES, Subject, subject_of
+from posenc.checks import checked
 from posenc.errors import InputError
 
 Progress = Callable[[str, int, int], None]
@@ -90,6 +91,7 @@ class Analysis(Finding):
         }
 
 
+@checked
 def analyze(
     subject: Any,
     *,

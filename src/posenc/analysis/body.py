@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.codes import Codes
 from posenc.analysis.first_layer import tables, words_of
+from posenc.checks import checked
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -64,6 +65,7 @@ class Body:
         return self.words[tokens.long().cpu()]
 
 
+@checked
 def body_of(subject: Any, *, layers: int | None = None, name: str | None = None) -> Body:
     """The body of a model, on a copy of it in float64, on the CPU and in eval mode.
 

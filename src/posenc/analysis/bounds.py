@@ -11,6 +11,7 @@ from posenc import frequencies as schedules
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import CI_ZERO, Numbers
 from posenc.analysis.reading import whole
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.frequencies.bound import first_negative
@@ -50,6 +51,7 @@ MODELS = (
 """Known models, from their published configurations."""
 
 
+@checked
 def rope_bound(
     distances: Numbers,
     head_dim: int,
@@ -79,6 +81,7 @@ def rope_bound(
     return torch.cat(found).view(m.shape)
 
 
+@checked
 def longest_length(
     base: float,
     head_dim: int,
@@ -101,6 +104,7 @@ def longest_length(
     return first_negative(frequencies_of(frequencies, head_dim, base), whole("limit", limit))
 
 
+@checked
 def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
     """The smallest base with sum_c cos(m theta_c) >= 0 at every distance m below `length`.
 
@@ -197,6 +201,7 @@ def _about(model: Model, longest: int | None) -> str:
     return f"{told}: the sum of its cosines is first negative at {longest}, {verdict} the length it was trained on."
 
 
+@checked
 def base_bound(
     lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384, 32768),
     head_dim: int = 128,

@@ -11,6 +11,7 @@ from posenc.analysis.of_encoding import of_encoding
 from posenc.analysis.of_model import of_model
 from posenc.analysis.reading import Codes as Codes
 from posenc.analysis.reading import of_table, seeded
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.errors import InputError
@@ -33,6 +34,7 @@ def made(text: str, **shape: Any) -> Encoding:
         return create(text, **{**SHAPE, **shape})
 
 
+@checked
 def codes_of(
     subject: Any, *, name: str | None = None, layer: int = 0, site: str | None = None, head: int = 0, **shape: Any
 ) -> Codes:

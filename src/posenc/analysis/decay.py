@@ -12,6 +12,7 @@ from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.integrals import CI_ZERO, Numbers, decay_asymptote, decay_integral, first_zero
 from posenc.analysis.reading import positions_of
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.functional import frequency_curve
 
@@ -113,6 +114,7 @@ class Kernel(Finding):
         return f"{told}: codes {self.like_random} positions apart are as unrelated as these, on average."
 
 
+@checked
 def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """The dot product of codes by distance, over all pairs of the first `length` positions.
 
@@ -232,6 +234,7 @@ class Curves(Finding):
         return found
 
 
+@checked
 def curves(
     distances: Numbers,
     bases: Sequence[float] = (10000.0, 1000.0, 100.0),

@@ -19,6 +19,7 @@ from posenc.analysis.curvature import Scalar, Shape, column, gradient, interacti
 from posenc.analysis.finding import Finding
 from posenc.analysis.interaction import Decay, by_distance, decay
 from posenc.analysis.reading import whole
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.errors import InputError
@@ -137,6 +138,7 @@ class Expansion(Finding):
         return found
 
 
+@checked
 def expansion(
     model: Any,
     texts: Tensor | int = 4,

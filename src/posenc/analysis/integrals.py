@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.functional import CURVES
 
@@ -26,6 +27,7 @@ PIECE, NODES = 4.0, 12
 Numbers = Tensor | Sequence[float] | float
 
 
+@checked
 def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> Tensor:
     """The integral of cos(x theta(t)) over t in 0 .. 1, float64, of the shape of x: what the normalised dot product of
     two codes x positions apart tends to with more and more pairs.
@@ -48,6 +50,7 @@ def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, 
     return torch.where(torch.minimum(*ends) > NEAR, slow - fast, math.log(base) + apart) / math.log(base)
 
 
+@checked
 def decay_asymptote(x: Numbers, curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> Tensor:
     """The leading term of `decay_integral` for large x, float64, of the shape of x.
 
@@ -68,6 +71,7 @@ def decay_asymptote(x: Numbers, curve: str = "geometric", base: float = 10000.0,
     return torch.where(x <= base, near, far) / math.log(base)
 
 
+@checked
 def first_zero(curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> float | None:
     """The first x at which `decay_integral` is zero; None for a curve that stays above it (t^2). About 0.6165 base for
     base^-t, pi for t, 2.3311 for its root.

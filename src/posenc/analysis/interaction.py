@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.errors import InputError
 
 ROUNDING = 1e-20
@@ -57,6 +58,7 @@ def _explained(table: Tensor, curve: Tensor) -> float:
     return 1 - rest / whole if whole > ROUNDING * float(seen.square().sum()) else 1.0
 
 
+@checked
 def diagonal_parts(
     diagonal: Tensor,
     frequencies: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.analysis.codes import codes_of, made
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import Waves, whole
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.rotary import Rotary
@@ -101,6 +102,7 @@ class PhaseError(Finding):
         ]
 
 
+@checked
 def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype | str = torch.bfloat16) -> PhaseError:
     """The errors of an encoding's phases in a dtype, with their causes apart, and what the module itself does.
 

@@ -13,6 +13,7 @@ from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import CHUNK, Codes, defined, in_chunks, positions_of, seeded, whole
 from posenc.analysis.uniqueness import Uniqueness, unique
+from posenc.checks import checked
 from posenc.errors import InputError
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
@@ -72,6 +73,7 @@ class Steps(Finding):
         return said
 
 
+@checked
 def steps(
     subject: Any,
     length: int = 512,
@@ -163,6 +165,7 @@ class Boundedness(Finding):
         return said
 
 
+@checked
 def bounded(
     subject: Any, length: int = 512, *, trained: int | None = None, up_to: int | None = None, **options: Any
 ) -> Boundedness:
@@ -258,6 +261,7 @@ class Determinism(Finding):
         ]
 
 
+@checked
 def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinism:
     """Read the codes of the first `length` positions again and again, in evaluation and in training, and compare.
 
@@ -336,6 +340,7 @@ class Properties(Finding):
         return [f"{wish}: {'yes' if holds else 'no'}. {' '.join(found.sentences())}" for wish, holds, found in wished]
 
 
+@checked
 def properties(
     subject: Any, length: int = 512, *, trained: int | None = None, search: int | None = None, **options: Any
 ) -> Properties:

@@ -11,6 +11,7 @@ from posenc import frequencies as schedules
 from posenc.analysis.bounds import Schedule
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import whole
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import a_length, at_least_one
 from posenc.functional import binary_digits, frequency_curve
@@ -48,6 +49,7 @@ class Counter(Finding):
         ]
 
 
+@checked
 def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Counter:
     """The analogy of sinusoidal codes with a binary counter.
 
@@ -188,6 +190,7 @@ class Digits(Finding):
         )
 
 
+@checked
 def digits(
     positions: Tensor | Sequence[int] | int,
     head_dim: int = 128,

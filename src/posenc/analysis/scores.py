@@ -14,6 +14,7 @@ from posenc.analysis.finding import Finding
 from posenc.attention import posed
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
+from posenc.checks import checked
 from posenc.encoding import Encoding, as_terms
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
@@ -151,6 +152,7 @@ class Scores(Finding):
         return said
 
 
+@checked
 def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any) -> Bias:
     """What each head adds to a score by distance, up to `length` - 1 in both directions; for causal encodings, back
     alone. The query is at position length - 1, so that every key has a position.
@@ -185,6 +187,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     return Bias(name, (length - 1 - keys).flip(0), found[0], of_content, learned)
 
 
+@checked
 def rotation(
     encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
 ) -> Rotation:
@@ -215,6 +218,7 @@ def rotation(
     return Rotation(name, step.double(), trained)
 
 
+@checked
 def scores(
     encoding: Encoding | str,
     length: int = 512,

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import in_chunks, positions_of, whole
+from posenc.checks import checked
 from posenc.errors import InputError
 
 MEANT = 1e-4
@@ -90,6 +91,7 @@ class Shift(Finding):
         return said
 
 
+@checked
 def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool = False, **options: Any) -> Shift:
     """The matrix that moves codes by `shift` positions: exact where the frequencies are known (sinusoidal codes, and what
     rotation makes of a vector), else fitted by least squares to every other position and tested on the rest.

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import positions_of
+from posenc.checks import checked
 
 PURE = 0.9
 """A channel of which one wave holds this share of the variance is a wave."""
@@ -61,6 +62,7 @@ class Spectrum(Finding):
         return said
 
 
+@checked
 def spectrum(subject: Any, length: int = 512, **options: Any) -> Spectrum:
     """Singular values and wavelengths of the codes.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import tables
+from posenc.checks import checked
 from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
 
@@ -50,6 +51,7 @@ class RandomDots(Finding):
         ]
 
 
+@checked
 def random_dots(
     dim: int, *, samples: int = 20000, epsilons: Sequence[float] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4), seed: int = 0
 ) -> RandomDots:
@@ -159,6 +161,7 @@ class Subspaces(Finding):
         ]
 
 
+@checked
 @torch.no_grad()
 def subspaces(
     subject: Any,
@@ -322,6 +325,7 @@ class AddOrConcat(Finding):
         ]
 
 
+@checked
 @torch.no_grad()
 def add_or_concat(
     subject: Any = None,

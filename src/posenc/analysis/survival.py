@@ -13,6 +13,7 @@ from posenc.analysis.body import check_reads_one
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import check_tokens
 from posenc.analysis.reading import seeded, whole
+from posenc.checks import checked
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -96,6 +97,7 @@ class Survival(Finding):
         return said
 
 
+@checked
 @torch.no_grad()
 def survival(
     model: nn.Module,

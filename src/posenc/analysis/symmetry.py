@@ -11,6 +11,7 @@ from torch.nn.functional import conv1d
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import seeded, whole
+from posenc.checks import checked
 from posenc.encodings import ENCODINGS, create, lookup, parts
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
@@ -84,6 +85,7 @@ class Equivariance(Finding):
         return found
 
 
+@checked
 @torch.no_grad()
 def equivariance(
     module: Any,
@@ -235,6 +237,7 @@ class Breakers(Finding):
         return found
 
 
+@checked
 def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations: int = 8, seed: int = 0) -> Breakers:
     """Attention alone, then with one thing added at a time: a causal mask, a padding mask that moves with its tokens or
     stays where it is, a convolution, each encoding.

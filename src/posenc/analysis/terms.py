@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import FirstLayer, first_layer
+from posenc.checks import checked
 from posenc.encodings.checks import check_word
 
 TERMS = ("content-content", "content-position", "position-content", "position-position")
@@ -97,6 +98,7 @@ class FourTerms(Finding):
         return said
 
 
+@checked
 @torch.no_grad()
 def four_terms(
     model: nn.Module, tokens: Tensor, *, constants: Literal["content", "apart"] = "content", loss: bool = True

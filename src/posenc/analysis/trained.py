@@ -6,12 +6,14 @@ from functools import lru_cache
 from torch import Tensor
 
 from posenc.analysis.reading import seeded
+from posenc.checks import checked
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import load
 from posenc.lab.train import train
 from posenc.transformer import Transformer
 
 
+@checked
 def trained_model(encoding: str, steps: int = 120, seed: int = 0) -> tuple[Transformer, Tensor]:
     """The small decoder of `posenc compare` (two layers, four heads, bytes of Python's language reference, 128 a text)
     trained under an encoding, in eval mode, and the held-out text, (n,) uint8. The same arguments give the same weights,

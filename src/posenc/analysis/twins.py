@@ -13,6 +13,7 @@ from torch.nn.functional import cosine_similarity
 from posenc.analysis.body import body_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.symmetry import HOST, ROUNDING, called, encoder, is_causal
+from posenc.checks import checked
 from posenc.encodings import NoPE
 from posenc.errors import InputError
 from posenc.transformer import Transformer
@@ -67,6 +68,7 @@ class Twins(Finding):
         return [without, with_them]
 
 
+@checked
 @torch.no_grad()
 def twins(
     text: str = "Can you open a can?",

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import CHUNK, Codes, defined, in_chunks, positions_of, whole
+from posenc.checks import checked
 from posenc.errors import InputError
 
 SEARCH = 100_000
@@ -69,6 +70,7 @@ class Uniqueness(Finding):
         return said
 
 
+@checked
 def unique(
     subject: Any,
     length: int = 512,

@@ -6,6 +6,7 @@ print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
 
 from dataclasses import dataclass
 
+from posenc.checks import checked
 from posenc.conformance.checks import CHECKS, DECODER, SLOW, Fails, Inapplicable, Make, Subject
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -38,6 +39,7 @@ class Report:
         return "\n".join(map(str, self.outcomes))
 
 
+@checked
 def check(make: Make, *, slow: bool = True) -> Report:
     """Run every check on an encoding. make is given the config of the small model it is put into (dim, num_heads,
     kv_heads, width of a head, num_layers) and returns the encoding; slow=False leaves out compiling and exporting."""

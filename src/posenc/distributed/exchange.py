@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from posenc.checks import check_value
+from posenc.checks import check_value, checked
 from posenc.distributed.shards import Shard, chunks_of
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 
 
+@checked
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     """This process's part of a tensor over the whole sequence, such as tokens or labels.
 
@@ -26,6 +27,7 @@ def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     return part.take(x, dim)
 
 
+@checked
 def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     """The whole sequence, in its order, from every process's part. All processes of the group call it together.
 

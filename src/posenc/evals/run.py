@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.checks import checked
 from posenc.engines import Engine, Here, Interrupted, Work
 from posenc.evals.config import Cell, planned, settings_of
 from posenc.evals.job import Job
@@ -37,6 +38,7 @@ class Progress:
     told: Callable[[str], None] = lambda found: None
 
 
+@checked
 def evaluate(
     model: nn.Module,
     tokenizer: Any,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from posenc.checks import checked
+from posenc.checks import as_numbers, checked
 from posenc.errors import InputError
 from posenc.frequencies.by_base import divisors_of, ntk
 from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one, untouched
@@ -65,7 +65,7 @@ def longrope(
     """
     plain = untouched(head_dim, base)
     divisors = {
-        name: divisors_of(name, torch.tensor(numbers, dtype=torch.float64, device="cpu"), len(plain))
+        name: divisors_of(name, as_numbers(name, numbers).to("cpu", torch.float64), len(plain))
         for name, numbers in (("short_factor", short_factor), ("long_factor", long_factor))
     }
     which = "long_factor" if a_length(length, "length") > a_length(original_max_positions) else "short_factor"

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from posenc.checks import check_fields, check_tensor, checked, shown
@@ -18,6 +19,8 @@ class Frequencies:
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
+        if torch.compiler.is_compiling():
+            return
         check_fields(self)
         a_temperature(self.attention_factor)
         check_tensor("inv_freq", self.inv_freq)

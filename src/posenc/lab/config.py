@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 import posenc
+from posenc.checks import check_fields, check_value
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
@@ -44,6 +45,9 @@ class Settings:
     packed: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        for factor in self.factors:
+            check_value("factors", factor, int)
         small = {"length": 8, "steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1, "windows": 2,
                  "vocab_size": 1}  # fmt: skip
         for name, least in small.items():

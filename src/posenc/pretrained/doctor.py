@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc.checks import checked
 from posenc.pretrained.calls import evaluating
 from posenc.pretrained.patient import Patient, Table, patient
 from posenc.pretrained.symptoms import FINDINGS, Severity, symptoms
@@ -95,6 +96,7 @@ class Diagnosis:
         return f"{self.model}\n\n{found}"
 
 
+@checked
 @torch.no_grad()
 def doctor(model: nn.Module, tokenizer: Any | None = None) -> Diagnosis:
     """Examine a model as it stands, and leave it as it is.

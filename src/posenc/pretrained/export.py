@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.files import remove_leftovers, scratch_name, sync
 from posenc.frequencies import Frequencies
@@ -62,6 +63,7 @@ class Export:
         return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
 
 
+@checked
 def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
@@ -22,6 +23,7 @@ CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_positi
 """What plain transformers reads of a configuration to turn as an extended model does."""
 
 
+@checked
 def extend(
     model: nn.Module,
     method: str,
@@ -71,6 +73,7 @@ def extend(
     return report
 
 
+@checked
 def restore(model: nn.Module) -> bool:
     """Undo `extend`: the very modules and configuration values that were there are put back. Whether there was anything
     to undo."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.calls import check_tokens
@@ -51,6 +52,7 @@ class Finetuning:
         )
 
 
+@checked
 def finetune(
     model: nn.Module,
     text: str | Tensor,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.pretrained.guards import check_folder, check_gguf
 
@@ -22,6 +23,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' names of models end that predict the next token."""
 
 
+@checked
 def load(
     name: str | Path,
     *,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
@@ -60,6 +61,7 @@ class Answer:
         return [step.context for step in self.steps]
 
 
+@checked
 def combine(
     log_probs: Tensor,
     *,
@@ -96,6 +98,10 @@ def combine(
     _check(pooling, top_p, beta, eta)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: give (contexts + 1, vocabulary), row 0 first")
+    if not log_probs.is_floating_point() or log_probs.is_meta or 0 in log_probs.shape:
+        raise InputError(f"log_probs={shown(log_probs)}: give logarithms of probabilities, with values")
+    if previous is not None and not 0 <= previous < len(log_probs) - 1:
+        raise InputError(f"previous={previous}: the context followed last, from 0 to {len(log_probs) - 2}")
     kept = _top_p(log_probs, top_p)
     entropies = -(kept.exp() * kept.clamp(_FLOOR, 0)).sum(-1)[1:]
     if pooling == "average":
@@ -112,6 +118,7 @@ def combine(
     return merged.log_softmax(-1), chosen, entropies
 
 
+@checked
 def nbce_generate(model: nn.Module, tokenizer: Any, contexts: Sequence[str], question: str, **options: Any) -> Answer:
     """Answer a question from several contexts, each no longer than the model can read.
 
@@ -129,6 +136,7 @@ def nbce_generate(model: nn.Module, tokenizer: Any, contexts: Sequence[str], que
     return Answer("".join(step.text for step in steps), tuple(steps))
 
 
+@checked
 @torch.no_grad()
 def nbce_steps(
     model: nn.Module,
@@ -168,8 +176,10 @@ def nbce_steps(
         InputError: no contexts, a number out of range, a template without its fields, or another model's tokenizer.
     """
     _check(pooling, top_p, beta, eta)
-    if isinstance(contexts, str) or not contexts:
-        raise InputError(f"contexts={contexts!r}: give a list of at least one text")
+    if isinstance(contexts, str) or not contexts or not all(isinstance(context, str) for context in contexts):
+        raise InputError(f"contexts={shown(contexts)}: give a list of at least one text")
+    if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+        raise InputError(f"tokenizer={shown(tokenizer)}: pass the model's own, of transformers")
     for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("batch_size", batch_size, 1)):
         if value is not None and value < least:
             raise InputError(f"{name}={value}: must be at least {least}")

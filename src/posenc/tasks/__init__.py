@@ -10,6 +10,7 @@ a model makes of them.
 
 from dataclasses import fields
 
+from posenc.checks import checked
 from posenc.errors import unknown
 from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
@@ -40,6 +41,7 @@ TASKS: dict[str, type[Task]] = {
 """Every task by name."""
 
 
+@checked
 def create(text: str) -> Task:
     """A task from its name and options, as in "key_value:keys=digits:query_aware=true". A colon in a value is written
     as \\:, as in "needle:source=C\\:/essays.txt".
