@@ -174,7 +174,7 @@ def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool)
 def _choose(problem: Problem, name: str) -> Backend:
     if name == "auto":
         return next(b for b in by_speed(problem) if b.refusal(problem) is None)
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])
     refusal = BACKENDS[name].refusal(problem)
     if refusal is not None:

@@ -162,13 +162,13 @@ def _check_dense(name: str, x: Tensor) -> None:
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a declared type; an int serves as a float, a bool as neither."""
-    allowed = kinds(hint)
-    if type(value) in allowed or any(kind in (Any, Literal, object) for kind in allowed):
+    allowed, kind = kinds(hint), type(value)
+    if kind in allowed or Any in allowed or Literal in allowed or object in allowed:
         return True  # the callee knows its words
-    if isinstance(value, (bool, str)):
+    if kind is bool or isinstance(value, str):
         return False
     if isinstance(value, Real):
-        return bool({int, float} & set(allowed)) if isinstance(value, Integral) else float in allowed
+        return float in allowed or (int in allowed and isinstance(value, Integral))
     return any(callable(value) if kind is CALLABLE else isinstance(value, kind) for kind in allowed)
 
 

@@ -20,7 +20,6 @@ LORA = re.compile(r"lora_([AB])(\..+)?")
 
 
 @overload
-@checked
 def convert_layout(
     weights: Tensor, head_dim: int, source: Layout, target: Layout, *,
     rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0,
@@ -30,6 +29,7 @@ def convert_layout(
     weights: Mapping[str, Tensor], head_dim: int, source: Layout, target: Layout, *,
     rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0, names: Iterable[str],
 ) -> dict[str, Tensor]: ...  # fmt: skip
+@checked
 def convert_layout(
     weights: Tensor | Mapping[str, Tensor],
     head_dim: int,

@@ -275,6 +275,9 @@ class Positions:
         Raises:
             InputError: sides of several coordinates that are not as many.
         """
+        for name, side in (("queries", queries), ("keys", keys)):
+            if side.q.device != queries.q.device or side.k.device != side.q.device:
+                raise InputError(f"{name} are on {side.k.device}, queries on {queries.q.device}: move them with .to()")
         q, k, axes = queries.q, keys.k, max(queries.axes, keys.k.shape[2] if keys.k.dim() == 3 else 1)
         if q.dim() != k.dim():
             q, k = (x[..., None].expand(-1, -1, axes) if x.dim() == 2 else x for x in (q, k))

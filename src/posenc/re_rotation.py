@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
+from posenc.checks import as_numbers, check_tensor, checked
 from posenc.encoding import Encoding
 from posenc.encodings.polar import PoPE
 from posenc.encodings.rotary import Rotary
@@ -50,6 +50,7 @@ def re_rotate(
         InputError: an encoding whose keys cannot be moved, with the reason; `into` of another kind; positions that do
             not fit.
     """
+    check_tensor("keys", keys)
     target = encoding if into is None else into
     if not isinstance(target, Encoding):
         raise InputError(f"into={target!r}: pass an encoding, such as encoding.with_schedule('yarn', factor=4, ..)")
@@ -73,7 +74,13 @@ def _keys_at(name: str, where: Where, keys: Tensor) -> Positions:
     if keys.dim() != 4:
         raise InputError(f"keys of shape {tuple(keys.shape)}: pass (batch, kv_heads, n, width)")
     if not isinstance(where, Positions):
-        where = Positions.from_ids(torch.as_tensor(where, device=keys.device))
+        ids = as_numbers(name, where, keys.device)
+        try:
+            where = Positions.from_ids(ids)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+    if where.k.is_meta:
+        raise InputError(f"{name} is on meta, where tensors have no values: make them on the keys' device")
     if where.num_keys != keys.shape[2] or where.k.shape[0] not in (1, keys.shape[0]):
         raise InputError(
             f"{name} of shape {tuple(where.k.shape)} for keys {tuple(keys.shape)}: give one number per key, in one row or "

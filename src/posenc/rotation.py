@@ -50,8 +50,18 @@ def rotary(
         InputError: x of integers, tables that do not fit x, an unknown layout, or inplace where autograd needs the old x
             or where entries of x share memory.
     """
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and not (
+        type(x) is type(cos) is type(sin) is Tensor
+        and type(start) is int
+        and type(inplace) is bool
+        and x.device == cos.device == sin.device
+        and x.layout is cos.layout is sin.layout is torch.strided
+    ):
         _check_given(x, cos, sin, start, inplace)
+    if x.dim() == 0 or cos.dim() == 0 or sin.dim() == 0:
+        raise InputError(
+            f"x {tuple(x.shape)}, cos {tuple(cos.shape)} and sin {tuple(sin.shape)}: pass (.., seq, channels)"
+        )
     pairs, width = cos.shape[-1], x.shape[-1]
     if not x.is_floating_point():
         raise InputError(f"x of {x.dtype}: a turned integer is none; pass x.float()")
@@ -61,7 +71,7 @@ def rotary(
             "rotated pair, at most head_dim/2 (tables that repeat each angle, as in transformers, are "
             "cos[..., :head_dim//2] here)"
         )
-    if layout not in ("half", "interleaved"):
+    if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
     if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
         raise InputError(
@@ -209,14 +219,10 @@ class _Traced(torch.autograd.Function):
 
 def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool) -> None:
     for name, given in (("x", x), ("cos", cos), ("sin", sin)):
-        if type(given) is not Tensor or given.layout is not torch.strided:
-            check_value(name, given, Tensor)
-        if given.dim() == 0 or given.device != x.device:
-            raise InputError(
-                f"{name} of shape {tuple(given.shape)} on {given.device}: pass channels, on x's {x.device}"
-            )
-    if type(start) is not int:
-        check_value("start", start, int)
+        check_value(name, given, Tensor)
+        if given.device != x.device:
+            raise InputError(f"{name} is on {given.device}, x on {x.device}: pass {name}.to(x.device)")
+    check_value("start", start, int)
     check_flags(inplace=inplace)
 
 

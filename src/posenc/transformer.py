@@ -250,6 +250,10 @@ class Transformer(nn.Module):
         if self.encoding.needs_length:
             raise InputError(f"{self.encoding}: its codes depend on the final length, so it cannot decode with a cache")
         check_sizes(new_tokens=new_tokens)
+        if tokens.is_meta != (attention_mask is not None and attention_mask.is_meta) and attention_mask is not None:
+            raise InputError(
+                f"attention_mask is on {attention_mask.device}, tokens on {tokens.device}: move one of them"
+            )
         if attention_mask is not None and attention_mask.shape != tokens.shape:
             raise InputError(
                 f"attention_mask of {tuple(attention_mask.shape)}: pass one for tokens {tuple(tokens.shape)}"

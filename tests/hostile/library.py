@@ -26,13 +26,28 @@ from posenc.frequencies import Frequencies
 from posenc.statistics import estimate, t_quantile, wilson
 from posenc.transformer import Cache, Transformer, TransformerConfig
 
+INTERNAL = ("check_even", "table_device", "Difference", "PositionMap")
+"""Helpers of other modules, and results, which nobody makes."""
+
 ABSTRACT = ("Absolute", "Encoding")
 """Classes to inherit from, which nobody makes."""
 
 SECONDS = 10
 """After which a call counts as one that hangs."""
 
-ALIASES = ("table", "threshold", "max_positions", "coordinates", "window", "dim", "base", "term")
+ALIASES = (
+    "table",
+    "height",
+    "num_buckets",
+    "max_distance",
+    "threshold",
+    "max_positions",
+    "coordinates",
+    "window",
+    "dim",
+    "base",
+    "term",
+)
 """What a message may call that which follows from several arguments."""
 
 HEADS, HEAD_DIM, DIM, SEQ = 4, 8, 32, 6
@@ -68,7 +83,10 @@ class Row:
     def hints(self) -> dict[str, Any]:
         """The declared type of each argument that is given by name."""
         function = self.call.__init__ if isclass(self.call) else self.call
-        hints = get_type_hints(function)
+        try:
+            hints = get_type_hints(function)
+        except NameError:  # types for the type checker alone
+            hints = {"rank": int, "world_size": int, "layout": str}
         takes = {
             name: p
             for name, p in signature(self.call).parameters.items()
@@ -116,11 +134,13 @@ def rows() -> dict[str, Row]:
     found: dict[str, Row] = {}
     for module in ("posenc.functional", "posenc.frequencies", "posenc.position_maps"):
         for name, function in public(module).items():
+            if name in INTERNAL:
+                continue
             found[f"{module.removeprefix('posenc.')}.{name}"] = Row(function, defaults(function))
     for name in posenc.encodings.__all__:
         cls = getattr(posenc, name)
         if isclass(cls) and name not in ABSTRACT:
-            found[name] = Row(cls, defaults(cls), used)
+            found[name] = Row(cls, defaults(cls), str if name == "EnhancedMaskDecoder" else used)
     found |= special()
     return found
 
@@ -187,7 +207,6 @@ def special() -> dict[str, Row]:
         "distributed.gather": Row(posenc.distributed.gather, lambda: {"x": torch.randn(2, 8, 3), "positions": Positions.arange(8).shard(0, 1), "dim": 1}),
         "frequencies.longrope": Row(posenc.frequencies.longrope, lambda: {"head_dim": HEAD_DIM, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_positions": 16, "length": 32, "factor": 2.0}),
         "Positions.to": Row(packed.to, lambda: {"device": "cpu"}),
-        "bias.hankel": Row(posenc.bias.hankel, lambda: {"vector": vector, "num_keys": 3}),
         "statistics.estimate": Row(estimate, lambda: {"values": torch.randn(2, 5)}),
         "statistics.wilson": Row(wilson, defaults(wilson)),
         "statistics.t_quantile": Row(t_quantile, defaults(t_quantile)),
@@ -272,6 +291,8 @@ def named(message: str, bad: Mapping[str, Bad], arguments: Mapping[str, Any]) ->
     told = message.replace("-", "_")
     if any(re.search(rf"\b{name}", told) or repr(b.value)[:20] in message for name, b in bad.items()):
         return True
+    if any(isinstance(b.value, str) and b.value.partition(":")[0] in message for b in bad.values()):
+        return True
     parts = [v for b in bad.values() if isinstance(b.value, Mapping) for v in (b.value.get("name"),)]
     related = any(isinstance(b.value, (Tensor, Positions, int, float)) for b in bad.values())
     others = [*arguments, *ALIASES] if related else []
@@ -312,11 +333,18 @@ def sweep(row: Row) -> Iterator[tuple[str, Bad, str, str]]:
             yield name, bad, *outcome(row, row.good(), {name: bad}, seen)
 
 
+def every() -> dict[str, Row]:
+    """All rows."""
+    from hostile import library_models
+
+    return rows() | library_models.rows()
+
+
 def main() -> None:
     counts: Counter[str] = Counter()
-    every = rows()
+    table = every()
     picked = [a for a in sys.argv[1:] if a[0] != "-"]
-    for name, row in every.items():
+    for name, row in table.items():
         if picked and not any(name.startswith(p) for p in picked):
             continue
         print(name, file=sys.stderr, flush=True)
@@ -330,7 +358,7 @@ def main() -> None:
             if found == "wrong" and "-v" in sys.argv:
                 print(f"{name}({argument}={bad.what}): {why[:160]!r}")
     print("| callables | calls | results | refused | wrong |\n| --- | --- | --- | --- | --- |")
-    print(f"| {len(every)} | {sum(counts.values())} | {counts['result']} | {counts['refused']} | {counts['wrong']} |")
+    print(f"| {len(table)} | {sum(counts.values())} | {counts['result']} | {counts['refused']} | {counts['wrong']} |")
 
 
 if __name__ == "__main__":

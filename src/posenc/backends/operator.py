@@ -21,6 +21,7 @@ def _calls(
 ) -> list[Call]:  # fmt: skip
     drawn = 0 if seed is None else int(seed)
     found = []
+    q, k, v = [_packed(x) for x in q], [_packed(x) for x in k], _packed(v)
     for number, (of_q, of_k) in enumerate(zip(q, k, strict=True)):
         terms: list[Term] = []
         values: ValuesTerm | None = None
@@ -41,6 +42,11 @@ def _calls(
         region = Region.of(numbers)
         found.append(Call(of_q, of_k, of_v, terms, values, segments, causal, scale, longest, dropout_p, own, region))
     return found
+
+
+def _packed(x: Tensor) -> Tensor:
+    """With the channels next to one another, as PyTorch's flash kernel takes for granted: else it reads others."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @torch.library.custom_op("posenc::attend", mutates_args=())

@@ -157,6 +157,6 @@ def options_of(name: str) -> dict[str, Parameter]:
 def _looked_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
     options = dict(schedule)
     name = options.pop("name", None)
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown("schedule", name, SCHEDULES)
     return name, SCHEDULES[name], options

@@ -1,0 +1,139 @@
+"""Rows for what needs a model: pretrained ones, analyses, evaluations."""
+
+import shutil
+import tempfile
+from functools import cache
+from inspect import isfunction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import posenc
+from hostile.library import DIM, HEADS, Row
+from posenc import analysis, tasks
+from posenc.evals.config import Settings as EvalSettings
+from posenc.lab.config import Settings
+from posenc.pretrained.nbce import combine
+from posenc.transformer import Transformer, TransformerConfig
+
+LENGTH = 16
+OF_A_SUBJECT = (
+    "bounded",
+    "codes_of",
+    "deterministic",
+    "kernel",
+    "properties",
+    "shift_matrix",
+    "spectrum",
+    "steps",
+    "unique",
+)
+OF_AN_ENCODING = {"bias": "alibi", "phase_error": "rope", "rotation": "rope", "scores": "rope"}
+"""Analyses that take a subject or an encoding, and nothing else that has no default."""
+
+
+class Words:
+    """A tokenizer of bytes that knows what ours ask of one."""
+
+    eos_token_id = pad_token_id = 0
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1 + byte % 60 for byte in text.encode()]}
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(chr(64 + int(token)) for token in tokens)
+
+
+@cache
+def llama() -> Any:
+    """A small Llama with random weights, as transformers makes it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=LENGTH, **shape)).eval()
+
+
+def state(model: Any) -> tuple[str, str, list[float]]:
+    """What a refused call must not change: modules, configuration, weights."""
+    return repr(model), repr(model.config.to_dict()), [float(p.detach().double().sum()) for p in model.parameters()]
+
+
+def restored(found: Any) -> Any:
+    posenc.restore(llama())
+    return found
+
+
+def folder() -> str:
+    """A name for a new folder, in one that is emptied of the last."""
+    place = Path(tempfile.gettempdir()) / "posenc_hostile"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    return str(place / "model")
+
+
+def rows() -> dict[str, Row]:
+    tokens = torch.arange(12) % 11
+    host = Transformer(TransformerConfig(11, DIM, 1, HEADS), posenc.Sinusoidal(DIM)).eval()
+    found = {
+        "extend": Row(posenc.extend, lambda: {"model": llama(), "method": "yarn", "factor": 2.0}, restored),
+        "restore": Row(posenc.restore, lambda: {"model": llama()}),
+        "load": Row(posenc.load, lambda: {"name": _saved()}, only=("name", "dtype", "device", "encoders")),
+        "to_hf": Row(posenc.to_hf, lambda: {"model": llama(), "directory": folder()}, only=("model", "directory")),
+        "doctor": Row(posenc.doctor, lambda: {"model": llama()}, only=("model",)),
+        "finetune": Row(
+            posenc.finetune,
+            lambda: {"model": llama(), "text": tokens.repeat(3), "steps": 1, "length": 8, "warmup": 0},
+            only=("model", "text", "steps", "learning_rate", "length", "batch_size", "pose", "warmup", "seed"),
+        ),
+        "nbce_generate": Row(
+            lambda model, tokenizer, contexts, question, max_new_tokens=2, beta=0.25, top_p=0.9, temperature=0.0: (
+                posenc.nbce_generate(
+                    model, tokenizer, contexts, question, max_new_tokens=max_new_tokens, beta=beta, top_p=top_p,
+                    temperature=temperature,
+                )
+            ),
+            lambda: {"model": llama(), "tokenizer": Words(), "contexts": ["a", "b"], "question": "c"},
+        ),
+        "nbce.combine": Row(combine, lambda: {"log_probs": torch.randn(3, 7).log_softmax(-1), "previous": 0}),
+        "evaluate": Row(
+            posenc.evaluate,
+            lambda: {"model": llama(), "tokenizer": Words(), "tasks": "nonsense"},
+            only=(),
+        ),
+        "tasks.create": Row(tasks.create, lambda: {"text": "passkey"}),
+        "evals.Settings": Row(EvalSettings, lambda: {"tasks": ("passkey",)}, only=("samples", "seeds", "batch_size")),
+        "lab.Settings": Row(Settings, dict),
+        "analysis.trained_model": Row(analysis.trained_model, lambda: {"encoding": "nope", "steps": 1}, only=()),
+    }  # fmt: skip
+    for name in OF_A_SUBJECT:
+        found[f"analysis.{name}"] = Row(
+            getattr(analysis, name),
+            lambda: {"subject": posenc.Sinusoidal(8), "length": LENGTH},
+            only=("length", "subject"),
+        )
+    for name, encoding in OF_AN_ENCODING.items():
+        shape = {"num_heads": HEADS} if encoding == "alibi" else {"head_dim": 8}
+        length = "trained" if name == "rotation" else "length"
+        made = posenc.create(encoding, **shape)
+        found[f"analysis.{name}"] = Row(
+            getattr(analysis, name), lambda length=length, made=made: {"encoding": made, length: LENGTH},
+            only=(length, "layer", "encoding", "samples"),
+        )  # fmt: skip
+    return found
+
+
+def unlisted() -> set[str]:
+    """The analyses without a row."""
+    known = rows()
+    return {
+        name for name in analysis.__all__ if isfunction(getattr(analysis, name)) and f"analysis.{name}" not in known
+    }
+
+
+@cache
+def _saved() -> str:
+    place = folder() + "_saved"
+    llama().save_pretrained(place)
+    return place
