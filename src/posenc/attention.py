@@ -172,7 +172,7 @@ def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool)
 
 
 def _choose(problem: Problem, name: str) -> Backend:
-    if name == "auto":
+    if isinstance(name, str) and name == "auto":
         return next(b for b in by_speed(problem) if b.refusal(problem) is None)
     if not isinstance(name, str) or name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])

@@ -257,7 +257,7 @@ def create(spec: Mapping[str, Any]) -> PositionMap:
     """
     options = dict(spec)
     name = options.pop("name", None)
-    if name not in MAPS:
+    if not isinstance(name, str) or name not in MAPS:
         raise unknown("position map", name, MAPS)
     try:
         return MAPS[name](**options)

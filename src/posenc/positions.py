@@ -503,6 +503,8 @@ class Positions:
             InputError: they are no range of the keys.
         """
         _check_range(first, end, self.num_keys)
+        if end is None:
+            raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
         document = None if self.k_document is None else self.k_document[:, first:end]
         return replace(
             self, k=self.k[:, first:end], k_order=self.k_order[:, first:end], k_document=document,

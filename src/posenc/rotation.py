@@ -63,6 +63,8 @@ def rotary(
             f"x {tuple(x.shape)}, cos {tuple(cos.shape)} and sin {tuple(sin.shape)}: pass (.., seq, channels)"
         )
     pairs, width = cos.shape[-1], x.shape[-1]
+    if cos.is_complex() or sin.is_complex():
+        raise InputError(f"cos of {cos.dtype}, sin of {sin.dtype}: pass real numbers, each by itself")
     if not x.is_floating_point():
         raise InputError(f"x of {x.dtype}: a turned integer is none; pass x.float()")
     if start < 0 or start + 2 * pairs > width:

@@ -1,6 +1,6 @@
 """Every public name of the library with good arguments, and what becomes of a call when one of them is bad.
 
-`python tests/hostile/library.py` prints the table of docs/reliability.md; `-v` also each call that goes wrong.
+`PYTHONPATH=tests python -m hostile.library [NAMES..]` prints the table of docs/reliability.md, and each call that goes wrong.
 """
 
 import dataclasses
@@ -9,10 +9,11 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import Parameter, isclass, signature
+from numbers import Real
 from typing import Any, get_type_hints
 
 import torch
@@ -258,10 +259,9 @@ def bounded(seconds: float) -> Iterator[None]:
 def outcome(row: Row, arguments: dict[str, Any], bad: Mapping[str, Bad], seen: Any = None) -> tuple[str, str]:
     """What a call with these bad arguments comes to: ("result" | "refused" | "wrong", why)."""
     given = arguments | {name: b.value for name, b in bad.items()}
-    torch.manual_seed(0)
     try:
         with bounded(SECONDS):
-            result = row.then(row.call(**given))
+            result = outcome_of(row, given)
     except InputError as error:
         if not named(str(error), bad, arguments):
             return "wrong", f"unnamed: {error}"
@@ -289,12 +289,12 @@ def outcome(row: Row, arguments: dict[str, Any], bad: Mapping[str, Bad], seen: A
 def named(message: str, bad: Mapping[str, Bad], arguments: Mapping[str, Any]) -> bool:
     """Whether a refusal names an argument that is bad, quotes its value, or names one that it does not go with."""
     told = message.replace("-", "_")
-    if any(re.search(rf"\b{name}", told) or repr(b.value)[:20] in message for name, b in bad.items()):
+    if any(re.search(rf"(?<![a-z0-9]){name}", told) or repr(b.value)[:20] in message for name, b in bad.items()):
         return True
     if any(isinstance(b.value, str) and b.value.partition(":")[0] in message for b in bad.values()):
         return True
     parts = [v for b in bad.values() if isinstance(b.value, Mapping) for v in (b.value.get("name"),)]
-    related = any(isinstance(b.value, (Tensor, Positions, int, float)) for b in bad.values())
+    related = any(isinstance(b.value, (Tensor, Positions, Real)) for b in bad.values())
     others = [*arguments, *ALIASES] if related else []
     return any(re.search(rf"\b{name}", told) for name in others) or any(repr(part) in message for part in parts)
 
@@ -323,14 +323,36 @@ def finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def sweep(row: Row) -> Iterator[tuple[str, Bad, str, str]]:
-    """One argument at a time replaced by each of its bad values: (argument, value, outcome, why)."""
-    arguments = row.good()
-    torch.manual_seed(0)
-    seen = row.then(row.call(**arguments))
+def cases(row: Row) -> Iterator[tuple[str, Bad]]:
+    """Every argument with each of its bad values."""
+    arguments = good_arguments(row)
     for name, hint in row.hints().items():
         for bad in bad_values(hint, arguments.get(name)):
-            yield name, bad, *outcome(row, row.good(), {name: bad}, seen)
+            yield name, bad
+
+
+def tried(row: Row, chosen: Iterable[tuple[str, Bad]]) -> Iterator[tuple[str, Bad, str, str]]:
+    """One argument at a time replaced by a bad value: (argument, value, outcome, why)."""
+    seen = outcome_of(row, good_arguments(row))
+    for name, bad in chosen:
+        yield name, bad, *outcome(row, good_arguments(row), {name: bad}, seen)
+
+
+def good_arguments(row: Row) -> dict[str, Any]:
+    """The same ones each time."""
+    torch.manual_seed(0)
+    return row.good()
+
+
+def outcome_of(row: Row, arguments: dict[str, Any]) -> Any:
+    """What is judged."""
+    torch.manual_seed(0)
+    return row.then(row.call(**arguments))
+
+
+def faults(row: Row, chosen: Iterable[tuple[str, Bad]]) -> dict[str, str]:
+    """What goes wrong, by argument and value."""
+    return {f"{name}={bad.what}": why for name, bad, found, why in tried(row, chosen) if found == "wrong"}
 
 
 def every() -> dict[str, Row]:
@@ -340,26 +362,31 @@ def every() -> dict[str, Row]:
     return rows() | library_models.rows()
 
 
-def main() -> None:
-    counts: Counter[str] = Counter()
-    table = every()
-    picked = [a for a in sys.argv[1:] if a[0] != "-"]
-    for name, row in table.items():
-        if picked and not any(name.startswith(p) for p in picked):
-            continue
-        print(name, file=sys.stderr, flush=True)
-        try:
-            swept = list(sweep(row))
-        except Exception as e:
-            print("BROKEN", name, type(e).__name__, str(e)[:300])
-            continue
-        for argument, bad, found, why in swept:
-            counts[found] += 1
-            if found == "wrong" and "-v" in sys.argv:
-                print(f"{name}({argument}={bad.what}): {why[:160]!r}")
-    print("| callables | calls | results | refused | wrong |\n| --- | --- | --- | --- | --- |")
-    print(f"| {len(table)} | {sum(counts.values())} | {counts['result']} | {counts['refused']} | {counts['wrong']} |")
+def table(rows: Mapping[str, Row]) -> tuple[list[str], int]:
+    """A line for each group of callables, and how often something was wrong."""
+    counts: dict[str, Counter[str]] = {}
+    members: Counter[str] = Counter()
+    for name, row in rows.items():
+        group = name.rpartition(".")[0] or ("encodings" if name in posenc.encodings.__all__ else "other functions")
+        members[group] += 1
+        for argument, bad, found, why in tried(row, cases(row)):
+            counts.setdefault(group, Counter())[found] += 1
+            if found == "wrong":
+                print(f"{name}({argument}={bad.what}): {why[:160]!r}", file=sys.stderr)
+    lines = [
+        f"| {group} | {members[group]} | {c.total()} | {c['result']} | {c['refused']} | {c['wrong']} |"
+        for group, c in sorted(counts.items())
+    ]
+    both = sum(counts.values(), Counter())
+    lines.append(
+        f"| all | {members.total()} | {both.total()} | {both['result']} | {both['refused']} | {both['wrong']} |"
+    )
+    head = ["| callables | how many | calls | right results | refused | wrong |", "|---|---|---|---|---|---|"]
+    return head + lines, both["wrong"]
 
 
 if __name__ == "__main__":
-    main()
+    picked = {name: row for name, row in every().items() if name.startswith(tuple(sys.argv[1:]) or ("",))}
+    lines, wrong = table(picked)
+    print("\n".join(lines))
+    sys.exit(int(bool(wrong)))

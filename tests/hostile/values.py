@@ -117,7 +117,8 @@ def _tensors(good: Tensor) -> Iterator[Bad]:
         yield Bad("transposed twice", good.mT.contiguous().mT, SAME)
     yield Bad("subclass", good.detach().clone().as_subclass(Subclass), SAME)
     with torch.inference_mode():
-        yield Bad("made in inference mode", good.clone(), SAME)
+        inference = good.clone()
+    yield Bad("made in inference mode", inference, SAME)
     if good.is_floating_point():
         yield Bad("requires grad", good.detach().clone().requires_grad_(), SAME)
         for value in (math.nan, math.inf):
@@ -128,7 +129,7 @@ def _tensors(good: Tensor) -> Iterator[Bad]:
     yield Bad("expanded, zero strides", one.expand(good.shape), EITHER)
     for dtype in (torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64, torch.uint8, torch.int8):
         if dtype != good.dtype:
-            yield Bad(str(dtype), good.to(dtype), EITHER)
+            yield Bad(str(dtype), good.to(dtype), REFUSED if dtype.is_complex else EITHER)
     yield Bad("on meta", good.to("meta"), EITHER)
     yield Bad("one rank more", good[None], EITHER)
     if good.dim():

@@ -14,7 +14,7 @@ from posenc.analysis.finding import Finding
 from posenc.attention import posed
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
-from posenc.checks import checked
+from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding, as_terms
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
@@ -242,6 +242,7 @@ def scores(
         InputError: sizes below 1, or positions that the encoding does not take.
     """
     whole, own, layer, name = _made(encoding, layer, name, shape)
+    check_sizes(samples=samples, length=length)
     if samples < 2:
         raise InputError(f"samples={samples}: a spread needs at least 2")
     _check_length(length, whole, name)

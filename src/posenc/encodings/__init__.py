@@ -147,7 +147,7 @@ def from_spec(spec: Mapping[str, Any]) -> Encoding:
     arguments = dict(spec)
     name = arguments.pop("name", None)
     composites = {c.name: c for c in (Sum, PerLayer)}
-    if name in composites:
+    if isinstance(name, str) and name in composites:
         if set(arguments) - {"order"} != {"parts"}:
             raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
         parts = [from_spec(part) for part in arguments["parts"]]

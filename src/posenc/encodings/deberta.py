@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
+from posenc.checks import checked
 from posenc.encoding import Projections
 from posenc.encodings.absolute import Learned
 from posenc.encodings.checks import check_sizes, check_std, check_terms
@@ -218,6 +219,7 @@ class EnhancedMaskDecoder(nn.Module):
     of the table, see `Learned`. Source: He et al. 2021, section 3.2; microsoft/DeBERTa.
     """
 
+    @checked
     def __init__(
         self, max_positions: int, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
     ) -> None:

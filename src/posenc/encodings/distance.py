@@ -10,7 +10,7 @@ from posenc.bias import Relative
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_heads, check_sizes, check_std, check_word
 from posenc.errors import InputError
-from posenc.functional import alibi_slopes, frequency_curve, t5_bucket
+from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions, exact
 
 
@@ -153,6 +153,7 @@ class Sandwich(_DistanceBias):
     def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
+        check_even("dim_bar", dim_bar)
         self.num_heads, self.dim_bar, self.base = num_heads, dim_bar, base
         self.frequencies: list[float] = frequency_curve(dim_bar, base).tolist()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from posenc.checks import check_flags, is_whole
 from posenc.errors import InputError, unknown
 from posenc.tasks import Task, create
 from posenc.texts import named
@@ -55,6 +56,7 @@ class Settings:
                 if not isinstance(value, kind):
                     raise InputError(f"--{name} {value!r}: pass {wanted}")
             object.__setattr__(self, name, each)
+        check_flags(generate=self.generate)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
         for name, least in (("tasks", 1), ("lengths", 1), ("depths", 1)):
             if len(getattr(self, name)) < least:
@@ -63,7 +65,7 @@ class Settings:
             value = getattr(self, name)
             if value is None and name == "batch_size":
                 continue
-            if not isinstance(value, int) or not least <= value <= most:
+            if not is_whole(value) or not least <= value <= most:
                 why = "; one text has no interval" if name == "samples" else ""
                 flag = name.replace("_", "-")
                 raise InputError(f"--{flag} {value}: must be a whole number, at least {least}, at most {most}{why}")

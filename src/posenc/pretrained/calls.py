@@ -74,7 +74,9 @@ def check_tokens(model: Any, ids: Tensor) -> None:
     Raises:
         InputError: names the largest token.
     """
-    rows, largest = model.get_input_embeddings().weight.shape[0], int(ids.max())
+    rows, least, largest = model.get_input_embeddings().weight.shape[0], int(ids.min()), int(ids.max())
+    if least < 0:
+        raise InputError(f"text has token {least}: pass token ids, which are not negative")
     if largest >= rows:
         raise InputError(
             f"token {largest} is beyond the model's vocabulary of {rows}: pass the tokenizer of this model"

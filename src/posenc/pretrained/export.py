@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.checks import checked
+from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.files import remove_leftovers, scratch_name, sync
 from posenc.frequencies import Frequencies
@@ -85,8 +85,12 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
     from safetensors import SafetensorError
 
     inner, folder = unwrapped(model), Path(directory)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"directory={str(folder)!r}: has something in it; name a new folder")
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"directory={shown(str(folder))}: {error.args[-1]}; give a folder that can be made") from None
+    if taken or "\0" in str(folder):
+        raise InputError(f"directory={str(folder)!r}: has something in it, or cannot be; name a new folder")
     config, report, overrides = _expressed(inner, folder)
     scratch = folder.with_name(scratch_name())
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from posenc.checks import checked
+from posenc.checks import check_sizes, checked
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.calls import check_tokens
@@ -91,10 +91,10 @@ def finetune(
         model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     began = time.perf_counter()
     with _as_it_was(model), torch.random.fork_rng():
-        torch.manual_seed(seed)  # adapters start from random numbers, and dropout draws them
+        torch.manual_seed(int(seed))  # adapters start from random numbers, and dropout draws them
         tuned = model if lora is None else _with_adapters(anatomy(model), lora)
         if lora is None:
             tuned.requires_grad_(True)
@@ -219,8 +219,10 @@ def _rows(text: str | Tensor, tokenizer: Any, length: int) -> Tensor:
         if tokenizer is None:
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
         text = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    if not isinstance(text, Tensor) or text.dim() not in (1, 2) or text.is_floating_point():
+    numbers = isinstance(text, Tensor) and not (text.is_floating_point() or text.dtype == torch.bool or text.is_meta)
+    if not isinstance(text, Tensor) or not numbers or text.dim() not in (1, 2) or 0 in text.shape:
         raise InputError("text: a string, or token ids as a tensor of whole numbers, (tokens,) or (texts, tokens)")
+    text = text.clone() if text.is_inference() else text  # what was made in inference mode cannot train
     rows = text.long().cpu() if text.dim() == 2 else text.long().cpu()[None]
     if rows.shape[-1] < length:
         raise InputError(
@@ -230,9 +232,7 @@ def _rows(text: str | Tensor, tokenizer: Any, length: int) -> Tensor:
 
 
 def _check(settings: Mapping[str, Any]) -> None:
-    for name in ("steps", "batch_size", "lora"):
-        if settings[name] is not None and settings[name] < 1:
-            raise InputError(f"{name}={settings[name]}: at least 1")
+    check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
     if settings["warmup"] < 0:
         raise InputError(f"warmup={settings['warmup']}: steps in which the rate rises, 0 for none")
     if settings["length"] < 2:

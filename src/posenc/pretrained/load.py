@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.checks import checked
+from posenc.checks import check_device, checked
 from posenc.errors import InputError
 from posenc.pretrained.guards import check_folder, check_gguf
 
@@ -51,6 +51,7 @@ def load(
             package that is missing.
     """
     needs("transformers", "lab")
+    check_device(device)
     path = demo_file() if name == DEMO else path_of(name)
     if path.is_dir():
         path = _weights(path)
