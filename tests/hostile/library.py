@@ -41,6 +41,7 @@ ALIASES = (
     "height",
     "num_buckets",
     "max_distance",
+    "names",
     "threshold",
     "max_positions",
     "coordinates",
@@ -294,7 +295,7 @@ def named(message: str, bad: Mapping[str, Bad], arguments: Mapping[str, Any]) ->
     if any(isinstance(b.value, str) and b.value.partition(":")[0] in message for b in bad.values()):
         return True
     parts = [v for b in bad.values() if isinstance(b.value, Mapping) for v in (b.value.get("name"),)]
-    related = any(isinstance(b.value, (Tensor, Positions, Real)) for b in bad.values())
+    related = any(isinstance(b.value, (Tensor, Positions, Real, Mapping)) for b in bad.values())
     others = [*arguments, *ALIASES] if related else []
     return any(re.search(rf"\b{name}", told) for name in others) or any(repr(part) in message for part in parts)
 

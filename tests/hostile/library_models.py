@@ -85,7 +85,7 @@ def rows() -> dict[str, Row]:
         "finetune": Row(
             posenc.finetune,
             lambda: {"model": deepcopy(llama()), "text": tokens.repeat(3), "steps": 1, "length": 8, "warmup": 0},
-            only=("model", "text", "steps", "learning_rate", "length", "batch_size", "pose", "warmup", "seed"),
+            then=lambda found: found.losses, only=("model", "text", "steps", "learning_rate", "length", "batch_size", "pose", "warmup", "seed"),
         ),
         "nbce_generate": Row(
             lambda model, tokenizer, contexts, question, max_new_tokens=2, beta=0.25, top_p=0.9, temperature=0.0: (

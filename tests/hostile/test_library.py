@@ -20,8 +20,8 @@ from posenc import InputError, Positions
 from posenc.transformer import Cache, Transformer, TransformerConfig
 
 ROWS = library.rows()
-TOLD_APART = {"Positions", "Explanation", "InputError", "Encoding"}
-"""Public classes that have rows by their constructors, or that nobody makes."""
+TOLD_APART = {"Positions", "Explanation", "InputError", "Encoding", "evaluate"}
+"""Classes that have rows by their constructors, or that nobody makes; and what takes its arguments as evals.Settings."""
 
 SLOW_ANALYSES = {
     "add_or_concat", "analyze", "base_bound", "body_of", "breakers", "codes_of", "counter", "curves", "decay_asymptote",
