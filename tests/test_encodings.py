@@ -206,7 +206,7 @@ def test_free_schedules_share_everything_else():
         (lambda: codes(Learned(4, 4), Positions.arange(5)), "position 4 is outside the table of 4"),
         (lambda: codes(Learned(4, 4), Positions.from_ids(torch.tensor([-1]))), "position -1 is negative"),
         (lambda: codes(Learned(4, 4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
-        (lambda: codes(Binary(4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
+        (lambda: codes(Binary(4), Positions.from_ids(torch.tensor([0.5]))), "pass integers"),
         (lambda: codes(Normalized(4), Positions.arange(1, 3)), "only 1 of 4 tokens are here"),
         (lambda: codes(Sinusoidal(4), Positions.grid(2, 2)), "one coordinate per token"),
         (lambda: Sinusoidal(4).embed(torch.zeros(1, 2, 6), Positions.arange(2)), "x of width 6"),

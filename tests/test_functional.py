@@ -133,7 +133,7 @@ def test_schedules_do_what_they_promise(dim, base, factor):
         (lambda: F.frequency_curve(4, curve="powr"), "did you mean 'power'"),
         (lambda: F.frequency_curve(4, curve="power", exponent=0), "exponent=0"),
         (lambda: F.shift_matrix(1, 4, layout="x"), "unknown layout"),
-        (lambda: F.binary_digits(torch.tensor([0.5]), 4), "integer positions only"),
+        (lambda: F.binary_digits(torch.tensor([0.5]), 4), "pass integers"),
         (lambda: F.binary_digits(torch.tensor([1]), 0), "bits=0"),
         (lambda: F.rotary(torch.ones(3, 4), torch.ones(3, 4), torch.ones(3, 4)), "one per rotated pair"),
         (lambda: F.rotary(torch.ones(3, 4), torch.ones(3, 2), torch.ones(3, 2), layout="neox"), "unknown layout"),
