@@ -109,6 +109,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from posenc.lab.cost import check_affordable
     from posenc.lab.data import load
     from posenc.lab.launcher import launched
+    from posenc.lab.parallel import processes
     from posenc.lab.store import Cell
     from posenc.lab.tracking import Tracking
     from posenc.report.page import page
@@ -121,7 +122,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     if "factors" in given:
         given["factors"] = tuple(given["factors"])
     settings = replace(preset.settings, **given)
-    check_affordable(settings, options.workers or 1)
+    check_affordable(settings, options.workers or 1, processes().world_size)
     for flag, differs in (("workers", options.workers), ("engine", options.engine != "local")):
         if differs and launched():
             raise InputError(
