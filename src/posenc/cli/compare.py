@@ -7,7 +7,7 @@ from typing import Any
 from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
-from posenc.errors import unknown
+from posenc.errors import InputError, unknown
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +84,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
         "accelerate config says)",
     )
+    text = "how many of those processes share each sequence, for long ones; the others share the batch"
+    add("--sequence-shards", type=int, metavar="N", default=1, help=text)
     add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     text = "keep trainings on their way this often, for a killed comparison to go on from there; 0: never"
     add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
@@ -92,15 +94,22 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
+    from posenc.lab.launcher import together
+
+    with together(options.parallel, options.sequence_shards):
+        return _run(options, command)
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
     from dataclasses import asdict, fields, replace
-    from functools import partial
 
     from posenc.engines import Interrupted
     from posenc.lab.compare import Comparison, compare, names
     from posenc.lab.config import PRESETS, Run, Settings
     from posenc.lab.cost import check_affordable
     from posenc.lab.data import load
-    from posenc.lab.parallel import together
+    from posenc.lab.launcher import launched
+    from posenc.lab.parallel import processes
     from posenc.lab.store import Cell
     from posenc.lab.tracking import Tracking
     from posenc.report.page import page
@@ -113,7 +122,13 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     if "factors" in given:
         given["factors"] = tuple(given["factors"])
     settings = replace(preset.settings, **given)
-    check_affordable(settings, options.workers or 1)
+    check_affordable(settings, options.workers or 1, processes().world_size)
+    for flag, differs in (("workers", options.workers), ("engine", options.engine != "local")):
+        if differs and launched():
+            raise InputError(
+                f"--{flag} {getattr(options, flag)}: the processes that a launcher started train each model together; leave it "
+                "out, or start one process"
+            )
     engine = read_engine(options, workers=options.workers)
     corpus = load(
         options.data,
@@ -139,8 +154,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
 
         try:
             telling = replace(terminal.progress, finished=finished)
-            lead = partial(
-                compare,
+            results = compare(
                 comparison,
                 corpus,
                 options.out,
@@ -150,7 +164,6 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
                 command=command,
                 render=page,
             )
-            results = together(lead, corpus, options.parallel)
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     tokens: Tensor
     documents: Tensor | None = None
 
-    def rows(self, which: slice) -> "Batch":
+    def rows(self, which: slice | Tensor) -> "Batch":
         """Some of the sequences."""
         return Batch(self.tokens[which], None if self.documents is None else self.documents[which])
 
