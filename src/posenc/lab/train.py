@@ -56,8 +56,8 @@ class Training:
         batch = self.processes.share(whole)
         with self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
             logits = self.forward(batch.inputs, batch.positions)
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        loss = self.processes.weighed(loss, batch.scored, whole.scored)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+        loss = self.processes.weighed(loss / max(1, batch.scored), batch.scored, max(1, whole.scored))
         self.losses.append(self.processes.mean(loss).item())
         if not math.isfinite(self.losses[-1]):
             raise diverged(self.run, f"at step {step + 1} of {s.steps}")
