@@ -149,7 +149,7 @@ def test_documents_of_one_token_leave_nothing_to_predict(tiny):
     check_long_enough(Corpus("", "", some, documents(200), packed=True), settings)
     few = Text((some.tokens % 251).to(torch.uint8), some.starts)
     _, losses = train(Run("rope", 0, settings, ""), few)  # most batches have no target, which is no divergence
-    assert losses[0] == 0
+    assert 0 in losses
 
 
 def test_the_cut_is_where_a_document_starts_if_one_starts_near(tmp_path):
