@@ -134,9 +134,10 @@ def test_files_are_found_in_the_order_of_their_paths_and_no_further_than_needed(
             with pytest.raises(InputError, match="no file has such a name"):
                 load(str(tmp_path / pattern))
     looked, scandir = [], os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: looked.append(os.path.basename(path)) or scandir(path))
-    load(str(tmp_path), max_tokens=8)
-    assert "c" not in looked
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or scandir(path))
+    load(str(tmp_path), max_tokens=16)
+    assert str(tmp_path / "b") in looked
+    assert str(tmp_path / "c") not in looked
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="what Linux shows as files")
