@@ -137,10 +137,12 @@ def _run(options: argparse.Namespace, command: str) -> int:
         text_column=options.text_column,
         max_tokens=options.data_tokens,
     )
+    settings = replace(settings, vocab_size=corpus.vocab_size)
+    check_affordable(settings, options.workers or 1)
     comparison = Comparison(
         names(options.encodings) if hasattr(options, "encodings") else preset.encodings,
         getattr(options, "seeds", preset.seeds),
-        replace(settings, vocab_size=corpus.vocab_size),
+        settings,
     )
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}

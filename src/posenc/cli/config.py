@@ -185,7 +185,7 @@ def _value(action: argparse.Action, written: Any) -> Any:
     if not _takes_list(action):
         return _one(action, written)
     values = written if isinstance(written, list) else [written]
-    if not values and action.nargs == "+":
+    if not values and action.nargs == "+" and action.default != []:
         raise ValueError("is an empty list; name at least one")
     return [_one(action, value) for value in values]
 

@@ -56,7 +56,7 @@ class Training:
         inputs, targets, positions = self.processes.share(whole)
         with self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
             logits = self.forward(inputs, positions)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / whole.scored
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / max(1, whole.scored)
         loss = loss * self.processes.world_size  # DDP and FSDP take the mean over the processes
         self.losses.append(self.processes.mean(loss).item())
         if not math.isfinite(self.losses[-1]):
