@@ -41,9 +41,16 @@ def file(tmp_path, text, name="run.yaml"):
 
 
 def toml(values):
-    """Values as TOML: JSON's strings are TOML's, but for one sign."""
-    lines = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
-    return "\n".join(lines).replace("\x7f", "\\u007f").replace("Infinity", "inf").replace("NaN", "nan") + "\n"
+    return "".join(f"{key} = {as_toml(value)}\n" for key, value in values.items())
+
+
+def as_toml(value):
+    """A value as TOML: JSON's, but for one sign in a text and the names of what is not finite."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # ---------------------------------------------------------------- what a file says
