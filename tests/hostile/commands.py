@@ -66,9 +66,7 @@ class Case:
 
 
 def actions(command: str) -> list[argparse.Action]:
-    parser = argparse.ArgumentParser()
-    cli.COMMANDS[command][0](parser)
-    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    return [action for action in cli.build(command)._actions if not isinstance(action, argparse._HelpAction)]
 
 
 def places(command: str) -> list[str]:
@@ -81,6 +79,12 @@ def cases() -> Iterator[Case]:
         for action in actions(command):
             for argument in action.option_strings or [action.dest]:
                 yield from (Case(command, argument, value) for value in VALUES)
+
+
+def strangers(command: str) -> list[str]:
+    """Flags that a command does not have: the other commands', and one that none has."""
+    flags = {name: {flag for action in actions(name) for flag in action.option_strings} for name in cli.COMMANDS}
+    return sorted(set().union(*flags.values(), {"--no-such-flag"}) - flags[command])
 
 
 def prepare(folder: Path) -> None:
