@@ -117,6 +117,7 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
         mock.patch("posenc.lab.compare.sweep", stop[0]),
         mock.patch("posenc.bench.run.Workers.measure", stop[1]),
         mock.patch("webbrowser.open"),
+        mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):
         code = cli.main(arguments)
     told, left = err.getvalue(), sorted(path.name for path in here.iterdir())
