@@ -16,7 +16,7 @@ from posenc import cli
 from posenc.cli import config
 from posenc.errors import InputError
 from posenc.evals.config import PRESETS as EVALUATIONS
-from posenc.evals.config import settings_of
+from posenc.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
 from posenc.lab.config import PRESETS
 from references.small_models import small_model
@@ -295,7 +295,9 @@ def test_an_evaluation_comes_back_whole_without_its_preset(preset, tmp_path):
     options.command, options.typed = "eval", ""
     written = config.dump(options, **vars(settings_of(preset)), preset=None)
     again = parsed("eval", "--config", file(tmp_path, written))
-    assert settings_of(again.preset, **cli.eval.given(again)) == EVALUATIONS[preset]
+    found = settings_of(again.preset, **cli.eval.given(again))
+    assert found == EVALUATIONS[preset]
+    assert preset_of(found) == preset
 
 
 def posenc(*arguments):

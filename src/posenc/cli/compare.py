@@ -2,12 +2,16 @@
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import unknown
+
+if TYPE_CHECKING:
+    from posenc.lab.compare import Comparison
+    from posenc.lab.data import Corpus
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -92,19 +96,62 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
-    from dataclasses import asdict, fields, replace
-    from functools import partial
+    from dataclasses import replace
 
     from posenc.engines import Interrupted
-    from posenc.lab.compare import Comparison, compare, names
-    from posenc.lab.config import PRESETS, Run, Settings
-    from posenc.lab.cost import check_affordable
-    from posenc.lab.data import load
+    from posenc.lab.compare import compare
+    from posenc.lab.config import Run
     from posenc.lab.parallel import together
     from posenc.lab.store import Cell
     from posenc.lab.tracking import Tracking
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
+
+    engine = read_engine(options, workers=options.workers)
+    comparison, corpus = read_comparison(options)
+    tracking = Tracking(options.track, options.out)
+    with Terminal(options.out) as terminal, told(options.command):
+
+        def finished(run: Run, cell: Cell) -> None:
+            terminal.progress.finished(run, cell)
+            tracking.finished(run, cell)
+
+        def lead() -> dict[str, Any]:
+            return compare(
+                comparison,
+                corpus,
+                options.out,
+                engine=engine,
+                checkpoint_minutes=options.checkpoint_every,
+                progress=recording(
+                    replace(terminal.progress, finished=finished),
+                    lambda: record(options.out, options, **resolved(comparison, corpus)),
+                ),
+                command=command,
+                render=page,
+            )
+
+        try:
+            results = together(lead, corpus, options.parallel)
+        except Interrupted:
+            print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
+            return FAILED
+    done = results["runs"]
+    return conclude(options, results, terminal.show, done["finished"], done["planned"], "runs")
+
+
+def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
+    """What is compared, a preset with what was said in its place, and the text.
+
+    Raises:
+        InputError: what cannot be, does not fit into this machine, or is not the text that it was.
+    """
+    from dataclasses import fields, replace
+
+    from posenc.lab.compare import Comparison, names
+    from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.cost import check_affordable
+    from posenc.lab.data import load
 
     if options.preset not in PRESETS:
         raise unknown("--preset", options.preset, PRESETS)
@@ -114,7 +161,6 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         given["factors"] = tuple(given["factors"])
     settings = replace(preset.settings, **given)
     check_affordable(settings, options.workers or 1)
-    engine = read_engine(options, workers=options.workers)
     corpus = load(
         options.data,
         settings.tokenizer,
@@ -122,37 +168,15 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
         text_column=options.text_column,
         max_tokens=options.data_tokens,
     )
-    comparison = Comparison(
-        names(options.encodings) if hasattr(options, "encodings") else preset.encodings,
-        getattr(options, "seeds", preset.seeds),
-        replace(settings, vocab_size=corpus.vocab_size),
-    )
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
-    resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
-    resolved |= {"data_sha256": corpus.digest, "preset": None}
-    tracking = Tracking(options.track, options.out)
-    with Terminal(options.out) as terminal, told(options.command):
+    encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
+    seeds = getattr(options, "seeds", preset.seeds)
+    return Comparison(encodings, seeds, replace(settings, vocab_size=corpus.vocab_size)), corpus
 
-        def finished(run: Run, cell: Cell) -> None:
-            terminal.progress.finished(run, cell)
-            tracking.finished(run, cell)
 
-        try:
-            telling = replace(terminal.progress, finished=finished)
-            lead = partial(
-                compare,
-                comparison,
-                corpus,
-                options.out,
-                engine=engine,
-                checkpoint_minutes=options.checkpoint_every,
-                progress=recording(telling, lambda: record(options.out, options, **resolved)),
-                command=command,
-                render=page,
-            )
-            results = together(lead, corpus, options.parallel)
-        except Interrupted:
-            print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
-            return FAILED
-    done = results["runs"]
-    return conclude(options, results, terminal.show, done["finished"], done["planned"], "runs")
+def resolved(comparison: "Comparison", corpus: "Corpus") -> dict[str, Any]:
+    """What config.yaml says instead of a preset and of what may change."""
+    from dataclasses import asdict
+
+    said = {"encodings": comparison.encodings, "seeds": comparison.seeds, "data_sha256": corpus.digest}
+    return asdict(comparison.settings) | said | {"preset": None}
