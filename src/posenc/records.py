@@ -9,11 +9,11 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import count
-from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -24,6 +24,7 @@ from posenc.files import Folder, sync
 T = TypeVar("T")
 MOST_BYTES = 2**28
 """A file that is longer is none of ours."""
+FLOAT_MOST = sys.float_info.max
 ASIDE, WHY = "set-aside", ".why.json"
 
 
@@ -231,7 +232,7 @@ def _typed(kind: Any, raw: Any, where: str) -> Any:
         return origin(_typed(inner[0], each, f"{where}[{at}]") for at, each in enumerate(raw))
     if origin is dict and isinstance(raw, dict):
         return {key: _typed(inner[1], each, f"{where}.{key}") for key, each in raw.items()}
-    if kind is float and type(raw) in (int, float) and isfinite(raw):
+    if kind is float and type(raw) in (int, float) and -FLOAT_MOST <= raw <= FLOAT_MOST:
         return raw
     if kind in (int, str, bool) and type(raw) is kind:
         return raw

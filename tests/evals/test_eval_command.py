@@ -31,7 +31,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["complete"]
     assert results["model"]["trained_length"] == 64
     assert results["settings"]["depths"] == [0, 1]
-    assert results["settings"]["preset"] == "standard"
+    assert results["settings"]["preset"] is None  # flags have changed it
     assert results["command"].startswith("posenc eval ")
     assert "cut_off" in shown.out
     assert "[12/12]" in shown.err  # 3 arms, 2 lengths, 2 depths

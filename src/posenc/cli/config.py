@@ -263,7 +263,8 @@ KINDS: dict[Any, tuple[Callable[[Any], Any], str]] = {
 
 
 def record(folder: Folder | str | Path, options: argparse.Namespace, **resolved: Any) -> None:
-    """Write config.yaml: every setting of a run. resolved: values in place of those in `options`; None leaves one out.
+    """Write config.yaml: every setting of a run. resolved: values in place of those in `options`; None and [] leave one
+    out.
 
     Raises:
         InputError: a config.yaml is there that posenc did not write.
@@ -307,7 +308,7 @@ def dump(options: argparse.Namespace, **resolved: Any) -> str:
     values = vars(options) | resolved
     for action in settings(options.parser):
         value = values.get(action.dest)
-        if value is not None and action.dest not in NOT_RECORDED:
+        if value not in (None, []) and action.dest not in NOT_RECORDED:
             lines.append(f"{key(action)}: {_as_yaml(value)}")
     return "\n".join(lines) + "\n"
 
