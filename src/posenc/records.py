@@ -19,7 +19,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from posenc.errors import InputError
-from posenc.files import Folder, sync
+from posenc.files import Folder, make_folder, sync
 
 T = TypeVar("T")
 MOST_BYTES = 2**28
@@ -82,7 +82,7 @@ class Records(Folder):
             return None
         except RecursionError:
             self.put_aside(name, "it is nested too deeply")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
             self.put_aside(name, said.splitlines()[0][:200] if said else type(error).__name__)
         except OSError as error:
@@ -99,7 +99,7 @@ class Records(Folder):
         """
         place = self.directory / ASIDE
         try:
-            place.mkdir(exist_ok=True)
+            make_folder(place)
             names = (place / f"{Path(name).name}.{n}" for n in count(1))
             target = next(path for path in names if not os.path.lexists(path))
             os.rename(self.directory / name, target)

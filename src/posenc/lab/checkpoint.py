@@ -202,6 +202,11 @@ def _check(training: Training, fresh: State, tensors: Mapping[str, Tensor], list
             raise Damaged(f"{name:.100} is {tensor.dtype} of shape {tuple(tensor.shape)}, and the training has it not")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise Damaged(f"{name:.100} is not finite")
+    for name in ("order", "random"):
+        try:
+            torch.Generator().set_state(tensors.get(name, torch.empty(0)))
+        except (RuntimeError, TypeError):
+            raise Damaged(f"{name} is no state of a generator") from None
     missing = fresh.keys() - tensors.keys() - lists.keys()
     if missing or lists.keys() - fresh.keys():
         raise Damaged(f"it lacks {', '.join(sorted(missing))[:100]}" if missing else "it has lists that are not known")
