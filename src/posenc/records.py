@@ -150,13 +150,9 @@ def _bytes(path: Path, most: int) -> bytes:
     Raises:
         Damaged: it is no file, or far too long. OSError.
     """
-    try:
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        if isinstance(error, IsADirectoryError) or path.is_dir():
-            raise Damaged("it is no file") from None
-        raise
-    with open(opened, "rb") as file:
+    if path.is_dir():
+        raise Damaged("it is no file")
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         about = os.fstat(opened)
         if not stat.S_ISREG(about.st_mode):
             raise Damaged("it is no file")
