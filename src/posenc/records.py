@@ -153,7 +153,7 @@ def _bytes(path: Path, most: int) -> bytes:
     if path.is_dir():
         raise Damaged("it is no file")
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        about = os.fstat(opened)
+        about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise Damaged("it is no file")
         if about.st_size > most:

@@ -272,7 +272,9 @@ def record(folder: Folder | str | Path, options: argparse.Namespace, **resolved:
     path = folder.directory / NAME
     try:
         with path.open("rb") as file:
-            ours = MARK.encode().startswith(file.read(len(MARK)))  # also one that a fault cut off before anything was said
+            ours = MARK.encode().startswith(
+                file.read(len(MARK))
+            )  # also one that a fault cut off before anything was said
     except FileNotFoundError:
         ours = True
     except OSError:
