@@ -77,6 +77,7 @@ def fail(rehearsal: Rehearsal, error: int, stays: bool, which: Iterable[int] | N
     """Have every n-th system call on the folder fail (or those in `which`), and then go on undisturbed."""
     tally = Tally()
     folder = rehearsal.place / "failing"
+    shutil.rmtree(folder, ignore_errors=True)
     with Calls(folder).failing() as counted:
         rehearsal.run(folder)
     for at in which or range(1, len(counted.names) + 1):
