@@ -19,7 +19,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from posenc.errors import InputError
-from posenc.files import Folder, sync
+from posenc.files import Folder, make_folder, sync
 
 T = TypeVar("T")
 MOST_BYTES = 2**28
@@ -83,7 +83,7 @@ class Records(Folder):
             return None
         except RecursionError:
             self.put_aside(name, "it is nested too deeply")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
             self.put_aside(name, said.splitlines()[0][:200] if said else type(error).__name__)
         except OSError as error:
@@ -100,7 +100,7 @@ class Records(Folder):
         """
         place = self.directory / ASIDE
         try:
-            place.mkdir(exist_ok=True)
+            make_folder(place)
             names = (place / f"{Path(name).name}.{n}" for n in count(1))
             target = next(path for path in names if not os.path.lexists(path))
             os.rename(self.directory / name, target)
@@ -151,14 +151,10 @@ def _bytes(path: Path, most: int) -> bytes:
     Raises:
         Damaged: it is no file, or far too long. OSError.
     """
-    try:
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        if isinstance(error, IsADirectoryError) or path.is_dir():
-            raise Damaged("it is no file") from None
-        raise
-    with open(opened, "rb") as file:
-        about = os.fstat(opened)
+    if path.is_dir():
+        raise Damaged("it is no file")
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise Damaged("it is no file")
         if about.st_size > most:

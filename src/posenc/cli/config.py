@@ -273,7 +273,8 @@ def record(folder: Folder | str | Path, options: argparse.Namespace, **resolved:
     path = folder.directory / NAME
     try:
         with path.open("rb") as file:
-            ours = file.read(len(MARK)) == MARK.encode()
+            # also one that a fault cut off before anything was said
+            ours = MARK.encode().startswith(file.read(len(MARK)))
     except FileNotFoundError:
         ours = True
     except OSError:

@@ -168,14 +168,15 @@ def loaded(training: Training, fresh: State, content: bytes) -> tuple[State, flo
 
     if not content:
         raise Damaged("it is empty")
-    if content[:1] == b"\x80" or content[:2] == b"PK":
-        raise Damaged("it is a pickle, which is never read")
     try:
         tensors = load(content)
         length = int.from_bytes(content[:8], "little")
         metadata = parsed(content[8 : 8 + length]).get("__metadata__", {})
         said, digest = metadata["posenc"], metadata["sha256"]
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        # looked at last: the length that a safetensors file begins with may be the same bytes
+        if content[:1] == b"\x80" or content[:2] == b"PK":
+            raise Damaged("it is a pickle, which is never read") from None
         raise Damaged(f"it is no checkpoint of posenc ({str(error).splitlines()[0]:.100})") from None
     if digest != _digest(said, tensors):
         raise Damaged("its checksum is wrong: it was cut off or changed")
@@ -214,7 +215,7 @@ def _check(training: Training, fresh: State, tensors: Mapping[str, Tensor], list
     try:
         for name in ("order", "random"):
             torch.Generator().set_state(tensors[name])
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise Damaged(f"{name} is no state of a generator") from None
 
 
