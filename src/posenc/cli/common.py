@@ -105,16 +105,18 @@ def load_model(
 def told(command: str) -> Iterator[None]:
     """Warnings of ours as one line each, as mistakes are."""
 
-    def show(message: Warning | str, *others: Any) -> None:
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
         text = str(message)
         if text.startswith("posenc: "):
             print(f"posenc {command}: warning: {text.removeprefix('posenc: ')}", file=sys.stderr)
         else:
-            shown(message, *others)
+            shown(message, category, *where, **also)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", "posenc: ")
-        shown, warnings.showwarning = warnings.showwarning, show
+        warnings.showwarning = show
         yield
 
 

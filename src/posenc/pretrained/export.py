@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from posenc.errors import InputError
+from posenc.files import remove_leftovers, scratch_name, sync
 from posenc.frequencies import Frequencies
 from posenc.pretrained.anatomy import Anatomy, anatomy, unwrapped
 from posenc.pretrained.attach import Attached, attached, configure
@@ -79,13 +80,16 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
     """
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
+    from safetensors import SafetensorError
+
     inner, folder = unwrapped(model), Path(directory)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"directory={str(folder)!r}: has something in it; name a new folder")
     config, report, overrides = _expressed(inner, folder)
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
+    scratch = folder.with_name(scratch_name())
     try:
         scratch.mkdir(parents=True)
+        remove_leftovers(scratch.parent)
         inner.save_pretrained(scratch)
         config.architectures, config.dtype = inner.config.architectures, inner.config.dtype
         config.save_pretrained(scratch)
@@ -93,9 +97,13 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
             _save_tokenizer(tokenizer, scratch, report.length)
         if overrides is not None:
             (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
+        for path in (*scratch.rglob("*"), scratch):
+            sync(path)
         os.replace(scratch, folder)
-    except OSError as error:
-        raise InputError(f"directory={str(folder)!r}: {error.strerror}; give a folder that can be written") from None
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:  # safetensors tells a full disk by an error of its own
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"directory={str(folder)!r}: {why}; give a folder that can be written") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return report
