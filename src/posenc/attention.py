@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
+from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
@@ -40,7 +41,8 @@ def attention(
         encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`place` and
             `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
-            num_queries == num_keys if an encoding or causal uses them.
+            num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
+            have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
         causal: overrides the positions' own causality.
         scale: overrides the encoding's factor of q . k; terms that an encoding makes of q or k (Shaw's, DeBERTa's)
             keep their own.
@@ -57,9 +59,23 @@ def attention(
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
     message says why).
     """
+    pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
     with torch.autocast(q.device.type, enabled=False):
-        problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
-        return _choose(problem, backend).attend(problem)
+        if positions is None or positions.part is None:
+            _check_no_ring()
+            problem = pose(q, k, v, encoding, positions, causal)
+            return _choose(problem, backend).attend(problem)
+        _check_shard(q, k, positions, keys_rotated)
+        positions = positions if causal is None else positions.with_causal(causal)
+        attend = ring.active()
+        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer) is None:
+            problem = pose(q, k, v, encoding, positions.shared(ring.alone, partial(ring.alone, positions)), None)
+            return attend(
+                problem.q, problem.k, problem.v, is_causal=positions.causal, scale=problem.scale, dropout_p=dropout_p
+            )
+        k, v = exchange.gather_keys(k, v, positions)
+        problems = [pose(*call[:3], encoding, call[3], None) for call in _calls(q, k, v, positions)]
+        return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
 
 
 @dataclass(frozen=True)
@@ -94,12 +110,62 @@ def explain(
     backend: str = "auto",
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
-    problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+    pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
+    if positions is None or positions.part is None:
+        return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
+    _check_shard(q, k, positions, keys_rotated)
+    positions = positions if causal is None else positions.with_causal(causal)
+    part, refused = positions.part, ring.refusal(q, k, encoding, positions, sink, layer)
+    assert part is not None
+    if refused is None:
+        why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
+        return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
+    k, v = (x.repeat(1, 1, part.world_size, 1) for x in (k, v))  # stands for what others have
+    calls = _calls(q, k, v, positions)
+    found = [_explained(pose(*call[:3], encoding, call[3], None), call[:3], backend) for call in calls]
+    most = max(found, key=lambda each: each.extra_bytes)
+    gathered = sum(x.numel() * x.element_size() for x in (k, v))
+    why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
+    return Explanation(most.backend, why, gathered + most.extra_bytes, most.faster)
+
+
+def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: str) -> Explanation:
     chosen = _choose(problem, backend)
     name = next(name for name, known in BACKENDS.items() if known is chosen)
     why, size, faster = chosen.plan(problem)
-    made = [now for now, given in ((problem.q, q), (problem.k, k), (problem.v, v)) if now is not given]  # rotated
+    now = problem.q, problem.k, problem.v
+    made = [x for x, before in zip(now, given, strict=True) if x is not before]  # rotated
     return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in made), faster)
+
+
+def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor, Tensor, Positions]]:
+    """The calls that a shard takes among all keys, see `Shard.calls`."""
+    assert positions.part is not None
+    causal = positions.causal
+    calls = positions.shared(("calls", causal), partial(positions.part.calls, causal))
+    rows = q.split([call.num_queries for call in calls], 2)
+    return [
+        (part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], call) for part, call in zip(rows, calls, strict=True)
+    ]
+
+
+def _check_no_ring() -> None:
+    if ring.active() is not None:
+        raise InputError(
+            "positions without a shard inside torch's context_parallel: queries and keys would count as a text of their "
+            "own; pass positions.shard(rank, world_size, layout='zigzag') of the whole text"
+        )
+
+
+def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool) -> None:
+    _check_dims(q=q, k=k)
+    if (q.shape[2], k.shape[2]) != (positions.num_queries, positions.num_queries):
+        raise InputError(
+            f"positions are a shard of {positions.num_queries} tokens, q has {q.shape[2]} and k has {k.shape[2]}: pass "
+            "this process's queries, keys and values; posenc.distributed.shard takes its part of a whole tensor"
+        )
+    if keys_rotated:
+        raise InputError("keys_rotated=True: a cache and the shards of a sequence exclude one another")
 
 
 def _choose(problem: Problem, name: str) -> Backend:
@@ -227,9 +293,8 @@ def placed(
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
+    _check_dims(q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim)")
         if not x.is_floating_point() or x.dtype != q.dtype or x.device != q.device:
             raise InputError(
                 f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them one float dtype"
@@ -239,6 +304,12 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
         raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
     if q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
+
+
+def _check_dims(**tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        if x.dim() != 4:
+            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim)")
 
 
 def _check_positions(q: Tensor, k: Tensor, positions: Positions) -> None:

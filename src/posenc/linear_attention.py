@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import elu, pad
 
 from posenc.attention import placed
+from posenc.distributed.exchange import gather_keys
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -47,6 +48,8 @@ def linear_attention(
     Raises:
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
+    if positions is not None and positions.part is not None:
+        k, v = gather_keys(k, v, positions)
     positions = placed(q, k, v, encoding, positions, causal)
     if chunk_size < 1:
         raise InputError(f"chunk_size={chunk_size}: must be at least 1")
@@ -93,7 +96,7 @@ class _Sums:
         packed = documents[0] is not None and documents[1] is not None
         self.all = (not positions.causal or positions.all_visible) and not packed
         # queries and keys that are the same tokens in order are a stream already
-        square = positions.num_queries == positions.num_keys
+        square = positions.num_queries == positions.num_keys and positions.part is None
         if self.all or (square and positions.start is not None and positions.start[0] == positions.start[1]):
             return
         rows = positions.batch

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from posenc.distributed.shards import Shard
 from posenc.errors import InputError
 from posenc.regions import Branch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Ids = Tensor | Sequence[Any]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -57,6 +61,7 @@ class Positions:
         span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
         branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
         every_key: the positions with all keys of the call, where these have only some of them, see `keys`.
+        part: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
     """
 
     q: Tensor
@@ -73,6 +78,7 @@ class Positions:
     span: tuple[int, int] | None = None
     branch: Branch | None = None
     every_key: "Positions | None" = None
+    part: Shard | None = None
     _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     # ---------------------------------------------------------------- constructors
@@ -258,7 +264,52 @@ class Positions:
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
         )  # fmt: skip
 
+    def shard(
+        self, rank: int, world_size: int, *, layout: str = "contiguous", group: "ProcessGroup | None" = None
+    ) -> "Positions":
+        """Of the positions of a whole sequence, those of the tokens that one process has, among all keys.
+
+        rank, world_size: the process, of so many. layout: "contiguous" cuts the sequence into world_size parts;
+        "zigzag" into twice as many, of which a process has the rank-th from the front and from the back: causal
+        attention is then the same work for all. group: the processes that hold the sequence; None: all there are.
+        `posenc.attention` and the models gather keys and values from them; without several processes nothing is sent.
+
+        Raises:
+            InputError: a rank out of range, an unknown layout, a length that cannot be cut into so many equal parts,
+                positions whose keys are not the queries, as with a cache, or that are a shard already.
+        """
+        if self.part is not None:
+            raise InputError("these positions are a shard already: shard those of the whole sequence")
+        same = all(a is b for a, b in ((self.q, self.k), (self.q_order, self.k_order)))
+        if not same and not torch.compiler.is_compiling():
+            same = torch.equal(self.q, self.k) and torch.equal(self.q_order, self.k_order)
+        if not same or self.branch is not None or self.every_key is not None:
+            raise InputError(
+                f"{self.num_queries} queries that are not the {self.num_keys} keys cannot be sharded: pass the positions "
+                "of a whole sequence, without a cache or cross-attention"
+            )
+        return Shard.of(self, rank, world_size, layout, group).positions()
+
     # ---------------------------------------------------------------- reading
+
+    @property
+    def whole(self) -> "Positions":
+        """The positions of the whole sequence that a shard is of; else themselves.
+
+        Raises:
+            InputError: queries that are only some of the sequence's tokens, as with a cache.
+        """
+        if self.part is not None:
+            return self.part.whole
+        if self.num_queries != self.num_keys:
+            raise InputError(
+                f"the whole sequence is needed, but only {self.num_queries} of {self.num_keys} tokens are here"
+            )
+        return self
+
+    def own(self, x: Tensor) -> Tensor:
+        """The queries' share of what is known of every token of `whole`, (batch or 1, n, ...)."""
+        return x if self.part is None else self.part.take(x)
 
     @property
     def num_queries(self) -> int:
@@ -340,6 +391,8 @@ class Positions:
 
     def lengths(self) -> Tensor:
         """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
+        if self.part is not None:
+            return self.own(self.part.whole.lengths())
         if self.q_document is None and self.valid is None:
             return torch.full_like(self.q_order, self.num_keys)
         documents = self.q_document if self.q_document is not None else torch.zeros_like(self.q_order)
@@ -426,7 +479,8 @@ class Positions:
         q = place(self.q, self.q_order)
         same = self.q is self.k and self.q_order is self.k_order
         k = q if same else place(self.k, self.k_order)
-        return replace(self, q=q, k=k, start=None, span=None, _shared={})
+        part = None if self.part is None else replace(self.part, whole=self.part.whole.moved(place))
+        return replace(self, q=q, k=k, start=None, span=None, part=part, _shared={})
 
     def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
         """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis.
@@ -444,7 +498,8 @@ class Positions:
     def to(self, device: torch.device | str) -> "Positions":
         """The same positions on another device."""
         moved = {n: t.to(device) for n in _TENSORS if (t := getattr(self, n)) is not None}
-        return replace(self, **moved, _shared={})
+        part = None if self.part is None else replace(self.part, whole=self.part.whole.to(device))
+        return replace(self, **moved, part=part, _shared={})
 
 
 def _ids(name: str, ids: Ids) -> Tensor:

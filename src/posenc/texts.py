@@ -1,5 +1,6 @@
 """Names with options as a user writes them: "rope:layout=half", "yarn:factor=4+resonance"."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
@@ -13,13 +14,35 @@ COLON = "\\:"
 """A colon in a value, which would else part two options."""
 
 
+MOST_PARTS, LONGEST = 64, 100_000
+"""Parts of a sum, and characters of a text: each part is a module or a nested call, a list of numbers may be long."""
+
+
 def split(text: str) -> list[str]:
-    """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part."""
-    return re.split(r"\+(?=\s*[A-Za-z])", text)
+    """The parts of a sum, "rope+alibi"; the sign in an option's "1e+5" does not part.
+
+    Raises:
+        InputError: more than 64 parts, or 100,000 characters.
+    """
+    _check_length(text)
+    parts = re.split(r"\+(?=\s*[A-Za-z])", text)
+    if len(parts) > MOST_PARTS:
+        raise InputError(f"{parts[0]!r} and {len(parts) - 1} more joined by +: join at most {MOST_PARTS}")
+    return parts
+
+
+def _check_length(text: str) -> None:
+    if len(text) > LONGEST:
+        raise InputError(f"{text[:40]!r}...: has {len(text)} characters; write at most {LONGEST}")
 
 
 def named(text: str) -> tuple[str, list[str]]:
-    """A name and the options written after it, "key=value" each; a colon in a value is written as \\: there."""
+    """A name and the options written after it, "key=value" each; a colon in a value is written as \\: there.
+
+    Raises:
+        InputError: more than 100,000 characters.
+    """
+    _check_length(text)
     name, *options = re.split(r"(?<!\\):", text.strip())
     return name, [option.replace(COLON, ":") for option in options]
 
@@ -28,7 +51,7 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
     """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
 
     Raises:
-        InputError: no key=value, or a key that is not known.
+        InputError: no key=value, a key that is not known, the same one twice, or a number that is not finite.
     """
     known, found = list(known), {}
     for item in options:
@@ -37,7 +60,12 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
             raise unknown(f"option of {what}", item, known)
         if not equals or not value:
             raise InputError(f"option {item} of {what}: write {key}=value")
+        if key in found:
+            raise InputError(f"option {key} of {what} is written twice; write it once")
         found[key] = literal(value)
+        numbers = found[key] if isinstance(found[key], list) else [found[key]]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise InputError(f"option {item} of {what}: write a finite number")
     return found
 
 
@@ -99,6 +127,11 @@ def _spelled(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
     words |= {Sequence: "a list of numbers", Tensor: "a tensor"}
     return " or ".join(words.get(kind, "a dict, from Python") for kind in _kinds(hint))
+
+
+def printable(text: str) -> str:
+    """A text in which nothing can steer a terminal: a control character is written as \\x1b, but a line's end stays."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(documented: object) -> str:

@@ -1,12 +1,14 @@
 """The host model: a small modern Transformer, decoder or encoder, that takes any encoding and names none."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attention import attention
+from posenc.distributed.exchange import place_whole
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -189,7 +191,8 @@ class Transformer(nn.Module):
         return min(1.0, float(self.config.width**-0.5) / encoding.scale_of(layer, self.config.width))
 
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
-        """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1.
+        """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1. A shard: the tokens are those
+        of this process (`Positions.shard`).
 
         Raises:
             InputError: tokens that are not (batch, seq), or what the encoding and `attention` refuse.
@@ -198,7 +201,12 @@ class Transformer(nn.Module):
             raise InputError(f"tokens of shape {tuple(tokens.shape)}: pass (batch, seq)")
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
-        positions = self.encoding.place(positions.with_causal(self.config.causal), len(tokens))
+        if cache is not None and positions.part is not None:
+            raise InputError(
+                "a cache and the shard of a sequence exclude one another: pass cache=None, or whole positions"
+            )
+        place = self.encoding.place if positions.part is None else partial(place_whole, self.encoding)
+        positions = place(positions.with_causal(self.config.causal), len(tokens))
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at

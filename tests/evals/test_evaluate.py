@@ -11,9 +11,10 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 import posenc
 from evals.conftest import VOCABULARY
 from posenc import InputError
-from posenc.evals import run
+from posenc.evals import job
 from posenc.evals.config import CUT_OFF, NONE, PRESETS, Cell, Settings, planned, settings_of
-from posenc.evals.run import Interrupted, Progress, evaluate, fingerprint
+from posenc.evals.job import fingerprint
+from posenc.evals.run import Interrupted, Progress, evaluate
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
 from references import stories15m
@@ -106,8 +107,8 @@ def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
 
 def test_the_same_again_measures_nothing_and_says_the_same(finished, tokenizer, monkeypatch):
     directory, results, _ = finished
-    monkeypatch.setattr(run.Reader, "read", None)
-    monkeypatch.setattr(run, "attention_profile", None)
+    monkeypatch.setattr(job.Reader, "read", None)
+    monkeypatch.setattr(job, "attention_profile", None)
     again = evaluate(model(), tokenizer, directory=directory, name="small", command="it", **SMALL)
     assert numbers(again) == numbers(results)
     assert again["cells"]["kept_from_before"] == again["cells"]["planned"]
@@ -163,7 +164,7 @@ def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypat
     def read(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run.Reader, "read", read)
+    monkeypatch.setattr(job.Reader, "read", read)
     with pytest.raises(Interrupted):
         evaluate(model(), tokenizer, directory=tmp_path, **SMALL)
     assert not (tmp_path / "results.json").exists()
@@ -243,9 +244,9 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(given, message, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(run.Reader, "read", None)
+    monkeypatch.setattr(job.Reader, "read", None)
     if given.get("lengths") == (10**9,):
-        monkeypatch.setattr(run._Job, "check_texts", lambda job: None)
+        monkeypatch.setattr(job.Job, "check_texts", lambda _: None)
     with pytest.raises(InputError, match=message):
         evaluate(model(), tokenizer, directory=tmp_path, **SMALL | given)
     assert not (tmp_path / "cells").exists()

@@ -154,7 +154,7 @@ def test_a_dead_worker_is_named(corpus, tiny, tmp_path):
             child.kill()
 
     long = replace(tiny, steps=2000)
-    with pytest.raises(RuntimeError, match=r"a worker process died .* finished runs are kept"):
+    with pytest.raises(RuntimeError, match=r"a worker process died .* what had finished is kept"):
         compare(Comparison(("none",), 1, long), corpus, tmp_path, workers=1, progress=Progress(advanced=shoot))
 
 

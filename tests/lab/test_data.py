@@ -8,13 +8,17 @@ from posenc import InputError
 from posenc.lab import data
 
 
+def spelled(corpus):
+    return bytes(corpus.train.tokens.tolist() + corpus.test.tokens.tolist())
+
+
 def test_the_default_text_is_pythons_reference():
     from pydoc_data.topics import topics
 
     corpus = data.load("pydoc")
     assert len(corpus.train) + len(corpus.test) == len("\n\n".join(topics[k] for k in sorted(topics)).encode())
     assert len(corpus.test) / len(corpus.train) == pytest.approx(1 / 9, rel=1e-3)
-    whole = bytes(corpus.train.tolist()) + bytes(corpus.test.tolist())
+    whole = spelled(corpus)
     assert corpus.digest == hashlib.sha256(whole).hexdigest()
     assert b"assert" in whole
 
@@ -25,9 +29,9 @@ def test_files_and_folders(tmp_path):
     (tmp_path / "sub" / "a.md").write_bytes(b"eleven")
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
     one = data.load(str(tmp_path / "b.txt"))
-    assert bytes([*one.train.tolist(), *one.test.tolist()]).decode() == "zwölf"
+    assert spelled(one).decode() == "zwölf"
     both = data.load(str(tmp_path))
-    assert bytes([*both.train.tolist(), *both.test.tolist()]) == "zwölf\n\neleven".encode()
+    assert spelled(both) == "zwölf\n\neleven".encode()
 
 
 def test_hugging_face_dataset(tmp_path):
@@ -35,7 +39,7 @@ def test_hugging_face_dataset(tmp_path):
     rows = [{"id": i, "text": f"document {i}"} for i in range(5)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     corpus = data.load(f"hf:{tmp_path}")
-    assert bytes([*corpus.train.tolist(), *corpus.test.tolist()]) == b"\n\n".join(r["text"].encode() for r in rows)
+    assert spelled(corpus) == b"\n\n".join(r["text"].encode() for r in rows)
     with pytest.raises(InputError, match="--data hf:"):
         data.load(f"hf:{tmp_path / 'nothing'}")
 

@@ -83,7 +83,7 @@ def test_evaluation_is_paired(corpus, tiny):
     for factor in (1, 2, 4):
         length = 16 * factor
         for window, end in enumerate(ends.tolist()):
-            text = corpus.test[end - length : end + 1].long()
+            text = corpus.test.tokens[end - length : end + 1].long()
             losses = F.cross_entropy(model(text[None, :-1])[0], text[1:], reduction="none")
             assert scores.paired[factor][window].item() == pytest.approx(losses[-8:].mean().item(), abs=1e-5)
             if factor == 4:

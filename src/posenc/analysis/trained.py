@@ -29,4 +29,4 @@ def _trained(encoding: str, steps: int, seed: int) -> tuple[Transformer, Tensor]
     corpus = load("pydoc")
     with seeded(seed):
         model, _ = train(Run(encoding, seed, Settings(steps=steps), corpus.digest), corpus.train)
-    return model, corpus.test
+    return model, corpus.test.tokens

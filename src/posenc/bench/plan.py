@@ -17,6 +17,8 @@ from posenc.errors import InputError, unknown
 from posenc.machine import cores, cpu
 
 TIME, MEMORY = "time", "memory"
+LONGEST = 2**24
+"""Tokens of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def plan(
     for length in lengths:
         if length < 2:
             raise InputError(f"--n {length}: a sequence needs at least 2 tokens")
+        if length > LONGEST:
+            raise InputError(f"--n {length}: must be at most {LONGEST}")
     series = list(_combined(preset, modes, dtypes) if modes or dtypes else preset)
     found = []
     for name in dict.fromkeys(cases or CASES):

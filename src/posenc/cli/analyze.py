@@ -7,17 +7,19 @@ import re
 import shutil
 import textwrap
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.cli.common import DONE, TableFormatter, add_output, load_model
+from posenc.cli.common import DONE, TableFormatter, add_output, check_sizes, load_model
+from posenc.cli.config import record
 from posenc.errors import InputError, unknown
+from posenc.texts import printable
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
 
 WIDEST = 100
 """Characters of a line, where the terminal has room for them."""
+SIZES = {"trained": (1, 2**20), "dim": (1, 2**14), "heads": (1, 1024), "head_dim": (1, 2**12), "steps": (0, 10**6)}
 
 
 def add_analyze(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +60,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     from posenc.report.terminal import ShowsProgress
 
     needs("matplotlib", "lab")
+    check_sizes(options, **SIZES)
     if options.out:
         options.out = os.path.abspath(options.out)  # the analysed code may change the folder
     shape = {"dim": options.dim, "num_heads": options.heads, "head_dim": options.head_dim}
@@ -77,6 +80,8 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
             **shape,
         )
         folder = None if options.out is None else Folder(options.out)  # nothing is made for a subject that is wrong
+        if folder is not None:
+            record(folder, options)
         task = shown.bar.add_task("", total=None)
 
         def asked(title: str, done: int, count: int) -> None:
@@ -88,7 +93,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     if folder is not None:
         folder.write("analysis.json", json.dumps(numbers, indent=1))
         folder.write("report.html", html)
-    print(json.dumps(numbers, indent=1) if options.json else text(found, folder))
+    print(json.dumps(numbers, indent=1) if options.json else printable(text(found, folder)))
     return DONE
 
 
@@ -116,7 +121,9 @@ def _wrapped(sentence: str) -> str:
 
 def _name(given: str) -> str:
     """What sentences call it: of a model's folder or file the last part."""
-    path = Path(given)
+    from posenc.pretrained.load import path_of
+
+    path = path_of(given)
     return path.resolve().name if path.exists() else given
 
 
@@ -124,10 +131,10 @@ def _found(options: argparse.Namespace) -> tuple[Any, Any]:
     """What the words stand for, and a model's tokenizer."""
     from posenc.conformance.target import find_object
     from posenc.encodings import ENCODINGS
-    from posenc.pretrained.load import DEMO
+    from posenc.pretrained.load import DEMO, path_of
 
     given: str = options.subject
-    path, (_, colon, attribute) = Path(given), given.rpartition(":")
+    path, (_, colon, attribute) = path_of(given), given.rpartition(":")
     encoding = re.split("[:@+/]", given)[0].strip()
     if encoding in ENCODINGS:
         return given, None

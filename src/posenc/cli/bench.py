@@ -3,6 +3,7 @@
 import argparse
 
 from posenc.cli.common import FAILED, TableFormatter, conclude, told
+from posenc.cli.config import record, recording
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -65,12 +66,13 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
     trials = plan(options.cases, lengths, modes, dtypes, options.memory, preset)
     from posenc.report.speed import Terminal, page
 
+    resolved = {"device": device, "rounds": settings.effort.rounds, "patience": settings.effort.patience}
     with Terminal(options.out) as terminal, told(options.command):
         results = bench(
             trials,
             settings,
             options.out,
-            progress=terminal.progress,
+            progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
             command=command,
             render={"table.md": markdown, "report.html": page},
         )

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from posenc.cli.config import record
+from posenc.errors import InputError
+from posenc.texts import printable
+
 DONE, FAILED, USAGE = 0, 1, 2
 
 
@@ -37,8 +41,9 @@ def emit(options: argparse.Namespace, data: object, text: str) -> int:
     from posenc.files import Folder
 
     if options.out is not None:
+        record(options.out, options)
         Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
-    print(json.dumps(data, indent=1) if options.json else text)
+    print(json.dumps(data, indent=1) if options.json else printable(text))
     return DONE
 
 
@@ -54,7 +59,7 @@ def conclude(
     if options.json:
         print(json.dumps(results))
     else:
-        show(results)
+        show(_printable(results))
     if results["complete"]:
         return DONE
     print(
@@ -63,6 +68,27 @@ def conclude(
         file=sys.stderr,
     )
     return FAILED
+
+
+def _printable(found: Any) -> Any:
+    """Results with every text in them as a terminal may have it."""
+    if isinstance(found, dict):
+        return {_printable(key): _printable(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_printable(value) for value in found]
+    return printable(found) if isinstance(found, str) else found
+
+
+def check_sizes(options: argparse.Namespace, **limits: tuple[float, float]) -> None:
+    """Refuse sizes outside their limits (least, most), before anything of that size is allocated.
+
+    Raises:
+        InputError: names the flag, the value and both limits.
+    """
+    for name, (least, most) in limits.items():
+        size = getattr(options, name, None)
+        if size is not None and not least <= size <= most:
+            raise InputError(f"--{name.replace('_', '-')} {size}: must lie between {least} and {most}")
 
 
 DTYPES = ("float32", "bfloat16", "float16")

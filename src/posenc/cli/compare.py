@@ -5,11 +5,14 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, conclude, told
+from posenc.cli.config import Digest, check_digest, record, recording
+from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import unknown
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     from posenc.lab.config import PRESETS
+    from posenc.lab.data import DATA_TOKENS
 
     parser.epilog = (
         "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
@@ -23,12 +26,29 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "--data",
         default="pydoc",
         metavar="TEXT",
-        help="pydoc (Python's reference), a text file or folder, or hf:NAME[:CONFIG]",
+        help="pydoc (Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, or "
+        "hf:NAME[:CONFIG]",
     )
+    add("--text-column", metavar="NAME", help="column of rows (default: text, or the only one with strings)")
+    add("--data-tokens", type=int, metavar="N", default=DATA_TOKENS, help="how much is read (default: %(default)s)")
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        default=missing,
+        help="bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
+    )
+    add(
+        "--packed",
+        action="store_true",
+        default=missing,
+        help="fill training sequences with whole documents, each at positions of its own",
+    )
+    read = ("data", "text_column", "data_tokens", "tokenizer", "packed")
+    add("--data-sha256", action=Digest, of=read, help="refuse a text that is another one; config.yaml says it")
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
     for flag, kind, text in (
-        ("--length", int, "training length in bytes"),
+        ("--length", int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"),
         ("--steps", int, "training steps"),
         ("--batch-size", int, "texts per step"),
         ("--dim", int, "width of the model"),
@@ -39,7 +59,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         ("--adamw-learning-rate", float, "of AdamW, for embedding and norms"),
         ("--position-learning-rate", float, "of AdamW, for an encoding's tables"),
         ("--windows", int, "held-out passages"),
-        ("--targets", int, "scored bytes at the end of each passage"),
+        ("--targets", int, "scored tokens at the end of each passage"),
     ):
         add(
             flag,
@@ -56,7 +76,15 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         default=missing,
         help="test lengths over the training length (default: the preset's)",
     )
-    add("--workers", type=int, metavar="N", default=missing, help="models trained at a time (default: one per core)")
+    add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
+    add_engine(parser)
+    add(
+        "--parallel",
+        choices=("ddp", "fsdp"),
+        help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
+        "accelerate config says)",
+    )
+    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     text = "keep trainings on their way this often, for a killed comparison to go on from there; 0: never"
     add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
     add("--json", action="store_true", help="print results.json instead of the table")
@@ -64,12 +92,17 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
-    from dataclasses import fields, replace
+    from dataclasses import asdict, fields, replace
+    from functools import partial
 
+    from posenc.engines import Interrupted
     from posenc.lab.compare import Comparison, compare, names
-    from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.config import PRESETS, Run, Settings
+    from posenc.lab.cost import check_affordable
     from posenc.lab.data import load
-    from posenc.lab.sweep import Interrupted
+    from posenc.lab.parallel import together
+    from posenc.lab.store import Cell
+    from posenc.lab.tracking import Tracking
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
@@ -79,25 +112,45 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
     given = {f.name: getattr(options, f.name) for f in fields(Settings) if hasattr(options, f.name)}
     if "factors" in given:
         given["factors"] = tuple(given["factors"])
+    settings = replace(preset.settings, **given)
+    check_affordable(settings, options.workers or 1)
+    engine = read_engine(options, workers=options.workers)
+    corpus = load(
+        options.data,
+        settings.tokenizer,
+        packed=settings.packed,
+        text_column=options.text_column,
+        max_tokens=options.data_tokens,
+    )
     comparison = Comparison(
         names(options.encodings) if hasattr(options, "encodings") else preset.encodings,
         getattr(options, "seeds", preset.seeds),
-        replace(preset.settings, **given),
+        replace(settings, vocab_size=corpus.vocab_size),
     )
-    corpus = load(options.data)
+    check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
+    resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
+    resolved |= {"data_sha256": corpus.digest, "preset": None}
+    tracking = Tracking(options.track, options.out)
     with Terminal(options.out) as terminal, told(options.command):
+
+        def finished(run: Run, cell: Cell) -> None:
+            terminal.progress.finished(run, cell)
+            tracking.finished(run, cell)
+
         try:
-            workers = getattr(options, "workers", None)
-            results = compare(
+            telling = replace(terminal.progress, finished=finished)
+            lead = partial(
+                compare,
                 comparison,
                 corpus,
                 options.out,
-                workers=workers,
+                engine=engine,
                 checkpoint_minutes=options.checkpoint_every,
-                progress=terminal.progress,
+                progress=recording(telling, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,
             )
+            results = together(lead, corpus, options.parallel)
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED

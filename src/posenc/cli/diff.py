@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from posenc.cli.common import add_output, emit
+from posenc.cli.common import add_output, check_sizes, emit
 
 if TYPE_CHECKING:
     from posenc.frequencies import Difference
@@ -34,6 +34,7 @@ def run_diff(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
     from posenc.frequencies import diff
 
+    check_sizes(options, head_dim=(2, 2**14))
     found = diff(
         options.first,
         options.second,

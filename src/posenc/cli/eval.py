@@ -5,6 +5,8 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model, told
+from posenc.cli.config import Digest, check_digest, record, recording
+from posenc.cli.engine import add_engine, read_engine
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -45,23 +47,42 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="N", default=missing, help=text)
     text = "running text for tasks that take one (default: the language reference inside Python)"
     add("--text", metavar="FILE", default=missing, help=text)
+    add("--text-sha256", action=Digest, of=("text",), help="refuse a text that is another one; config.yaml says it")
+    text = "refuse a model that is another one; config.yaml says it"
+    add("--model-fingerprint", action=Digest, of=("model", "dtype"), help=text)
     text = "say where the model looks, too"
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add_engine(parser)
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
+    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     add("--json", action="store_true", help="print results.json instead of the tables")
     parser.set_defaults(run=run_eval, dtype="bfloat16")
 
 
 def run_eval(options: argparse.Namespace, command: str) -> int:
-    from posenc.evals.config import settings_of
-    from posenc.evals.run import Interrupted, evaluate
+    from dataclasses import asdict
+
+    from posenc.engines import Interrupted
+    from posenc.evals.config import digests, settings_of
+    from posenc.evals.job import fingerprint
+    from posenc.evals.run import evaluate
     from posenc.files import Folder
+    from posenc.lab.tracking import Tracking
     from posenc.report.evaluation import Terminal, page
 
     chosen = given(options)
-    settings_of(options.preset, **chosen).made()  # a mistake shows before a model is loaded
+    settings = settings_of(options.preset, **chosen)
+    files = digests(settings.made())  # a mistake shows before a model is loaded
+    resolved = asdict(settings) | {"preset": None}
+    if settings.text in files:
+        resolved["text_sha256"] = files[settings.text]
+        check_digest(options, "text_sha256", f"--text {settings.text}", files[settings.text])
+    engine = read_engine(options, local="here")
     Folder(options.out)
+    tracking = Tracking(options.track, options.out)
     model, tokenizer = read_model(options)
+    resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
+    check_digest(options, "model_fingerprint", options.model, resolved["model_fingerprint"])
     with Terminal(options.out) as terminal, told(options.command):
         try:
             results = evaluate(
@@ -70,8 +91,9 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 preset=options.preset,
                 directory=options.out,
                 name=options.model,
+                engine=engine,
                 attention=options.attention,
-                progress=terminal.progress,
+                progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
                 command=command,
                 render=page,
                 **chosen,
@@ -79,6 +101,8 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
         except Interrupted:
             print("posenc eval: interrupted before a cell had finished; nothing was kept", file=sys.stderr)
             return FAILED
+    if results["complete"]:
+        tracking.evaluated(results)
     done = results["cells"]
     return conclude(options, results, terminal.show, done["finished"], done["planned"], "cells")
 

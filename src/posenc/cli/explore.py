@@ -8,6 +8,7 @@ from typing import Any
 
 from posenc.cli.common import DONE
 from posenc.errors import InputError
+from posenc.texts import printable
 
 NAME = "posenc-explorer.html"
 
@@ -45,7 +46,7 @@ def run_explore(options: argparse.Namespace, command: str) -> int:
     folder, name = (wanted, NAME) if wanted.is_dir() else (wanted.parent, wanted.name)
     path = Folder(folder).write(name, text).resolve()
     found = {"file": str(path), "url": path.as_uri(), "state": starting}
-    print(json.dumps(found, indent=1) if options.json else f"{path}: open it in a browser, {path.as_uri()}")
+    print(json.dumps(found, indent=1) if options.json else printable(f"{path}: open it in a browser, {path.as_uri()}"))
     if options.open:
         webbrowser.open(path.as_uri())
     return DONE

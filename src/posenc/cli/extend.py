@@ -71,6 +71,8 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     if options.verify_tokens is not None and options.verify_tokens < 2:
         raise InputError(f"--verify-tokens {options.verify_tokens}: must be at least 2")
     text = None if options.text is None else _read(options.text, "--text")  # before anything is loaded
+    if options.out is not None and not options.out.isprintable():  # tokenizers writes to no path that is not Unicode
+        raise InputError(f"--out {options.out!r}: has characters that cannot be shown; name another folder")
     if options.out is not None and any(Folder(options.out).directory.iterdir()):
         raise InputError(f"--out {options.out}: has something in it; name a new folder")
     model, tokenizer = read_model(options)
@@ -94,6 +96,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     if reader is not None:
         found = reader.result()
         results["verification"] = found.to_dict()
+        options.verify_tokens = len(reader.ids)  # a minute's tokens are other ones another time
         told.append(found)
     if options.out is not None:
         with quiet():

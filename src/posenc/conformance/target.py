@@ -62,6 +62,8 @@ def _known(owner: Any, name: str) -> str:
 
 def _module(name: str) -> ModuleType:
     path = Path(name)
+    if "\0" in name:
+        raise InputError(f"{name!r}: no file has a character NUL in its name; {EXAMPLES}")
     if path.suffix != ".py" and not all(part.isidentifier() for part in name.split(".")):
         raise InputError(f"{name!r}: is neither a module's name nor a .py file; {EXAMPLES}")
     here = path.parent if path.suffix == ".py" else Path()

@@ -63,6 +63,11 @@ ENCODINGS: dict[str, type[Encoding]] = {
 # fmt: on
 
 
+LARGEST = {"dim": 2**14, "head_dim": 2**14, "num_heads": 2**12, "num_kv_heads": 2**12, "num_layers": 2**12}
+LARGEST_COUNT = 2**24
+"""The largest sizes that an encoding's text may ask for, and the largest of all its other counts, such as rows."""
+
+
 def create(
     name: str,
     *,
@@ -108,6 +113,10 @@ def create(
     parameters = cls.arguments()
     options |= read_options(name, written, parameters)
     check_options(name, options, parameters, cls.__init__)
+    for option, value in options.items():
+        most = LARGEST.get(option, LARGEST_COUNT)
+        if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
+            raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
     given = {
@@ -119,7 +128,11 @@ def create(
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in shape | options]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
-    return cls(**shape, **options)
+    try:
+        return cls(**shape, **options)
+    except (RuntimeError, MemoryError, OverflowError) as error:  # of torch, at a size that nothing can have
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{name}: cannot be made of {options or shape}: {told}; give smaller sizes") from None
 
 
 def from_spec(spec: Mapping[str, Any]) -> Encoding:

@@ -75,4 +75,4 @@ class Mapped(Encoding):
             return replace(positions, branch=None)
         q = positions.q if branch.q is None else branch.q(positions.q)
         k = positions.k if branch.k is None else branch.k(positions.k)
-        return replace(positions, q=q, k=k, start=None, span=None, branch=None, _shared={})
+        return replace(positions, q=q, k=k, start=None, span=None, branch=None, part=None, _shared={})

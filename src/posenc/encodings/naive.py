@@ -79,7 +79,7 @@ class Normalized(_Scalar):
     def number(self, positions: Positions) -> Tensor:
         if self.length is not None:
             return exact(positions.q) / max(self.length - 1, 1)
-        if positions.num_queries != positions.num_keys:
+        if positions.num_queries != positions.num_keys and positions.part is None:
             raise InputError(
                 f"Normalized divides by the whole sequence's length, but only {positions.num_queries} of "
                 f"{positions.num_keys} tokens are here: pass the full sequence, or fix Normalized(length=...)"

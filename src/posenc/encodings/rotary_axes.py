@@ -171,13 +171,15 @@ class AxialRotary(AxesRotary):
         q, k = super().coordinates(positions)
         if not self.centred:
             return (q, k) if self.start == 0 else (q + self.start, k + self.start)
-        if positions.num_queries != positions.num_keys:
+        if positions.num_queries != positions.num_keys and positions.part is None:
             raise InputError(
                 f"centred coordinates need the size of the whole image, but only {positions.num_queries} of "
                 f"{positions.num_keys} tokens are here: pass the whole sequence, or centred=False"
             )
-        centred = 2 * torch.pi * (2 * (exact(q) + 0.5) / extents(q, positions.q_document) - 1)
-        return centred, centred
+        if positions.part is not None:
+            q, _ = super().coordinates(positions.whole)
+        centred = 2 * torch.pi * (2 * (exact(q) + 0.5) / extents(q, positions.whole.q_document) - 1)
+        return positions.own(centred), centred[:, : positions.num_keys]
 
 
 class MRotary(AxesRotary):

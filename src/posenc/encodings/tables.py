@@ -9,7 +9,7 @@ from torch.nn.functional import embedding, interpolate
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.checks import check_beyond, check_sizes, check_std
 from posenc.errors import InputError
-from posenc.positions import Positions
+from posenc.positions import Positions, prefix_tokens
 
 
 class Hierarchical(Absolute):
@@ -173,9 +173,17 @@ class GridTable(Absolute):
         codes = embedding(ids.clamp(min=0), self.table)
         if not self.prefix:
             return codes.masked_fill(apart[..., None], 0)
-        place = (_count(apart, positions.q_document) - 1).clamp(0, self.prefix)
+        place = (self._prefixes_before(apart, positions) - 1).clamp(0, self.prefix)
         rows = torch.cat((self.prefix_table, self.table.new_zeros(1, self.dim)))
         return torch.where(apart[..., None], embedding(place, rows), codes)
+
+    def _prefixes_before(self, apart: Tensor, positions: Positions) -> Tensor:
+        """How many tokens of its document up to each query are prefixes."""
+        if positions.part is None:
+            return _count(apart, positions.q_document)
+        whole = positions.whole
+        marked = prefix_tokens(whole.q if whole.q.dim() == 3 else whole.q[..., None])
+        return positions.own(_count(marked, whole.q_document))
 
     def resized(self, height: int, width: int) -> "GridTable":
         """The same encoding for an image of height x width patches: the table interpolated bicubically (corners not

@@ -14,6 +14,8 @@ from posenc.texts import named
 NONE, CUT_OFF = "none", "cut_off"
 """The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
 
+LONGEST = 2**24
+"""Tokens of a text: more than any model reads."""
 
 LISTED: dict[str, tuple[Any, str]] = {
     "tasks": (str, "a task's name"),
@@ -57,16 +59,19 @@ class Settings:
         for name, least in (("tasks", 1), ("lengths", 1), ("depths", 1)):
             if len(getattr(self, name)) < least:
                 raise InputError(f"--{name}: name at least one")
-        for name, least in (("samples", 2), ("seeds", 1), ("batch_size", 1)):
+        for name, least, most in (("samples", 2, 10_000), ("seeds", 1, 1000), ("batch_size", 1, 4096)):
             value = getattr(self, name)
             if value is None and name == "batch_size":
                 continue
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, int) or not least <= value <= most:
                 why = "; one text has no interval" if name == "samples" else ""
-                raise InputError(f"--{name.replace('_', '-')} {value}: must be a whole number, at least {least}{why}")
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} {value}: must be a whole number, at least {least}, at most {most}{why}")
         for length in self.lengths:
             if length < 2:
                 raise InputError(f"--lengths {length}: a text has at least 2 tokens")
+            if length > LONGEST:
+                raise InputError(f"--lengths {length}: must be at most {LONGEST}")
         for depth in self.depths:
             if not 0 <= depth <= 1:
                 raise InputError(f"--depths {depth:g}: 0 is the start of the context and 1 its end, as in 0 0.5 1")

@@ -1,2 +1,3 @@
 """The lab: train the same small Transformer under each encoding, test it past its training length, and say how sure
-one can be. The way through: config -> data -> train -> evaluate -> sweep -> store -> results."""
+one can be. The way through: config -> data -> train -> evaluate -> measure -> sweep ->
+store -> results."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from posenc.errors import InputError
 from posenc.lab.config import Run
+from posenc.lab.parallel import processes
 from posenc.lab.train import State, Training
 from posenc.records import Damaged, Records, parsed, typed
 
@@ -66,20 +67,20 @@ class Checkpoints:
 
 
 class Checkpoint:
-    """Keeps one training. seconds: that were spent on it, in earlier processes too.
+    """Keeps one training. seconds: that were spent on it, in earlier processes too. Where several processes train
+    together, all of them take part and rank 0 reads and writes.
 
     Raises:
         InputError: the folder cannot be read or written.
     """
 
     def __init__(self, where: Checkpoints, training: Training) -> None:
-        self.training, self.every = training, 60 * where.minutes
+        self.training, self.processes = training, processes()
+        there = where.minutes and Path(where.directory).is_dir()  # not on a machine that does not share the folder
+        self.every: float = self.processes.tell(60 * where.minutes if there else 0)
         self.before = 0.0
-        if self.every and Path(where.directory).is_dir():
-            self.folder = Records(where.directory, tell=False)
-            self._resume()
-        else:  # a worker on another machine, which does not share the folder
-            self.every = 0
+        if self.every:
+            self._resume(where)
         self.started = self.last = time.perf_counter()
 
     @property
@@ -88,7 +89,9 @@ class Checkpoint:
 
     def keep_if_due(self) -> None:
         """Write the training down if the last time was long enough ago."""
-        if self.every and time.perf_counter() - self.last >= self.every and not self.training.finished:
+        if not self.every or self.training.finished:
+            return
+        if self.processes.tell(time.perf_counter() - self.last >= self.every):
             self.keep()
             self.last = time.perf_counter()
 
@@ -98,8 +101,11 @@ class Checkpoint:
         Raises:
             InputError: it could not be written; the previous one is there.
         """
+        state = self.training.state()
+        if self.processes.rank:
+            return
         last, previous = (self.folder.directory / name for name in names(self.training.run))
-        content = dumped(self.training.run, self.training.state(), self.seconds)
+        content = dumped(self.training.run, state, self.seconds)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(last, previous)
@@ -107,15 +113,20 @@ class Checkpoint:
             raise self.folder.refusal(error, f"while writing {last.name}") from None
         self.folder.write(f"{FOLDER}/{last.name}", content)
 
-    def _resume(self) -> None:
-        fresh = self.training.state()
-        most = SLACK + COPIES * sum(value.nbytes for value in fresh.values() if isinstance(value, Tensor))
-        for name in names(self.training.run):
-            found = self.folder.read(name, lambda content: loaded(self.training, fresh, content), most)
-            if found is not None:
-                state, self.before = found
-                self.training.restore(state)
-                return
+    def _resume(self, where: Checkpoints) -> None:
+        fresh, found = self.training.state(), None
+        if not self.processes.rank:
+            self.folder = Records(where.directory, tell=False)
+            most = SLACK + COPIES * sum(value.nbytes for value in fresh.values() if isinstance(value, Tensor))
+            read = (
+                self.folder.read(name, lambda content: loaded(self.training, fresh, content), most)
+                for name in names(self.training.run)
+            )
+            found = next((each for each in read if each is not None), None)
+        found = self.processes.tell(found)
+        if found is not None:
+            state, self.before = found
+            self.training.restore(state)
 
 
 def names(run: Run) -> tuple[str, str]:

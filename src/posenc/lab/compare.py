@@ -13,18 +13,20 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.engines import Engine, Interrupted, create
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
 from posenc.lab.measure import work
+from posenc.lab.parallel import Together, launched
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
-from posenc.lab.sweep import Interrupted, sweep
+from posenc.lab.sweep import sweep
 from posenc.lab.train import build
-from posenc.lab.wording import answer, limits
-from posenc.machine import cores, cpu
+from posenc.lab.wording import answer, limits, text_limits
+from posenc.machine import cpu
 
 SCHEMA = 1
 MOST_SEEDS = 1000
@@ -96,13 +98,15 @@ def compare(
     directory: str | Path,
     *,
     workers: int | None = None,
+    engine: Engine | None = None,
     checkpoint_minutes: float = 0,
     progress: Progress = Progress(),
     command: str = "",
     render: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
-    `render`, such as `posenc.report.page.page`, makes report.html of it. Trainings are kept on their way every
+    `render`, such as `posenc.report.page.page`, makes report.html of it. engine: where runs are trained, see
+    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Trainings are kept on their way every
     `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
 
     Raises:
@@ -111,19 +115,17 @@ def compare(
         "complete": false.
     """
     comparison.check(corpus)
-    workers = cores() if workers is None else workers
-    if workers < 1:
-        raise InputError(f"--workers {workers}: must be at least 1")
-    store, checkpoints = Store(directory), Checkpoints(directory, checkpoint_minutes)
+    engine = Together() if launched() else engine or create("local", workers=workers)
+    store, checkpoints = Store(directory), Checkpoints(Path(directory).absolute(), checkpoint_minutes)
     with store.writing(command or "a comparison from Python", "compare", SCHEMA):
-        return _run(comparison, corpus, store, workers, checkpoints, progress, command, render)
+        return _run(comparison, corpus, store, engine, checkpoints, progress, command, render)
 
 
 def _run(
     comparison: Comparison,
     corpus: Corpus,
     store: Store,
-    workers: int,
+    engine: Engine,
     checkpoints: Checkpoints,
     progress: Progress,
     command: str,
@@ -145,7 +147,7 @@ def _run(
 
     started = time.perf_counter()
     try:
-        sweep(todo, corpus, store, workers, progress.advanced, keep, checkpoints)
+        sweep(todo, corpus, store, engine, progress.advanced, keep, checkpoints)
     except Interrupted:  # it may have come after a cell was written and before it was counted
         cells |= {run: cell for run in todo if run not in cells and (cell := store.load(run)) is not None}
         if not cells:
@@ -163,16 +165,11 @@ def _run(
         "settings": asdict(comparison.settings)
         | {"factors": list(comparison.settings.factors), "encodings": list(comparison.encodings)},
         "seeds": list(range(comparison.seeds)),
-        "data": {
-            "name": corpus.name,
-            "sha256": corpus.digest,
-            "train_bytes": len(corpus.train),
-            "test_bytes": len(corpus.test),
-        },
-        "machine": machine(workers),
+        "data": corpus.facts(),
+        "machine": machine(engine),
         "answer": answer(rows, comparison.settings),
-        **numbers(rows, comparison.settings),
-        "limits": limits(rows, comparison.settings),
+        **numbers(rows, comparison.settings, corpus.bytes_per_token),
+        "limits": limits(rows, comparison.settings) + text_limits(corpus, comparison.settings),
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
         "set_aside": store.set_aside(),
     }
@@ -182,7 +179,7 @@ def _run(
     return results
 
 
-def machine(workers: int) -> dict[str, Any]:
+def machine(engine: Engine) -> dict[str, Any]:
     """What the numbers were measured on."""
     return {
         "posenc": posenc.__version__,
@@ -191,7 +188,8 @@ def machine(workers: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu(),
         "cores": os.cpu_count(),
-        "workers": workers,
+        "engine": engine.name,
+        "workers": engine.workers,
     }
 
 

@@ -13,9 +13,6 @@ from posenc.errors import InputError
 from posenc.texts import split
 from posenc.transformer import TransformerConfig
 
-VOCAB_SIZE = 256
-"""Texts are read as bytes."""
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -25,7 +22,8 @@ class Settings:
     dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. learning_rate: of Muon,
     for the matrices of the host; adamw_learning_rate: for embedding and norms; position_learning_rate: for an
     encoding's own tables, which see less signal than the rest. windows: held-out passages; targets: the tokens at
-    their end that are scored.
+    their end that are scored. tokenizer: "bytes", "bpe:N" or a Hugging Face tokenizer, with vocab_size ids; packed:
+    whole documents fill a training sequence, each at positions of its own. The text has to be loaded with the same three.
     """
 
     length: int = 128
@@ -41,9 +39,13 @@ class Settings:
     position_learning_rate: float = 0.05
     windows: int = 24
     targets: int = 64
+    tokenizer: str = "bytes"
+    vocab_size: int = 256
+    packed: bool = False
 
     def __post_init__(self) -> None:
-        small = {"length": 8, "steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1, "windows": 2}
+        small = {"length": 8, "steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1, "windows": 2,
+                 "vocab_size": 1}  # fmt: skip
         for name, least in small.items():
             if getattr(self, name) < least:
                 raise InputError(f"{_flag(name)} {getattr(self, name)}: must be at least {least}")
@@ -59,13 +61,23 @@ class Settings:
                 f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
             )
 
+        if not self.tokenizer.strip():
+            raise InputError("--tokenizer '': give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer")
+        if self.tokenizer == "bytes" and self.vocab_size != 256:
+            raise InputError(f"vocab_size={self.vocab_size}: bytes have 256 values")
+
+    @property
+    def unit(self) -> str:
+        """What a token is called."""
+        return "byte" if self.tokenizer == "bytes" else "token"
+
     @property
     def longest(self) -> int:
         """The longest test length."""
         return self.length * self.factors[-1]
 
     def model(self) -> TransformerConfig:
-        return TransformerConfig(VOCAB_SIZE, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
+        return TransformerConfig(self.vocab_size, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
 
 
 def _flag(name: str) -> str:

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.config import Settings
+from posenc.lab.data import Text, window_ends
+from posenc.lab.parallel import processes
 from posenc.transformer import Transformer
 
 BATCH_TOKENS = 8192
@@ -41,7 +43,7 @@ def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Losses in nats per byte. paired: factor -> (windows,) mean over the targets. by_position: (windows, bins) mean
+    """Losses in nats per token. paired: factor -> (windows,) mean over the targets. by_position: (windows, bins) mean
     over the positions of each bin, at the longest length."""
 
     paired: dict[int, Tensor]
@@ -50,19 +52,23 @@ class Scores:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, arm: Arm, tokens: Tensor, settings: Settings, on_batch: Callable[[int], None] = lambda n: None
+    model: Transformer,
+    arm: Arm,
+    text: Text | Tensor,
+    settings: Settings,
+    on_batch: Callable[[int], None] = lambda n: None,
 ) -> Scores:
-    """Test one arm on held-out (n,) uint8 tokens; on_batch is told how many tokens have been read."""
-    s = settings
-    ends = torch.linspace(s.longest, len(tokens) - 1, s.windows, dtype=torch.float64).long()
+    """Test one arm on a held-out text; on_batch is told how many tokens have been read."""
+    s, group = settings, processes()
+    tokens, ends = Text.of(text).tokens, window_ends(text, s)
     paired: dict[int, Tensor] = {}
     by_position = torch.empty(0)
     own = model.encoding
     try:
         for factor in s.factors:
-            model.encoding = arm.at(factor)
+            model.encoding = arm.at(factor).to(group.device)
             length = s.length * factor
-            batches = ends.split(max(1, BATCH_TOKENS // length))
+            batches = ends.split(max(1, BATCH_TOKENS // length) * group.world_size)
             losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in batches])
             paired[factor] = losses[:, -s.targets :].mean(1)
             if factor == s.factors[-1]:
@@ -75,14 +81,16 @@ def evaluate(
 
 
 @torch.no_grad()
-def accuracy(model: Transformer, tokens: Tensor, settings: Settings, seen: int, period: int | None = None) -> Tensor:
+def accuracy(
+    model: Transformer, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
+) -> Tensor:
     """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
 
     seen: how many tokens before its successor the model reads, up to the longest test length. period: what stands before
     the targets is not the passage, but its last `period` tokens again and again.
     """
-    ends = torch.linspace(settings.longest, len(tokens) - 1, settings.windows, dtype=torch.float64).long()
-    texts = tokens[ends[:, None] + torch.arange(-seen, 1)].long()
+    ends = window_ends(text, settings)
+    texts = Text.of(text).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
     if period is not None:
         texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
     batches = texts.split(max(1, BATCH_TOKENS // seen))
@@ -92,7 +100,9 @@ def accuracy(model: Transformer, tokens: Tensor, settings: Settings, seen: int, 
 
 def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
-    window = tokens[ends[:, None] - length + torch.arange(length + 1)].long()
-    logits = model(window[:, :-1])
-    on_batch(window[:, 1:].numel())
-    return F.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none")
+    group = processes()
+    window = group.share(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
+    with group.placing(model.encoding, len(ends)):
+        logits = model(window[:, :-1])
+    on_batch(len(ends) * length)
+    return group.gathered(F.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none"), len(ends))

@@ -59,7 +59,7 @@ def measure(
         position_parameters=sum(p.numel() for p in model.encoding.parameters()),
         training_seconds=round(seconds, 3),
         tokens_per_second=round(s.steps * s.batch_size * s.length / seconds, 1),
-        memory_bytes=activation_bytes(model, corpus.test, s),
+        memory_bytes=activation_bytes(model, corpus.train, s),
     )
 
 

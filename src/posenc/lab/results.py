@@ -14,7 +14,7 @@ from posenc.lab.store import ArmScores, Cell
 from posenc.statistics import Estimate, estimate
 
 HOLDS = 0.05
-"""An arm holds when its loss at the longest length has risen by less than this (nats per byte, upper bound)."""
+"""An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
 CURVE_POINTS = 50
 
 
@@ -69,13 +69,16 @@ def ranked(cells: Mapping[Run, Cell], settings: Settings) -> list[Row]:
     return sorted(collect(cells), key=lambda arm: loss(arm, last).mean)
 
 
-def numbers(arms: Sequence[Row], settings: Settings) -> dict[str, Any]:
-    """The measured part of results.json, for ranked arms."""
+def numbers(arms: Sequence[Row], settings: Settings, bytes_per_token: float = 1.0) -> dict[str, Any]:
+    """The measured part of results.json, for ranked arms. bytes_per_token: of the held-out text."""
     best = {f: min(arms, key=lambda arm: loss(arm, f).mean) for f in settings.factors}
-    return {"arms": [_row(arm, best, settings) for arm in arms], "extensions": _extensions(arms, settings)}
+    return {
+        "arms": [_row(arm, best, settings, bytes_per_token) for arm in arms],
+        "extensions": _extensions(arms, settings),
+    }
 
 
-def _row(arm: Row, best: Mapping[int, Row], settings: Settings) -> dict[str, Any]:
+def _row(arm: Row, best: Mapping[int, Row], settings: Settings, bytes_per_token: float) -> dict[str, Any]:
     seeds = sorted(arm.scores)
     cells = [arm.cells[s] for s in seeds]
     lengths = [
@@ -85,6 +88,7 @@ def _row(arm: Row, best: Mapping[int, Row], settings: Settings) -> dict[str, Any
             "loss": asdict(loss(arm, f)),
             "change": asdict(change(arm, f)),
             "behind_best": asdict(difference(arm, best[f], f)),
+            "bits_per_byte": loss(arm, f).mean / math.log(2) / bytes_per_token,
         }
         for f in settings.factors
     ]

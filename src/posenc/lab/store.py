@@ -16,7 +16,7 @@ from posenc.records import Damaged, Records, typed
 
 @dataclass(frozen=True)
 class ArmScores:
-    """What one arm of a run measured, as plain numbers (nats per byte)."""
+    """What one arm of a run measured, as plain numbers (nats per token)."""
 
     name: str
     trained: bool

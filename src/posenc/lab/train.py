@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
+from posenc.lab.data import Text, draw
+from posenc.lab.parallel import processes
 from posenc.transformer import Attention, Transformer
 
 State = dict[str, Tensor | list[float]]
@@ -22,13 +24,16 @@ WARM_UP = 0.05
 class Training:
     """One run on its way: the model, its optimizers, the order of the data, the loss (nats a token) of every step so far.
 
-    tokens: the text to learn from, (n,) uint8.
+    text: what to learn from; (n,) ids are one running text.
     """
 
-    def __init__(self, run: Run, tokens: Tensor) -> None:
-        self.run, self.tokens = run, tokens
+    def __init__(self, run: Run, text: Text | Tensor) -> None:
+        self.run, self.text = run, Text.of(text)
+        self.processes = processes()
+        self.processes.check(run)
         self.model = build(run)
-        self.optimizers = _optimizers(self.model, run)
+        self.forward = self.processes.wrap(self.model)
+        self.optimizers = _optimizers(self.model, run, self.processes.muon)
         self.peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.order = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
@@ -38,7 +43,7 @@ class Training:
         return len(self.losses) == self.run.settings.steps
 
     def advance(self) -> None:
-        """One step.
+        """One step, on every process that takes part.
 
         Raises:
             InputError: the loss is no longer finite.
@@ -46,12 +51,14 @@ class Training:
         s, step = self.run.settings, len(self.losses)
         for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * _schedule(step, s.steps)
-        starts = torch.randint(len(self.tokens) - s.length, (s.batch_size,), generator=self.order)
-        batch = self.tokens[starts[:, None] + torch.arange(s.length + 1)].long()
-        logits = self.model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        self.losses.append(loss.item())
+                group["lr"] = rate * schedule(step, s.steps)
+        whole = draw(self.text, s, self.order)
+        batch = self.processes.share(whole)
+        with self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
+            logits = self.forward(batch.inputs, batch.positions)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+        loss = self.processes.weighed(loss, batch.scored, whole.scored)
+        self.losses.append(self.processes.mean(loss).item())
         if not math.isfinite(self.losses[-1]):
             raise diverged(self.run, f"at step {step + 1} of {s.steps}")
         loss.backward()
@@ -61,17 +68,19 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> State:
-        """Everything that the steps to come depend on, as it is now: `restore` goes on from it, bit for bit."""
+        """Everything that the steps to come depend on, as it is now: `restore` goes on from it, bit for bit. Where several
+        processes train, each calls it, and each is given the whole."""
         found: State = {"losses": list(self.losses), "order": self.order.get_state(), "random": torch.get_rng_state()}
         for name, tensor in self._tensors().items():
-            found[f"model.{name}"] = tensor.detach().clone()
+            found[f"model.{name}"] = self.processes.whole(tensor)
         for name, parameter in self.model.named_parameters():
             for key, tensor in self._optimizer_of(parameter).state[parameter].items():
-                found[f"optimizer.{name}.{key}"] = tensor.clone()
+                found[f"optimizer.{name}.{key}"] = self.processes.whole(tensor)
         return found
 
     def restore(self, state: Mapping[str, Tensor | list[float]]) -> None:
-        """Go on from what `state` gave back, in a training of the same run.
+        """Go on from what `state` gave back, in a training of the same run. Where several processes train, each is given
+        the same.
 
         Raises:
             InputError: the state of another model.
@@ -83,11 +92,13 @@ class Training:
             raise InputError(f"state: not of {self.run.encoding!r} under these settings; give the one of this very run")
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(tensors[f"model.{name}"])
+                tensor.copy_(self.processes.like(tensors[f"model.{name}"], tensor))
         for name, parameter in self.model.named_parameters():
             prefix = f"optimizer.{name}."
             self._optimizer_of(parameter).state[parameter] = {
-                key.removeprefix(prefix): value.clone() for key, value in tensors.items() if key.startswith(prefix)
+                key.removeprefix(prefix): self.processes.like(value, parameter)
+                for key, value in tensors.items()
+                if key.startswith(prefix)
             }
         self.losses[:] = state["losses"]
         self.order.set_state(tensors["order"])
@@ -105,14 +116,14 @@ class Training:
 
 
 def train(
-    run: Run, tokens: Tensor, on_step: Callable[[int], None] = lambda step: None
+    run: Run, text: Text | Tensor, on_step: Callable[[int], None] = lambda step: None
 ) -> tuple[Transformer, list[float]]:
-    """Train the run's model on (n,) uint8 tokens: the model in eval mode, and the loss (nats per byte) of every step.
+    """Train the run's model on a text: the model in eval mode, and the loss (nats per token) of every step.
 
     Raises:
         InputError: the loss is no longer finite.
     """
-    training = Training(run, tokens)
+    training = Training(run, text)
     while not training.finished:
         training.advance()
         on_step(len(training.losses))
@@ -129,22 +140,25 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: Transformer, tokens: Tensor, settings: Settings) -> int:
-    """Memory that one training batch keeps between its forward and its backward pass, parameters apart."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+def activation_bytes(model: Transformer, text: Text | Tensor, settings: Settings) -> int:
+    """Memory that one training batch keeps between its forward and its backward pass, parameters apart: of this process
+    and its share of the batch, where several train together."""
+    group = processes()
     kept: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
+        # asked anew each time: FSDP puts a block's parameters in place of their shards when it comes to it
+        own = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    shape = (settings.batch_size, settings.length)
-    count = settings.batch_size * settings.length
-    batch = tokens.repeat(-(-count // len(tokens)))[:count].view(shape).long()
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        loss = F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+    whole = draw(text, settings, torch.Generator().manual_seed(0))
+    batch = group.share(whole)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
+    with torch.enable_grad(), group.placing(model.encoding, settings.batch_size, whole.positions), hooks:
+        loss = F.cross_entropy(model(batch.inputs, batch.positions).flatten(0, 1), batch.targets.flatten())
     del loss
     return sum(kept.values())
 
@@ -157,12 +171,15 @@ def build(run: Run) -> Transformer:
     return Transformer(run.settings.model(), encoding)
 
 
-def _schedule(step: int, steps: int) -> float:
+def schedule(step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, over its peak."""
     rise = min(1.0, (step + 1) / max(1.0, WARM_UP * steps))
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def _optimizers(model: Transformer, run: Run) -> list[torch.optim.Optimizer]:
+def _optimizers(
+    model: Transformer, run: Run, muon_class: type[torch.optim.Muon] = torch.optim.Muon
+) -> list[torch.optim.Optimizer]:
     """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
     With AdamW alone a minute of training is too short to tell encodings apart."""
     s = run.settings
@@ -183,6 +200,6 @@ def _optimizers(model: Transformer, run: Run) -> list[torch.optim.Optimizer]:
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
     return [
-        torch.optim.Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
+        muon_class(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
     ]

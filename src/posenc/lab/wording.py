@@ -8,6 +8,7 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
+from posenc.lab.data import Corpus, inside_documents
 from posenc.lab.results import Row, change, difference, loss, verdict
 from posenc.statistics import Estimate
 
@@ -25,11 +26,11 @@ def answer(arms: Sequence[Row], settings: Settings) -> list[str]:
     within = min(trained, key=lambda a: loss(a, 1).mean)
     ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
     tied = f"; {_listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
-    opening = f"At the training length of {settings.length} bytes, {within.name} predicts best"
-    lines = [f"{opening} ({loss(within, 1).mean:.3f} nats per byte){tied if len(trained) > 1 else ''}."]
+    opening = f"At the training length of {settings.length} {settings.unit}s, {within.name} predicts best"
+    lines = [f"{opening} ({loss(within, 1).mean:.3f} nats per {settings.unit}){tied if len(trained) > 1 else ''}."]
     if len(settings.factors) > 1:
         last = settings.factors[-1]
-        lines.append(_past(arms, settings, f"At {last} times that length ({settings.longest} bytes)"))
+        lines.append(_past(arms, settings, f"At {last} times that length ({settings.longest} {settings.unit}s)"))
         lines += _by_verdict(trained, settings)
         lines += _without_retraining(arms, settings)
     return lines
@@ -64,7 +65,7 @@ def _without_retraining(arms: Sequence[Row], settings: Settings) -> list[str]:
         else:
             at = {o: [str(f * settings.length) for f, x in zip(settings.factors[1:], outcomes, strict=True) if x == o]
                   for o in ("better", "worse")}  # fmt: skip
-            parts = [f"{o} at {_listed(lengths)} bytes" for o, lengths in at.items() if lengths]
+            parts = [f"{o} at {_listed(lengths)} {settings.unit}s" for o, lengths in at.items() if lengths]
             outcome = (
                 f"against {arm.encoding} as trained, is measurably {' and '.join(parts) or 'neither better nor worse'}"
             )
@@ -102,7 +103,7 @@ def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
             "meant to be followed by some."
         )
     notes.append(
-        f"One small model ({settings.num_layers} layers, width {settings.dim}), bytes of one text, {settings.steps} steps, "
+        f"One small model ({settings.num_layers} layers, width {settings.dim}), {settings.unit}s of one text, {settings.steps} steps, "
         "the same learning rates given to all. The order may differ at other sizes; the intervals cover the choice of test "
         "passages and of seeds, not that."
     )
@@ -111,11 +112,28 @@ def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
     return notes
 
 
+def text_limits(corpus: Corpus, settings: Settings) -> list[str]:
+    """What the text, as it was cut, does not show."""
+    notes = []
+    if settings.packed and not inside_documents(corpus.test, settings):
+        notes.append(
+            f"Too few held-out documents are longer than {settings.longest} {settings.unit}s: the test passages run over "
+            "the ends of documents, which the training sequences, being packed, never do."
+        )
+    if settings.tokenizer != "bytes":
+        notes.append(
+            f"Losses are per token of {settings.tokenizer}, and lengths are in its tokens. To compare tokenizers, take bits "
+            f"per byte: at {corpus.bytes_per_token:.2f} bytes per token, the average of the held-out text and not of the "
+            "scored tokens alone."
+        )
+    return notes
+
+
 def _part_notes(name: str, part: Encoding, settings: Settings) -> list[str]:
     if len(settings.factors) == 1:
         return []
     if isinstance(part, T5):
-        return _t5_notes(name, part, settings.length)
+        return _t5_notes(name, part, settings)
     clamps = getattr(part, "beyond", None) == "clamp"
     if clamps and part.max_positions is not None and part.max_positions < settings.longest:
         last = part.max_positions - 1
@@ -123,7 +141,8 @@ def _part_notes(name: str, part: Encoding, settings: Settings) -> list[str]:
     return []
 
 
-def _t5_notes(name: str, encoding: T5, length: int) -> list[str]:
+def _t5_notes(name: str, encoding: T5, settings: Settings) -> list[str]:
+    length, unit = settings.length, settings.unit
     distances = torch.arange(length)
     buckets = t5_bucket(-distances, encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
     last = t5_bucket(torch.tensor([-(10**6)]), encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
@@ -132,13 +151,13 @@ def _t5_notes(name: str, encoding: T5, length: int) -> list[str]:
     if share == 0:
         return [
             f"{name} gives all distances past its last bucket's edge one bias, and no pair of a training text of "
-            f"{length} bytes falls into that bucket: past the training length its bias is as it was initialised."
+            f"{length} {unit}s falls into that bucket: past the training length its bias is as it was initialised."
         ]
     if share > RARE:
         return []
     return [
         f"{name} gives all distances from {int(distances[buckets == last][0])} on one bias, and only {100 * share:.1f} % "
-        f"of the pairs in a training text of {length} bytes are that far apart: its far buckets are hardly trained here, "
+        f"of the pairs in a training text of {length} {unit}s are that far apart: its far buckets are hardly trained here, "
         "so this run does not settle how well it extrapolates. Longer training or longer texts do."
     ]
 

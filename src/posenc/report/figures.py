@@ -35,8 +35,8 @@ def styles(arms: Rows) -> dict[str, dict[str, Any]]:
     return found
 
 
-def change_by_length(arms: Rows) -> go.Figure:
-    """How much the loss on the same targets rises as the text before them grows past the training length."""
+def change_by_length(arms: Rows, unit: str = "byte") -> go.Figure:
+    """How much the loss on the same targets rises as the text before them grows past the training length. unit: of text."""
     figure, style = go.Figure(), styles(arms)
     for arm in arms:
         points = arm["lengths"]
@@ -52,20 +52,20 @@ def change_by_length(arms: Rows) -> go.Figure:
                 "thickness": 1.2,
                 "width": 4,
             },
-            name=arm["name"],
+            name=escape(arm["name"]),
             mode="lines+markers",
             line={**style[arm["name"]], "width": 2.2},
-            hovertemplate="%{y:+.3f} at %{x} bytes<extra>" + escape(arm["name"]) + "</extra>",
+            hovertemplate=f"%{{y:+.3f}} at %{{x}} {unit}s<extra>" + escape(arm["name"]) + "</extra>",
         )
     lengths = [p["length"] for p in arms[0]["lengths"]] if arms else []
     figure.update_xaxes(
-        title="bytes of text before the end of the test passage", type="log", tickvals=lengths, ticktext=lengths
+        title=f"{unit}s of text before the end of the test passage", type="log", tickvals=lengths, ticktext=lengths
     )
-    figure.update_yaxes(title="rise of the loss, nats per byte", zeroline=True)
+    figure.update_yaxes(title=f"rise of the loss, nats per {unit}", zeroline=True)
     return figure
 
 
-def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
+def loss_by_position(arms: Rows, trained_length: int, unit: str = "byte") -> go.Figure:
     """The loss at each position of the longest test texts, as it is or above the best arm's."""
     figure, style = go.Figure(), styles(arms)
     for arm in arms:
@@ -74,7 +74,7 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
             x=[p["position"] for p in points],
             y=[p["loss"] for p in points],
             customdata=[[p["low"], p["high"]] for p in points],
-            name=arm["name"],
+            name=escape(arm["name"]),
             mode="lines",
             line={**style[arm["name"]], "width": 1.8},
             hovertemplate="%{y:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f}) around position %{x:.0f}"
@@ -112,11 +112,11 @@ def loss_by_position(arms: Rows, trained_length: int) -> go.Figure:
         else []
     )
     figure.update_xaxes(title="position in the test text")
-    figure.update_yaxes(title="loss, nats per byte")
+    figure.update_yaxes(title=f"loss, nats per {unit}")
     return figure
 
 
-def training(arms: Rows) -> go.Figure:
+def training(arms: Rows, unit: str = "byte") -> go.Figure:
     """The loss of the training batches, mean over seeds."""
     trained = [arm for arm in arms if arm["trained"]]
     figure, style = go.Figure(), styles(arms)
@@ -124,13 +124,13 @@ def training(arms: Rows) -> go.Figure:
         figure.add_scatter(
             x=[p["step"] for p in arm["training"]],
             y=[p["loss"] for p in arm["training"]],
-            name=arm["name"],
+            name=escape(arm["name"]),
             mode="lines",
             line={**style[arm["name"]], "width": 1.8},
             hovertemplate="%{y:.3f} up to step %{x}<extra>" + escape(arm["name"]) + "</extra>",
         )
     figure.update_xaxes(title="training step")
-    figure.update_yaxes(title="loss of the batch, nats per byte")
+    figure.update_yaxes(title=f"loss of the batch, nats per {unit}")
     return figure
 
 
@@ -156,7 +156,7 @@ def ratio_by_length(trials: Rows) -> go.Figure:
                 "thickness": 1.2,
                 "width": 4,
             },
-            name=name,
+            name=escape(name),
             mode="lines+markers",
             line={"color": PALETTE[index % len(PALETTE)], "width": 2.2, "dash": DASHES[index // len(PALETTE)]},
             hovertemplate="%{y:.2f} times at %{x} tokens<extra>" + escape(name) + "</extra>",

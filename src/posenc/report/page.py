@@ -28,13 +28,19 @@ DESCRIPTIONS = {
 def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
     arms = results["arms"]
-    longer = {"change": figures.change_by_length(arms)} if len(results["settings"]["factors"]) > 1 else {}
+    unit = "byte" if results["settings"]["tokenizer"] == "bytes" else "token"
+    longer = {"change": figures.change_by_length(arms, unit)} if len(results["settings"]["factors"]) > 1 else {}
     shown = longer | {
-        "position": figures.loss_by_position(arms, results["settings"]["length"]),
-        "training": figures.training(arms),
+        "position": figures.loss_by_position(arms, results["settings"]["length"], unit),
+        "training": figures.training(arms, unit),
     }
     return rendered(
-        "compare.html", shown, r=results, factors=results["settings"]["factors"], described=_described(results)
+        "compare.html",
+        shown,
+        r=results,
+        unit=unit,
+        factors=results["settings"]["factors"],
+        described=_described(results),
     )
 
 

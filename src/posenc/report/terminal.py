@@ -10,9 +10,11 @@ from posenc.errors import InputError
 from posenc.lab.compare import Progress
 from posenc.lab.config import Run
 from posenc.lab.store import Cell
+from posenc.texts import printable
 
 try:
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
     from rich.table import Table
@@ -25,8 +27,15 @@ class ShowsProgress:
 
     def __init__(self, directory: str) -> None:
         share, left = TextColumn("{task.percentage:>3.0f} %"), TextColumn("left")
-        columns = TextColumn("{task.description}"), BarColumn(), share, TimeElapsedColumn(), left, TimeRemainingColumn()
-        self.directory = Path(directory)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            share,
+            TimeElapsedColumn(),
+            left,
+            TimeRemainingColumn(),
+        )
+        self.directory = Path(printable(str(directory)))
         self.err = Console(stderr=True, highlight=False)
         self.bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
         self.started = time.perf_counter()
@@ -46,7 +55,7 @@ class ShowsProgress:
     def line(self, done: int, count: int, what: str) -> None:
         """Say what has been finished, where there is no bar."""
         if not self.err.is_terminal:
-            print(f"[{done}/{count}] {time.perf_counter() - self.started:5.0f} s  {what}", file=sys.stderr)
+            print(f"[{done}/{count}] {time.perf_counter() - self.started:5.0f} s  {printable(what)}", file=sys.stderr)
 
 
 class Terminal(ShowsProgress):
@@ -86,17 +95,20 @@ class Terminal(ShowsProgress):
             out.print(f"- {sentence}", markup=False)
         table = Table(box=None, pad_edge=False, header_style="bold")
         rises = [f"rise at {n}" for n in lengths[1:]]
-        for title in ("", "encoding", f"loss at {lengths[0]}", "behind the best", *rises, "verdict"):
+        unit = "byte" if settings["tokenizer"] == "bytes" else "token"
+        bits = ["bits per byte"] if unit == "token" else []
+        for title in ("", "encoding", f"loss at {lengths[0]}", *bits, "behind the best", *rises, "verdict"):
             table.add_column(title, justify="left" if title in ("encoding", "verdict") else "right", no_wrap=True)
         for rank, arm in enumerate(results["arms"], 1):
             changes = [_with_half_width(point["change"], "+.3f") for point in arm["lengths"][1:]]
             first = arm["lengths"][0]
             behind = _with_half_width(first["behind_best"], "+.3f") if first["behind_best"]["mean"] > 0 else "best"
-            table.add_row(str(rank), arm["name"], f"{first['loss']['mean']:.3f}", behind, *changes, arm["verdict"])
+            losses = [f"{first['loss']['mean']:.3f}", *(f"{first['bits_per_byte']:.3f}" for _ in bits)]
+            table.add_row(str(rank), escape(arm["name"]), *losses, behind, *changes, arm["verdict"])
         out.print()
         out.print(table)
         out.print()
-        out.print("Nats per byte, lower is better; ± is half a 95 % interval.", markup=False)
+        out.print(f"Nats per {unit}, lower is better; ± is half a 95 % interval.", markup=False)
         out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
         out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
 

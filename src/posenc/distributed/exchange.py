@@ -1,0 +1,116 @@
+"""Between the whole sequence and the parts that processes have."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from posenc.distributed.shards import Shard, chunks_of
+from posenc.encoding import Encoding
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+
+def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
+    """This process's part of a tensor over the whole sequence, such as tokens or labels.
+
+    positions: a shard, from `Positions.shard`. dim: the sequence's.
+
+    Raises:
+        InputError: positions that are no shard, or a tensor of another length.
+    """
+    part = _part(positions)
+    _check_length(x, dim, part.whole.num_queries, "the whole sequence has")
+    return part.take(x, dim)
+
+
+def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
+    """The whole sequence, in its order, from every process's part. All processes of the group call it together.
+
+    Differentiable: a process's part gets the sum of the gradients that arrive at it in all processes.
+    positions: a shard, from `Positions.shard`. dim: the sequence's.
+
+    Raises:
+        InputError: positions that are no shard, a tensor of another length, or a process group that is not there or not
+            the one the shard was made for.
+    """
+    part = _part(positions)
+    _check_length(x, dim, part.length, "the shard has")
+    if part.world_size == 1:
+        return x
+    _check_group(part)
+    parts: tuple[Tensor, ...] = _AllGather.apply(x, part)  # type: ignore[no-untyped-call]
+    chunks: dict[int, Tensor] = {}
+    for rank, found in enumerate(parts):
+        numbers = chunks_of(rank, part.world_size, part.layout)
+        chunks |= zip(numbers, found.chunk(len(numbers), dim), strict=True)
+    return torch.cat([chunks[number] for number in sorted(chunks)], dim)
+
+
+def gather_keys(k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    """All keys and values, (batch, heads, num_keys, width), from those of a shard, in one exchange."""
+    if k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
+        raise InputError(f"k {tuple(k.shape)} {k.dtype} and v {tuple(v.shape)} {v.dtype} do not belong together")
+    k, v = gather(torch.cat((k, v), -1), positions, 2).split([k.shape[-1], v.shape[-1]], -1)
+    return k, v
+
+
+class _AllGather(torch.autograd.Function):
+    """Every process's x; and back, the sum of what arrives at x in all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part: Shard) -> tuple[Tensor, ...]:
+        ctx.group, x = part.group, x.contiguous()
+        found = [torch.empty_like(x) for _ in range(part.world_size)]
+        dist.all_gather(found, x, part.group)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        own = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
+        return own, None
+
+
+def place_whole(encoding: Encoding, positions: Positions, batch: int) -> Positions:
+    """`Encoding.place` for a shard: where its tokens are once the whole sequence has been placed. What is drawn at random
+    is the draw of the group's first process, in all of them."""
+    part = _part(positions)
+    whole = part.whole.with_causal(positions.causal)
+    placed = encoding.place(whole, batch)
+    if placed is whole:
+        return positions
+    if part.world_size > 1:
+        _check_group(part)
+        drawn = placed.q.contiguous().clone()
+        dist.broadcast(drawn, group_src=0, group=part.group)
+        placed = placed.moved(lambda ids, order: drawn)
+    return placed.shard(part.rank, part.world_size, layout=part.layout, group=part.group)
+
+
+def _part(positions: Positions) -> Shard:
+    if not isinstance(positions, Positions) or positions.part is None:
+        raise InputError(
+            f"positions={type(positions).__name__} without a shard: pass positions.shard(rank, world_size)"
+        )
+    return positions.part
+
+
+def _check_length(x: Tensor, dim: int, length: int, whose: str) -> None:
+    if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
+        raise InputError(f"a tensor of shape {tuple(x.shape)} along dim={dim}: {whose} {length} tokens")
+
+
+def _check_group(part: Shard) -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise InputError(
+            f"a shard of world_size={part.world_size} without a process group: call "
+            "torch.distributed.init_process_group and start the program by torchrun"
+        )
+    rank, size = dist.get_rank(part.group), dist.get_world_size(part.group)
+    if (rank, size) != (part.rank, part.world_size):
+        raise InputError(
+            f"shard {part.rank} of {part.world_size} in process {rank} of {size}: pass the rank and world size of "
+            "the group (group=) whose processes hold the sequence"
+        )

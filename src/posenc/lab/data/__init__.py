@@ -1,0 +1,69 @@
+"""Real text as tokens: what every Python carries, files and folders, datasets that are streamed; bytes or any tokenizer."""
+
+import torch
+from torch import Tensor
+
+from posenc.lab.data.batches import Batch, check_long_enough, draw, inside_documents, window_ends
+from posenc.lab.data.making import build
+from posenc.lab.data.sources import documents
+from posenc.lab.data.text import Corpus, Text
+
+__all__ = [
+    "Batch",
+    "Corpus",
+    "Text",
+    "check_long_enough",
+    "corpus",
+    "draw",
+    "inside_documents",
+    "load",
+    "window_ends",
+    "with_copies",
+]
+
+DATA_TOKENS = 50_000_000
+"""How much of a text is read."""
+
+
+def load(
+    source: str,
+    tokenizer: str = "bytes",
+    *,
+    packed: bool = False,
+    text_column: str | None = None,
+    max_tokens: int = DATA_TOKENS,
+) -> Corpus:
+    """The text behind a name, streamed and tokenised once; what does not fit into memory is mapped from disk.
+
+    Args:
+        source: "pydoc" (the language reference inside Python's standard library); the path or pattern of files, or a
+            folder of them: text, or rows (.jsonl, .parquet); "hf:NAME[:CONFIG]" for a Hugging Face dataset.
+        tokenizer: "bytes"; "bpe:N", N byte pairs and bytes learned from the training part of the text; or the name or
+            folder of a Hugging Face tokenizer.
+        packed: keep the boundaries of documents (files, rows, pydoc's topics).
+        text_column: the column of rows; None: "text", or the only one that holds strings.
+        max_tokens: about how many tokens are read.
+
+    Raises:
+        InputError: no such text, no text in it, a tokenizer that cannot be had, or a package that is missing.
+    """
+    name, found = documents(source, text_column)
+    return build(name, found, tokenizer, packed, max_tokens)
+
+
+def corpus(text: bytes, name: str) -> Corpus:
+    """A text as bytes: the last tenth is held out."""
+    return build(name, [(text,)], "bytes", packed=False, max_tokens=max(2, len(text)))
+
+
+def with_copies(text: Text | Tensor, longest: int, seed: int = 0) -> Tensor:
+    """A text to learn copying from, of one in bytes: by turns a piece of 4 to `longest` of its bytes, another piece twice, and as many
+    random bytes twice (of 64 values), which nothing but copying predicts."""
+    tokens = Text.of(text).tokens
+    draws = torch.Generator().manual_seed(seed)
+    found: list[Tensor] = []
+    while len(tokens):
+        piece, tokens = tokens.tensor_split([int(torch.randint(4, longest + 1, (), generator=draws))])
+        noise = torch.randint(64, piece.shape, generator=draws, dtype=torch.uint8)
+        found.append((piece, piece.repeat(2), noise.repeat(2))[len(found) % 3])
+    return torch.cat(found)

@@ -1,0 +1,53 @@
+"""Every encoding on shards of a sequence in several processes, and what the page says about it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc.conformance.sharded import BEGIN, COMPOSITIONS, END, WORLD_SIZES, in_processes, subjects
+from posenc.distributed import LAYOUTS
+
+ROOT = Path(__file__).parents[2]
+BOUND = 1e-11  # logits and gradients of a few units, in float64; a wrong position shows in the first digits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_encoding_is_the_same_on_shards(world_size):
+    names = subjects()
+    if world_size > 2:  # the page has them all
+        names = {name: names[name] for name in ("grid_table", "xpos", "deberta_v2", "fire", "cape", *COMPOSITIONS)}
+    found = in_processes(world_size, names)
+    assert list(found) == list(names)
+    wrong = {name: by for name, by in found.items() if not all(by[layout] <= BOUND for layout in LAYOUTS)}
+    assert not wrong
+
+
+def test_the_page_has_a_row_for_each():
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    rows = page[page.index(BEGIN) : page.index(END)].splitlines()[3:]
+    cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in rows]
+    assert [row[0] for row in cells] == list(subjects()), (
+        "run: python -m posenc.conformance.sharded docs/distributed.md"
+    )
+    for _, *numbers in cells:
+        assert len(numbers) == len(WORLD_SIZES) * len(LAYOUTS)
+        assert all(float(number) <= BOUND for number in numbers)
+
+
+@pytest.mark.slow
+def test_the_example_gives_the_loss_of_one_process():
+    losses = []
+    for count in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        done = subprocess.run(
+            [*command, str(ROOT / "examples" / "sequence_shards.py")], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        printed = re.findall(r"^\d+\.\d+$", done.stdout, re.MULTILINE)
+        assert len(printed) == count
+        losses += map(float, printed)
+    assert losses == pytest.approx([losses[0]] * 3, abs=2e-6)

@@ -1,0 +1,110 @@
+"""Shards under PyTorch's ring attention.
+
+`context_parallel` has no kernel for the CPU. Its ring takes any kernel that returns the log-sum-exp, and the CPU's does:
+the test puts the one onto the other, in the place where context_parallel puts its own.
+"""
+
+import tempfile
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed.tensor.experimental import _attention as experimental
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import posenc
+from posenc import InputError, Positions
+from posenc.distributed import LAYOUTS, gather, shard
+
+FLOAT32 = {"rtol": 1e-5, "atol": 2e-6}
+
+
+@pytest.fixture
+def ring(monkeypatch):
+    """The name of a function that stands where context_parallel puts its own, and is not called."""
+    monkeypatch.setattr(F, "scaled_dot_product_attention", _in_its_place(lambda *args, **options: None))
+
+
+def _in_its_place(function):
+    function.__module__ = experimental.__name__
+    return function
+
+
+def test_what_the_ring_serves(ring):
+    q, k, v = torch.randn(3, 1, 4, 8, 8).unbind()
+    own = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
+
+    def told(encoding, positions=own, keys=k, **options):
+        return posenc.explain(q, keys, keys, encoding, positions, **options)
+
+    for encoding in (None, posenc.Rotary(8), posenc.XPos(8), posenc.Rotary(8) + posenc.LogN(4)):
+        assert told(encoding).backend == "ring"
+    padded = Positions.from_mask([[0] * 3 + [1] * 13], causal=True).shard(1, 2, layout="zigzag")
+    centred = posenc.AxialRotary(8, centred=True)
+    for reason, explained in (
+        ("no bias", told(posenc.ALiBi(4))),
+        ("no values", told(posenc.create("floater", dim=32, num_heads=4, head_dim=8))),
+        ("no sink", told(None, sink=0.0)),
+        ("no sink", told(posenc.Rotary(8), sink=0.0)),
+        ("no position map", told(posenc.create("rope@rerope:window=4", head_dim=8))),
+        ("no padding", told(None, padded)),
+        ("few keys' heads", told(None, keys=k[:, :2])),
+        ("the sequence's length", told(centred)),
+        ("the layout is another", told(None, Positions.arange(16, causal=True).shard(1, 2))),
+        ("a balanced ring is causal", told(None, causal=False)),
+    ):
+        assert reason in explained.reason
+        assert "gathered from 2 processes" in explained.reason
+    with pytest.raises(InputError, match=r"positions without a shard inside torch's context_parallel"):
+        posenc.attention(q, k, v, posenc.Rotary(8), Positions.arange(8, causal=True))
+
+
+def test_outside_the_ring_is_not_active():
+    q = torch.randn(1, 4, 8, 8)
+    own = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
+    assert "context_parallel is not active" in posenc.explain(q, q, q, None, own).reason
+
+
+@pytest.mark.slow
+def test_two_processes_under_the_ring():
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_process, (folder,), 2)
+
+
+def _process(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    kernel, calls, plain = (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+        [],
+        F.scaled_dot_product_attention,
+    )
+
+    def attend(q, k, v, *, is_causal, scale, dropout_p):
+        calls.append(1)
+        return experimental._templated_ring_attention(
+            dist.group.WORLD, 2, kernel, q, k, v, is_causal=is_causal, scale=scale, dropout_p=dropout_p
+        )[0]
+
+    torch.manual_seed(0)
+    whole = Positions.arange(16, causal=True)
+    q, k, v = torch.randn(3, 2, 4, 16, 8).unbind()
+    for layout in LAYOUTS:
+        own = whole.shard(rank, 2, layout=layout)
+        local = [shard(x, own, 2) for x in (q, k, v)]
+        experimental._cp_options.enable_load_balance = layout == "zigzag"
+        for encoding, rings in (
+            (posenc.Rotary(8), True), (posenc.Rotary(8) + posenc.LogN(4), True), (posenc.ALiBi(4), False)
+        ):  # fmt: skip
+            want = posenc.attention(q, k, v, encoding, whole)
+            calls.clear()
+            F.scaled_dot_product_attention = _in_its_place(attend)
+            try:
+                found = posenc.attention(*local, encoding, own)
+            finally:
+                F.scaled_dot_product_attention = plain
+            assert bool(calls) == rings
+            assert_close(gather(found, own, 2), want, **FLOAT32)
+            assert_close(posenc.attention(*local, encoding, own), found, **FLOAT32)  # gathered
+    dist.destroy_process_group()

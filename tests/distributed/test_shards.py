@@ -1,0 +1,237 @@
+"""A shard is the part of the whole that it says it is; no processes are needed to see that."""
+
+import pickle
+from importlib import import_module
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import posenc
+from posenc import InputError, Positions
+from posenc.distributed import LAYOUTS, exchange, gather, shard
+from posenc.encoding import Encoding
+from posenc.transformer import Cache, Transformer, TransformerConfig
+
+EXACT = {"rtol": 1e-10, "atol": 1e-11}
+H, D = 4, 8
+FROZEN = {"name": "dynamic", "length": 64, "original_max_positions": 8}
+
+
+def encodings() -> dict[str, Encoding]:
+    torch.manual_seed(0)
+    made = {"rope, dynamic": posenc.Rotary(D, schedule=FROZEN), "axial, centred": posenc.AxialRotary(D, centred=True)}
+    for text in (
+        "rope+log_n:train_length=4",
+        "alibi+sink",
+        "shaw",
+        "t5+softmax_n",
+        "rope@rerope:window=3",
+        "cope",
+        "floater",
+    ):
+        made[text] = posenc.create(text, dim=H * D, num_heads=H, head_dim=D, num_kv_heads=2, max_positions=64)
+    for encoding in made.values():
+        for parameter in encoding.double().parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    return made
+
+
+ENCODINGS = encodings()
+
+
+@st.composite
+def sequences(draw) -> tuple[Positions, int]:
+    """Positions of a whole text, and how many processes share it."""
+    world_size = draw(st.integers(1, 4))
+    n = 2 * world_size * draw(st.integers(1, 3))
+    kind = draw(st.sampled_from(["plain", "padded", "packed", "ids", "fractional"]))
+    causal = draw(st.booleans())
+    if kind == "padded":
+        masks = [draw(st.integers(0, n - 1)) for _ in range(2)]
+        rows = [[0] * m + [1] * (n - m) for m in masks]
+        return Positions.from_mask(
+            [row[::-1] if draw(st.booleans()) else row for row in rows], causal=causal
+        ), world_size
+    if kind == "packed":
+        ids = sorted(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
+        return Positions.packed(document_ids=torch.tensor(ids), causal=causal), world_size
+    if kind == "plain":
+        return Positions.arange(n, causal=causal), world_size
+    ids = torch.tensor(draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)))
+    return Positions.from_ids(ids / 4 if kind == "fractional" else ids, causal=causal), world_size
+
+
+def sharded_attention(monkeypatch, q, k, v, encoding, positions, world_size, layout):
+    """What every process computes, with all keys at hand, in the order of the text."""
+    monkeypatch.setattr(exchange, "gather_keys", lambda *local: (k, v))
+    shards = [positions.shard(rank, world_size, layout=layout) for rank in range(world_size)]
+    found = torch.empty_like(q)
+    for own in shards:
+        local = [shard(x, own, 2) for x in (q, k, v)]
+        found[:, :, own.part.indices()] = posenc.attention(*local, encoding, own)
+    return found
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@settings(max_examples=12)
+@given(case=sequences(), layout=st.sampled_from(LAYOUTS))
+def test_attention_on_shards_is_that_of_the_whole(name, case, layout):
+    positions, world_size = case
+    encoding = ENCODINGS[name]
+    if encoding.causal_only or "@" in name:
+        positions = positions.with_causal(True)
+    if positions.q.is_floating_point() and name in ("shaw", "t5+softmax_n", "floater"):
+        return
+    n = positions.num_queries
+    q = torch.randn(2, H, n, D, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, n, D, dtype=torch.float64)
+    want = posenc.attention(q, k, v, encoding, positions)
+    with pytest.MonkeyPatch.context() as patch:
+        assert_close(sharded_attention(patch, q, k, v, encoding, positions, world_size, layout), want, **EXACT)
+
+
+@given(case=sequences(), layout=st.sampled_from(LAYOUTS))
+def test_what_shards_say_is_what_the_whole_says(case, layout):
+    whole, world_size = case
+    n, seen = whole.num_queries, []
+    for rank in range(world_size):
+        own = whole.shard(rank, world_size, layout=layout)
+        at = own.part.indices()
+        seen += at.tolist()
+        assert own.num_queries == n // world_size
+        assert own.whole is whole
+        assert torch.equal(own.k, whole.k)
+        for name in ("q", "q_order", "q_valid", "q_document"):
+            ours, theirs = getattr(own, name), getattr(whole, name)
+            assert (theirs is None and ours is None) or torch.equal(ours, theirs[:, at])
+        assert torch.equal(own.mask().expand(2, -1, -1, -1), whole.mask().expand(2, -1, -1, -1)[:, :, at])
+        for ours, theirs in ((own.lengths(), whole.lengths()), (own.visible_counts(), whole.visible_counts())):
+            assert torch.equal(ours, theirs[:, at])
+        masks = []
+        for call in own.part.calls(own.causal):
+            first = sum(mask.shape[2] for mask in masks)
+            assert torch.equal(call.visible_counts(), own.visible_counts()[:, first : first + call.num_queries])
+            hidden = n - call.num_keys
+            masks.append(torch.nn.functional.pad(call.mask(), (0, hidden)))
+        assert torch.equal(torch.cat(masks, 2), own.mask())
+    assert sorted(seen) == list(range(n))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_zigzag_gives_everyone_the_same_work(world_size):
+    n = 48
+    work = {layout: [] for layout in LAYOUTS}
+    for layout, done in work.items():
+        for rank in range(world_size):
+            calls = Positions.arange(n, causal=True).shard(rank, world_size, layout=layout).part.calls(True)
+            assert all(call.start == (int(call.q[0, 0]), 0) and call.diagonal == call.start[0] for call in calls)
+            assert all(call.num_keys == int(call.q.max()) + 1 for call in calls)
+            done.append(sum(int(call.visible_counts().sum()) for call in calls))
+    assert len(set(work["zigzag"])) == 1
+    assert sum(work["contiguous"]) == sum(work["zigzag"]) == n * (n + 1) // 2
+    assert len(set(work["contiguous"])) == world_size
+
+
+def test_calls_of_a_shard_take_the_fast_path():
+    q, k, v = torch.randn(3, 1, H, 16, D).unbind()
+    for layout in LAYOUTS:
+        own = Positions.arange(64, causal=True).shard(1, 4, layout=layout)
+        told = posenc.explain(q, k, v, posenc.ALiBi(H), own)
+        assert told.backend == "sdpa"
+        assert told.reason.startswith("keys and values gathered from 4 processes")
+        assert "a bias of the distance alone" in told.reason
+        assert told.extra_bytes >= 2 * 64 * H * D * 4
+
+
+def test_linear_attention_on_shards(monkeypatch):
+    positions, encoding = Positions.packed([7, 9], causal=True), posenc.Rotary(D)
+    q = torch.randn(2, H, 16, D, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, 16, D, dtype=torch.float64)
+    want = posenc.linear_attention(q, k, v, encoding, positions)
+    monkeypatch.setattr(import_module("posenc.linear_attention"), "gather_keys", lambda *local: (k, v))
+    for layout in LAYOUTS:
+        for rank in range(2):
+            own = positions.shard(rank, 2, layout=layout)
+            found = posenc.linear_attention(*(shard(x, own, 2) for x in (q, k, v)), encoding, own)
+            assert_close(found, shard(want, own, 2), **EXACT)
+
+
+def test_prefix_tokens_of_a_grid_count_over_the_whole():
+    table = posenc.GridTable(H, 2, 5, prefix=2).double()
+    grid = Positions.grid(2, 5, prefix=2)
+    back = torch.arange(11, -1, -1)
+    grid = Positions.from_ids(grid.q[:, back])  # the prefix comes last
+    x = torch.zeros(1, 12, H, dtype=torch.float64)
+    for layout in LAYOUTS:
+        for rank in range(3):
+            own = grid.shard(rank, 3, layout=layout)
+            assert_close(table.embed(shard(x, own), own), shard(table.embed(x, grid), own), **EXACT)
+
+
+def test_one_process_needs_no_group():
+    own = Positions.arange(8, causal=True).shard(0, 1, layout="zigzag")
+    assert own.part.runs == ((0, 8),)
+    x = torch.randn(2, 8, 3)
+    assert torch.equal(gather(shard(x, own), own), x)
+    model = Transformer(TransformerConfig(17, dim=16), posenc.create("randomized+rope", head_dim=4)).double()
+    tokens = torch.randint(17, (2, 8))
+    torch.manual_seed(3)
+    want = model(tokens)
+    torch.manual_seed(3)
+    assert_close(model(tokens, own), want, **EXACT)
+
+
+def test_shards_are_copied_and_moved():
+    own = Positions.packed([3, 5], causal=True).shard(1, 2)
+    for copy in (pickle.loads(pickle.dumps(own)), own.to("cpu")):
+        assert copy.part.runs == own.part.runs
+        assert torch.equal(copy.lengths(), own.lengths())
+    shifted = own.moved(lambda ids, order: ids + 5)
+    assert torch.equal(shifted.part.take(shifted.whole.q), shifted.q)
+
+
+def test_refusals():
+    whole = Positions.arange(12, causal=True)
+    for arguments, message in (
+        ((0, 5), r"12 tokens cannot be cut into 5 equal parts .*pad it to 15"),
+        ((0, 0), r"world_size=0"),
+        ((2, 2), r"rank=2: must lie between 0 and world_size - 1 = 1"),
+        ((-1, 2), r"rank=-1"),
+        ((0.5, 2), r"rank=0.5"),
+    ):
+        with pytest.raises(InputError, match=message):
+            whole.shard(*arguments)
+    with pytest.raises(InputError, match=r"cannot be cut into 8 equal parts .*pad it to 16"):
+        whole.shard(0, 4, layout="zigzag")
+    with pytest.raises(InputError, match=r"unknown layout 'zigzg': did you mean 'zigzag'"):
+        whole.shard(0, 2, layout="zigzg")
+    own = whole.shard(0, 2)
+    with pytest.raises(InputError, match=r"are a shard already"):
+        own.shard(0, 2)
+    with pytest.raises(InputError, match=r"2 queries that are not the 12 keys"):
+        Positions.arange(2, 10).shard(0, 2)
+    with pytest.raises(InputError, match=r"queries that are not the 4 keys"):
+        Positions.cross(Positions.arange(4), Positions.from_ids([3, 2, 1, 0])).shard(0, 2)
+    with pytest.raises(InputError, match=r"without a shard: pass positions.shard"):
+        shard(torch.zeros(1, 12), whole)
+    with pytest.raises(InputError, match=r"along dim=1: the whole sequence has 12 tokens"):
+        shard(torch.zeros(1, 6), own)
+    with pytest.raises(InputError, match=r"along dim=1: the shard has 6 tokens"):
+        gather(torch.zeros(1, 12), own)
+    with pytest.raises(InputError, match=r"without a process group: .*torchrun"):
+        gather(torch.zeros(1, 6), own)
+    q, local = torch.zeros(2, 1, 1, 12, 4)[0], torch.zeros(1, 1, 6, 4)
+    with pytest.raises(InputError, match=r"a shard of 6 tokens, q has 12 and k has 12"):
+        posenc.attention(q, q, q, None, own)
+    with pytest.raises(InputError, match=r"k \(1, 1, 6, 4\) .* and v \(1, 1, 12, 4\) .* do not belong together"):
+        posenc.attention(local, local, q, None, own)
+    with pytest.raises(InputError, match=r"keys_rotated=True: a cache and the shards"):
+        posenc.attention(local, local, local, posenc.Rotary(4), own, keys_rotated=True)
+    model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
+    with pytest.raises(InputError, match=r"a cache and the shard of a sequence exclude one another"):
+        model(torch.zeros(1, 6, dtype=torch.long), own, Cache())
+    with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
+        Positions.arange(2, 10).whole  # noqa: B018

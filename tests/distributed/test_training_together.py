@@ -1,0 +1,180 @@
+"""Two processes train as one does: the same losses, the same scores, under DDP and FSDP2."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn import functional as F
+
+from posenc import ENCODINGS, InputError
+from posenc.lab import data
+from posenc.lab.config import Run, Settings
+from posenc.lab.measure import measure
+from posenc.lab.parallel import joint, together
+from posenc.lab.train import Training, build
+
+pytestmark = pytest.mark.slow
+
+TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
+CORPUS = data.corpus(TEXT, "numbered lines")
+SETTINGS = Settings(
+    length=16, factors=(1, 2), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, windows=5, targets=8
+)
+NAMES = (
+    "rope",
+    "t5",
+    "learned",
+    "deberta_v2",
+    "cape+rope",
+    "randomized:testing=random:max_length=64+learned:max_positions=64",
+)
+CLOSE = 1e-3
+"""Muon rounds to bfloat16: a sum in another order is carried on at that precision."""
+
+
+def run_of(name):
+    return Run(name, 3, SETTINGS, CORPUS.digest)
+
+
+def train_and_resume(name):
+    """What was measured, and whether a training that goes on from its state does as the undisturbed one."""
+    cell = measure(run_of(name), CORPUS)
+    undisturbed, resumed = (Training(run_of(name), CORPUS.train) for _ in range(2))
+    for _ in range(3):
+        undisturbed.advance()
+    state = undisturbed.state()
+    while not undisturbed.finished:
+        undisturbed.advance()
+    resumed.restore(state)
+    while not resumed.finished:
+        resumed.advance()
+    ours, theirs = resumed.state(), undisturbed.state()
+    same = all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(theirs[key])) for key in theirs)
+    shapes = {key: tuple(value.shape) for key, value in theirs.items() if key.startswith("model.")}
+    return cell, same and ours.keys() == theirs.keys(), shapes
+
+
+def gradients(name, wrap):
+    """The gradients of a plain training loop around a model with this encoding, by rank 0's names, whole."""
+    model = build(run_of(name))
+    torch.manual_seed(1)
+    tokens = torch.randint(256, (4, 16))
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    own = tokens.chunk(size)[rank]
+    wrapped = wrap(model)
+    F.cross_entropy(wrapped(own).flatten(0, 1), own.flatten()).backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
+
+
+def with_parameters():
+    return [name for name in ENCODINGS if any(True for _ in build(run_of(name)).encoding.parameters())]
+
+
+def plain_ddp(model):
+    return nn.parallel.DistributedDataParallel(model, static_graph=True)
+
+
+def plain_fsdp(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found = {}
+    for parallel in ("ddp", "fsdp"):
+        with joint(parallel) as group:
+            for name in NAMES:
+                found[parallel, name] = train_and_resume(name)
+            with pytest.raises(InputError, match=r"--batch-size 1: 2 processes share"):
+                group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
+            wild = replace(SETTINGS, learning_rate=1e30, adamw_learning_rate=1e30)
+            with pytest.raises(InputError, match=r"no longer finite"):
+                measure(replace(run_of("rope"), settings=wild), CORPUS)
+    for name in with_parameters():
+        found["grad ddp", name] = gradients(name, plain_ddp)
+        found["grad fsdp", name] = gradients(name, plain_fsdp)
+    if rank == 0:
+        torch.save(found, f"{folder}/found")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("together")
+    multiprocessing.spawn(work, (str(folder),), nprocs=2)
+    return torch.load(folder / "found", weights_only=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_measure_what_one_does(name, found):
+    alone, _, shapes = train_and_resume(name)
+    for parallel in ("ddp", "fsdp"):
+        cell, same, theirs = found[parallel, name]
+        assert cell.losses == pytest.approx(alone.losses, rel=CLOSE)
+        assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
+        for arm, own in zip(cell.arms, alone.arms, strict=True):
+            assert arm.paired.keys() == own.paired.keys()
+            for factor, losses in own.paired.items():
+                assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
+        assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
+        assert same, "a training that goes on from its state"
+        assert theirs == shapes
+        assert 0.3 < cell.memory_bytes / alone.memory_bytes < 0.7  # two of five texts on rank 0
+
+
+def test_plain_ddp_and_fully_shard_give_the_gradients_of_one_process(found):
+    names = with_parameters()
+    assert {"t5", "learned", "deberta", "floater"} <= set(names)
+    for name in names:
+        alone = gradients(name, lambda model: model)
+        for way in ("grad ddp", "grad fsdp"):
+            wrapped = found[way, name]
+            for key, gradient in alone.items():
+                assert torch.allclose(wrapped[key], gradient, rtol=1e-4, atol=1e-6), (way, name, key)
+
+
+def compare(folder: Path, *more: str, launcher=("torch.distributed.run",)) -> subprocess.CompletedProcess[str]:
+    """posenc compare under torchrun, with a port that nobody else has."""
+    flags = "--encodings none t5 --seeds 1 --length 16 --factors 1 2 --steps 3 --batch-size 3 --dim 8 --num-layers 1"
+    flags += " --num-heads 2 --windows 4 --targets 8"
+    start = [sys.executable, "-m", *launcher, "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    start += ["--rdzv-endpoint", "localhost:0", "-m", "posenc", "compare", *flags.split(), "--out", str(folder), *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(start, capture_output=True, text=True, timeout=200, env=environment, check=False)
+
+
+def test_the_command_line_under_torchrun(tmp_path):
+    done = compare(tmp_path / "out", "--parallel", "fsdp", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)  # once, by rank 0
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert printed == written
+    assert written["complete"]
+    assert done.stderr.count("t5, seed 0") == 1
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
+
+    (tmp_path / "file").touch()
+    refused = compare(tmp_path / "file" / "out")  # rank 0 alone finds out
+    assert refused.returncode == 1  # torchrun's own
+    assert refused.stderr.count("posenc compare: error: --out") == 1
+    assert "exitcode  : 2" in refused.stderr
+
+
+def test_parallel_needs_a_launcher():
+    with pytest.raises(InputError, match=r"--parallel fsdp: there is one process; start several with torchrun"):
+        together(dict, CORPUS, "fsdp")
+    assert together(lambda: {"complete": True}, CORPUS) == {"complete": True}

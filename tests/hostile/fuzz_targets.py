@@ -1,0 +1,149 @@
+"""What is fuzzed: each target takes bytes, and either refuses them as posenc says it does or holds a property.
+
+`python tests/hostile/fuzz.py TARGET SECONDS` runs one under atheris; the ordinary tests run all over a small corpus.
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+import posenc
+from posenc import frequencies, position_maps
+from posenc.cli.refusal import MESSAGE, one_line
+from posenc.conformance.kinds import the_kind
+from posenc.conformance.target import find_object
+from posenc.encodings import from_spec, read_map
+from posenc.errors import InputError
+from posenc.pretrained.guards import check_folder, check_gguf
+from posenc.pretrained.methods import Lengths, plan
+from posenc.report.explorer import checked
+from posenc.tasks import create as create_task
+from posenc.texts import COLON, literal, named, split, write
+
+SHAPE = {"dim": 8, "num_heads": 2, "head_dim": 4, "num_layers": 2, "max_positions": 16, "causal": True}
+LENGTHS = Lengths(64, 256)
+
+
+def text_of(data: bytes) -> str:
+    return data.decode("utf-8", errors="surrogateescape")
+
+
+def encoding(data: bytes) -> None:
+    """What is made of a text describes itself, and is made again of that."""
+    made = posenc.create(text_of(data), **SHAPE)
+    again = from_spec(made.spec())
+    assert json.dumps(again.spec(), default=str) == json.dumps(made.spec(), default=str)
+
+
+def schedule(data: bytes) -> None:
+    """A schedule's data, as text and back; its frequencies are finite and not negative."""
+    parsed = frequencies.parse(text_of(data))
+    assert frequencies.parse(frequencies.as_text(parsed)) == parsed
+    full = frequencies.complete(parsed, factor=4.0, original_max_positions=64, length=256)
+    found = frequencies.create(full, 8, 10000.0).inv_freq
+    assert len(found) == 4
+    assert not torch.isnan(found).any()
+
+
+def method(data: bytes) -> None:
+    """A method that is accepted is accepted again as it is told."""
+    found = plan(text_of(data), {}, LENGTHS, LENGTHS)
+    if found.schedule is not None:
+        frequencies.create(found.schedule, 8, 10000.0)
+
+
+def position_map(data: bytes) -> None:
+    """A map describes itself."""
+    made = read_map(text_of(data))
+    assert position_maps.create(made.spec()) == made
+
+
+def task(data: bytes) -> None:
+    """A task's text is that of the task made of it."""
+    made = create_task(text_of(data))
+    assert create_task(made.text) == made
+
+
+def words(data: bytes) -> None:
+    """Names, options and values as they are written are read as they were."""
+    text = text_of(data)
+    split(text)
+    name, options = named(text)
+    given = dict(option.partition("=")[::2] for option in options)
+    if "\\" not in text and all(given.values()):
+        assert named(write(name, given)) == (name, [f"{key}={value}" for key, value in given.items()])
+    value = literal(text)
+    if not isinstance(value, str) and "nan" not in str(value):
+        assert literal(write("x", {"y": value}).partition("=")[2].replace(COLON, ":")) == value
+
+
+def kind(data: bytes) -> None:
+    the_kind(text_of(data), "--as")
+
+
+def target(data: bytes) -> None:
+    """MODULE:OBJECT, in the one module that may be imported here."""
+    text = text_of(data)
+    module = text.rpartition(":")[0]
+    find_object(text if module in ("", "math") or not module.replace(".", "").isidentifier() else f"math:{module}")
+
+
+def explorer(data: bytes) -> None:
+    """A state that is accepted is the state."""
+    name, _, value = text_of(data).partition(" ")
+    state = {name: literal(value)}
+    assert checked(state) == state
+
+
+def line(data: bytes) -> None:
+    """Whatever is told is one short line that no terminal obeys."""
+    told = one_line(text_of(data))
+    assert told.isprintable()
+    assert len(told) <= 2 * MESSAGE
+
+
+def gguf(data: bytes) -> None:
+    """What the check accepts, the library reads without end neither of time nor of memory."""
+    from gguf import GGUFReader
+
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(data)
+        file.flush()
+        check_gguf(Path(file.name))
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, OverflowError):
+            GGUFReader(file.name)
+
+
+def config(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_bytes(data)
+        check_folder(Path(folder))
+
+
+def index(data: bytes) -> None:
+    """Every file that an accepted index names lies in the folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.safetensors.index.json"
+        file.write_bytes(data)
+        check_folder(Path(folder))
+        for shard in json.loads(data)["weight_map"].values():
+            assert (Path(folder) / shard).parent == Path(folder)
+
+
+TARGETS = {f.__name__: f for f in (
+    encoding, schedule, method, position_map, task, words, kind, target, explorer, line, gguf, config, index,
+)}  # fmt: skip
+
+
+def accepts(name: str, data: bytes) -> bool:
+    """Whether a target took the bytes; anything but its taking or refusing them is an exception."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            TARGETS[name](data)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,49 @@
+"""Every flag with every odd value: an answer, or one line that says what is wrong; never a traceback, nothing left."""
+
+import itertools
+import random
+
+import pytest
+
+from hostile.commands import BASES, actions, cases, prepare, wrong
+from posenc import cli
+
+CASES = sorted(cases(), key=str)
+random.Random(8).shuffle(CASES)
+SLOW_COMMANDS = ("analyze", "bench", "doctor", "eval", "extend")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    prepare(folder)
+    return folder
+
+
+def test_every_command_is_tried_with_all_its_flags():
+    assert set(BASES) == set(cli.COMMANDS)
+    tried = {(case.command, case.argument) for case in CASES}
+    for command in cli.COMMANDS:
+        for action in actions(command):
+            assert all((command, flag) in tried for flag in action.option_strings or [action.dest])
+
+
+def test_odd_values_are_answered_or_refused(files):
+    """Of every flag of the quick commands six values, and one of the others', drawn by a fixed seed."""
+    found = {}
+    by_flag = itertools.groupby(sorted(CASES, key=_flag), _flag)
+    for (command, _), group in by_flag:
+        for case in list(group)[: 1 if command in SLOW_COMMANDS else 6]:
+            _, faults = wrong(case, files)
+            if faults:
+                found[str(case)] = faults
+    assert found == {}
+
+
+def _flag(case):
+    return case.command, case.argument
+
+
+@pytest.mark.slow
+def test_all_odd_values_are_answered_or_refused(files):
+    assert {str(case): faults for case in CASES if (faults := wrong(case, files)[1])} == {}

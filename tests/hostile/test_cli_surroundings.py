@@ -1,0 +1,109 @@
+"""The command line where something around it is odd: no home, no terminal, no stdout, a folder that is gone, signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import posenc
+
+pytestmark = pytest.mark.slow  # each starts Python and torch anew
+POSENC = [sys.executable, "-c", "import sys; from posenc.cli import main; sys.exit(main())"]
+PATHS = {"PYTHONPATH": str(Path(posenc.__file__).parents[1]), "PATH": os.environ["PATH"]}
+
+
+def run(*arguments, environment=None, **more):
+    said = {"capture_output": True} | more
+    return subprocess.run([*POSENC, *arguments], env=PATHS | (environment or {}), **said)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},  # no HOME, no LANG
+        {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"COLUMNS": "1", "LINES": "0", "TERM": "dumb"},
+        {"COLUMNS": "x", "TMPDIR": "/no/such/folder", "PYTHONHASHSEED": "7"},
+    ],
+    ids=str,
+)
+def test_an_answer_in_any_environment(environment):
+    done = run("diff", "yarn", "ntk", environment=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"frequenc" in done.stdout
+    done = run("cite", "\u2028é", environment=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"posenc cite: error: unknown encoding")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_the_order_of_a_set_is_in_no_answer():
+    answers = {run("list", "--json", environment={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
+    assert len(answers) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_stdout_is_a_failure_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = run("list", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"posenc list: failed: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_closed_streams_are_no_mistake(tmp_path):
+    command = " ".join(f"'{word}'" for word in [*POSENC, "cite", "rope", "--out", str(tmp_path / "out")])
+    done = subprocess.run(["sh", "-c", f"{command} <&- >&-"], env=PATHS, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "out" / "cite.json").exists()
+    done = subprocess.run(["sh", "-c", f"{command.replace('rope', 'ropes')} <&- >&- 2>&-"], env=PATHS)
+    assert done.returncode == 2
+
+
+def test_a_reader_that_leaves_is_no_mistake():
+    command = " ".join(f"'{word}'" for word in [*POSENC, "list"])
+    done = subprocess.run(["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"], env=PATHS, capture_output=True)
+    assert done.stdout.strip() in (b"0", b"1")
+    assert done.stderr == b""
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = " ".join(f"'{word}'" for word in POSENC)
+    for words in ("list", "cite rope --out new", "explore"):
+        gone.mkdir(exist_ok=True)
+        script = f"cd {gone} && rmdir {gone} && {command} {words}"
+        done = subprocess.run(["sh", "-c", script], env=PATHS, capture_output=True)
+        assert done.returncode in (0, 1, 2)  # torch's MKL may end the process by itself, with a line of its own
+        assert b"Traceback" not in done.stderr
+        assert done.stderr.count(b"\n") <= 1
+
+
+def test_a_folder_that_must_not_be_written(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for command in (["cite", "rope"], ["diff", "ntk", "yarn"], ["list"]):
+        done = run(*command, "--out", str(file / "out"))
+        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_signals_in_a_row(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)
+    out = tmp_path / "new" / "out"
+    started = [*POSENC, "compare", "--preset", "quick", "--data", str(text), "--out", str(out), "--workers", "1"]
+    with subprocess.Popen(started, env=PATHS, stderr=subprocess.PIPE) as process:
+        while not out.exists() and process.poll() is None:
+            time.sleep(0.05)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        told = process.communicate(timeout=120)[1]
+    assert process.returncode in (1, -signal.SIGINT)
+    assert told.count(b"Traceback") == 0, told

@@ -1,0 +1,199 @@
+"""A model's folder in which something is wrong: refused in words, without running, unpickling or reading elsewhere."""
+
+import json
+import pickle
+import shutil
+import struct
+
+import pytest
+import torch
+
+import posenc
+from hostile.commands import prepare
+from hostile.fuzz_corpus import CONFIGS
+from posenc.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    prepare(folder)
+    return folder / "model"
+
+
+@pytest.fixture
+def model(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def changed(file, **entries):
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+def header(file, change):
+    """Rewrite the header of a safetensors file."""
+    data = file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    found = json.loads(data[8 : 8 + size])
+    change(found)
+    made = json.dumps(found).encode()
+    file.write_bytes(struct.pack("<Q", len(made)) + made + data[8 + size :])
+
+
+def test_the_model_itself_is_taken(model):
+    loaded, tokenizer = posenc.load(model)
+    assert loaded.config.model_type == "llama"
+    assert tokenizer is not None
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("plain", "a code of its own")])
+def test_an_absurd_configuration_is_refused(model, name):
+    changed(model / "config.json", **CONFIGS[name])
+    with pytest.raises(InputError, match=r"model"):
+        posenc.load(model)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"config\.json: is no JSON"),
+        ("[]", r"is no JSON object but a list"),
+        ('{"a":' * 10**5, r"is nested too deeply"),
+        ('{"model_type": "llama", "num_hidden_layers": NaN}', r"num_hidden_layers=nan: no model has that"),
+        (
+            '{"model_type": "llama", "vocab_size": 100000000, "hidden_size": 4096}',
+            r"does not fit into \d+ bytes of weights",
+        ),
+        ('{"model_type": 3}', r"model"),
+        ('{"model_type": "../../etc"}', r"model"),
+    ],
+)
+@pytest.mark.parametrize("file", ["config.json"])
+def test_a_configuration_that_is_none_is_refused(model, file, text, message):
+    (model / file).write_text(text)
+    with pytest.raises(InputError, match=message):
+        posenc.load(model)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"rope_parameters": {"rope_theta": float("nan"), "rope_type": "default"}},
+        {"rope_parameters": [1, 2]},
+        {"rope_parameters": {"rope_type": "no such"}},
+        {"hidden_size": "large"},
+        {"hidden_size": 7},
+        {"num_key_value_heads": 3},
+        {"architectures": 3},
+        {"transformers_weights": 5},
+        {"torch_dtype": "no such"},
+        {"posenc": {"method": "no such", "target_length": 10}},
+        {"posenc": 3},
+        {"hidden_act": "__import__('os').system('touch pwned')"},
+        {"pad_token_id": 10**9},
+    ],
+    ids=str,
+)
+def test_odd_entries_are_refused_or_taken(model, entries):
+    """Whatever transformers makes of them: a model, or an InputError."""
+    changed(model / "config.json", **entries)
+    refused, loaded = _loaded(model)
+    if loaded is None:
+        assert refused.startswith(str(model))
+    else:
+        assert loaded(torch.tensor([[1, 2, 3]])).logits.shape[:2] == (1, 3)
+
+
+def _loaded(model):
+    """What was said where it was refused, and the model where it was not."""
+    try:
+        return "", posenc.load(model)[0]
+    except InputError as error:
+        return str(error), None
+
+
+def test_damaged_weights_are_refused(model):
+    file = model / "model.safetensors"
+    data = file.read_bytes()
+    first = next(name for name in json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]]) if name != "__metadata__")
+    damage = {
+        "cut off": lambda: file.write_bytes(data[: len(data) // 2]),
+        "empty": lambda: file.write_bytes(b""),
+        "header of 2^63 bytes": lambda: file.write_bytes(struct.pack("<Q", 2**63) + data[8:]),
+        "header beyond the end": lambda: file.write_bytes(struct.pack("<Q", len(data)) + data[8:]),
+        "header that is no JSON": lambda: file.write_bytes(data[:8] + b"\xff" * 50 + data[58:]),
+        "overlap": lambda: header(file, lambda found: found[first].update(data_offsets=[0, 8])),
+        "beyond": lambda: header(file, lambda found: found[first].update(data_offsets=[2**60, 2**60 + 8])),
+        "no such dtype": lambda: header(file, lambda found: found[first].update(dtype="F1")),
+        "another shape": lambda: header(file, lambda found: found[first].update(shape=[2**40, 2**40])),
+        "a weight that is not there": lambda: header(file, lambda found: found.pop(first)),
+    }
+    taken = []
+    for name, make in damage.items():
+        file.write_bytes(data)
+        make()
+        taken += [name] if _loaded(model)[1] is not None else []
+    assert taken == []
+
+
+@pytest.mark.parametrize("shard", ["../../../etc/passwd", "/etc/passwd", "..", "../model.safetensors", 3])
+def test_an_index_does_not_lead_out_of_the_folder(model, shard):
+    (model / "model.safetensors").rename(model.parent / "model.safetensors")
+    (model / "other.safetensors").write_bytes(b"")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"w": shard}}))
+    with pytest.raises(InputError, match=r"that is no file of this folder"):
+        posenc.load(model)
+
+
+class Bomb:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt", "model.pth", "adapter_model.bin"])
+def test_a_pickle_is_never_opened(model, name, tmp_path):
+    bomb = pickle.dumps(Bomb(tmp_path / "pwned"))
+    (model / name).write_bytes(bomb)
+    posenc.load(model)  # beside weights that are safe
+    (model / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"its weights are pickles"):
+        posenc.load(model)
+    with pytest.raises(InputError, match=r"no such file or folder"):
+        posenc.load(model / name)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_an_adapter_is_refused(model):
+    (model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "../other"}))
+    with pytest.raises(InputError, match=r"holds an adapter.*merge_and_unload"):
+        posenc.load(model)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {"type": "BPE"}}', '{"a":' * 10**5, '{"model": 3}'])
+def test_an_odd_tokenizer_is_refused(model, text):
+    (model / "tokenizer.json").write_text(text)
+    refused, loaded = _loaded(model)
+    assert loaded is not None or str(model) in refused
+
+
+def test_code_beside_the_weights_is_not_run(model, tmp_path):
+    (model / "own.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
+    changed(model / "config.json", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    with pytest.warns(UserWarning, match=r"names code of its own"):
+        posenc.load(model)
+    changed(model / "config.json", model_type="own")
+    with pytest.raises(InputError, match=r"code of its own"):
+        posenc.load(model)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_links_are_followed(model, tmp_path):
+    """As in the cache of the hub."""
+    (model / "model.safetensors").rename(tmp_path / "blob")
+    (model / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert posenc.load(model)[0].config.model_type == "llama"

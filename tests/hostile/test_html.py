@@ -1,0 +1,75 @@
+"""Names that try to be markup or scripts, in every text of the results: a browser shows them and runs none."""
+
+from dataclasses import replace
+
+import pytest
+
+from posenc.analysis.analyze import analyze
+from posenc.analysis.subject import subject_of
+from posenc.frequencies import diff
+from posenc.lab import data
+from posenc.lab.compare import Comparison, compare
+from posenc.report import analysis, evaluation, explorer, page, schedules
+from report import eval_results
+from report.conftest import browser
+
+__all__ = ["browser"]
+
+HOSTILE = (
+    'mark <img src=x onerror=window.pwned=1><a href="javascript:window.pwned=1">a</a></script><script>window.pwned=1'
+    "</script><!-- <svg/onload=window.pwned=1> {{ 7*7 }} ${window.pwned=1} %{x} '\"` \u2028\u2029 ]]> &lt;b&gt; \x1b[31m"
+)
+WORDS = {
+    "compare": {"encoding", "kind", "verdict"},
+    "eval": {"kind", "measure", "task", "verdict", "created", "preset"},
+}
+"""What a page looks up, by key: it is never anybody's text."""
+
+
+def marked(found, kept, key=None):
+    """Results with every text followed by what is hostile."""
+    if isinstance(found, dict):
+        return {name: marked(value, kept, name) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [marked(value, kept, key) for value in found]
+    return found + HOSTILE if isinstance(found, str) and key not in kept else found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    from lab.conftest import TEXT, TINY
+
+    folder = tmp_path_factory.mktemp("pages")
+    comparison = Comparison(("none", "rope"), 1, replace(TINY, factors=(1, 2)))
+    compared = compare(comparison, data.corpus(TEXT, HOSTILE), folder / "compare", command=HOSTILE)
+    evaluated = eval_results.results(methods=("none", "cut_off", f"ntk:factor={HOSTILE}"), samples=2)
+    subject = subject_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE[:90])
+    found = analyze(subject)
+    made = {
+        "compare": page.page(marked(compared, WORDS["compare"])),
+        "eval": evaluation.page(marked(evaluated, WORDS["eval"])),
+        "analyze": analysis.page(found, analysis.results(found, HOSTILE, 1.0), subject),
+        "diff": schedules.page(diff("yarn", "ntk"), HOSTILE),
+        "explore": explorer.page({"tokens": HOSTILE, "at": "0,1,2,3,4,5,6,7,8,9,10,11"}),
+    }
+    for name, text in made.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["compare", "eval", "analyze", "diff", "explore"])
+def test_a_browser_shows_a_name_and_runs_none(pages, browser, name):
+    tab = browser.new_page()
+    complaints = []
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("dialog", lambda dialog: complaints.append(dialog.message))
+    tab.goto((pages / f"{name}.html").as_uri())
+    tab.wait_for_timeout(500)
+    assert complaints == []
+    assert tab.evaluate("window.pwned") is None
+    assert tab.locator("img[src='x']").count() == 0
+    assert tab.locator("a[href^='javascript:']").count() == 0
+    if name != "explore":  # there the text is in fields, cut to words
+        assert "<img src=x onerror=window.pwned=1>" in tab.locator("body").inner_text()
+    tab.close()

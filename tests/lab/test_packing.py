@@ -1,0 +1,128 @@
+"""Packed sequences: equal to their documents apart, drawn from all of the text, tested inside documents."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from posenc import InputError
+from posenc.lab.config import Run
+from posenc.lab.data import Corpus, Text, check_long_enough, draw, load, window_ends
+from posenc.lab.evaluate import arms, evaluate
+from posenc.lab.measure import measure
+from posenc.lab.train import build, train
+from posenc.lab.wording import text_limits
+
+
+def documents(*lengths):
+    """Tokens 0, 1, 2, ..., so that a token is its own place."""
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()[:-1]])
+    return Text(torch.arange(sum(lengths), dtype=torch.int32), starts)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", ["none", "sinusoidal", "learned", "rope", "t5", "alibi", "rope+alibi"])
+def test_packed_training_is_training_on_the_documents_apart(name, tiny):
+    settings = replace(tiny, packed=True, num_layers=2)
+    text = documents(5, 1, 9, 40, 3, 3, 2, 30, 7, 4)
+    text = Text(text.tokens % 251, text.starts)
+    batch = draw(text, settings, generator())
+    model = build(Run(name, 0, settings, "")).double()
+    loss = F.cross_entropy(model(batch.inputs, batch.positions).flatten(0, 1), batch.targets.flatten())
+    loss.backward()
+    packed = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+    model.zero_grad(set_to_none=True)
+    alone = []
+    for row, owners in zip(batch.tokens, batch.documents, strict=True):
+        for document in owners.unique():
+            tokens = row[owners == document][None]
+            if tokens.shape[1] > 1:
+                alone.append(F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="none"))
+    apart = torch.cat(alone).mean()
+    apart.backward()
+    assert (batch.targets >= 0).sum() == len(torch.cat(alone)) < batch.targets.numel()
+    torch.testing.assert_close(loss, apart)
+    for key, p in model.named_parameters():
+        if key in packed:
+            torch.testing.assert_close(packed[key], torch.zeros_like(p) if p.grad is None else p.grad, msg=key)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(0, 100))
+def test_sequences_start_where_documents_do_and_are_a_slice_of_the_text(lengths, seed):
+    from lab.conftest import TINY
+
+    settings = replace(TINY, packed=True)
+    text = documents(*lengths, 20)
+    batch = draw(text, settings, generator(seed))
+    assert torch.equal(batch.tokens, batch.tokens[:, :1] + torch.arange(settings.length + 1))
+    starts = text.starts.tolist()
+    for first, owner in zip(batch.tokens[:, 0].tolist(), batch.documents[:, 0].tolist(), strict=True):
+        assert (first - starts[owner]) % settings.length == 0
+    expected = [[max(s for s in starts if s <= place) for place in row] for row in batch.tokens.tolist()]
+    assert text.edges[batch.documents].tolist() == expected
+    where = batch.positions.q
+    assert where[:, 0].tolist() == [0] * settings.batch_size
+    new = batch.documents[:, 1:-1] != batch.documents[:, :-2]
+    assert torch.equal(where[:, 1:], torch.where(new, 0, where[:, :-1] + 1))
+
+
+def test_every_token_is_drawn_and_rows_can_be_shared_out(tiny):
+    settings = replace(tiny, packed=True, batch_size=400)
+    text = documents(3, 50, 1, 1, 33, 16, 17, 5)
+    batch = draw(text, settings, generator())
+    assert set(batch.tokens.flatten().tolist()) >= set(range(len(text) - settings.length))
+    assert torch.equal(batch.tokens, draw(text, settings, generator()).tokens)
+    half = batch.rows(slice(200, 400))
+    assert torch.equal(half.targets, batch.targets[200:])
+    assert torch.equal(half.positions.q, batch.positions.q[200:])
+
+
+def test_running_text_is_drawn_as_ever(tiny):
+    tokens = torch.arange(200, dtype=torch.uint8)
+    batch = draw(tokens, tiny, generator(3))
+    starts = torch.randint(200 - 16, (2,), generator=generator(3))
+    assert batch.tokens.tolist() == (starts[:, None] + torch.arange(17)).tolist()
+    assert batch.positions is None
+    assert torch.equal(batch.targets, batch.tokens[:, 1:])
+
+
+def test_passages_lie_inside_documents_or_the_report_says_so(tiny):
+    settings = replace(tiny, packed=True)  # 4 windows of 8 targets, up to 32 tokens of context
+    long = documents(10, 45, 31, 33, 70, 3)
+    ends = window_ends(long, settings)
+    first = ends - settings.longest
+    assert torch.equal(long.document(first), long.document(ends))
+    assert set(long.document(ends).tolist()) <= {1, 3, 4}
+    assert ends.diff().min() >= settings.targets
+    assert int(first.min()) == 10
+    assert int(ends.max()) == len(long) - 4
+    short = documents(*[20] * 20)
+    assert window_ends(short, settings).tolist() == window_ends(short.tokens, tiny).tolist()
+    noted = [text_limits(Corpus("", "", part, part, packed=True), settings) for part in (long, short)]
+    assert noted[0] == []
+    assert "run over the ends of documents" in noted[1][0]
+    with pytest.raises(InputError, match=r"200 bytes are too short to test at 32 tokens with 4 windows"):
+        check_long_enough(Corpus("", "", documents(*[20] * 8), documents(20, 20), packed=True), settings)
+
+
+def test_a_packed_run_trains_and_is_tested(tiny):
+    corpus = load("pydoc", packed=True)
+    settings = replace(tiny, packed=True)
+    check_long_enough(corpus, settings)
+    run = Run("rope", 0, settings, corpus.digest)
+    cell = measure(run, corpus)
+    assert cell.losses == measure(run, corpus).losses
+    assert cell.losses != measure(replace(run, settings=tiny), corpus).losses
+    model, _ = train(run, corpus.train)
+    scores = evaluate(model, arms("rope", model.encoding, settings)[0], corpus.test, settings)
+    end = int(window_ends(corpus.test, settings)[1])
+    tokens = corpus.test.tokens[end - 32 : end + 1].long()[None]
+    alone = F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="none")[-8:].mean()
+    assert scores.paired[2][1] == pytest.approx(alone.item(), rel=1e-5)
