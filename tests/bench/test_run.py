@@ -230,7 +230,8 @@ def test_an_interruption_keeps_and_reports_what_there_is(tmp_path):
     assert (results["complete"], results["trials_finished"], results["trials_planned"]) == (False, 1, 2)
     (tmp_path / "cells" / f"{identity(TABLES, BARE)}.json").write_text("{damaged")
     planned = []
-    bench([TABLES], BARE, tmp_path, progress=Progress(lambda *n: planned.append(n)))
+    with pytest.warns(UserWarning, match=r"cannot be used: it does not begin with a checksum"):
+        bench([TABLES], BARE, tmp_path, progress=Progress(lambda *n: planned.append(n)))
     assert planned == [(1, 0)], "a damaged file counts as not finished"
 
 

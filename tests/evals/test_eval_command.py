@@ -78,7 +78,7 @@ def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*"))) < 3:
+        while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*.json"))) < 3:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)

@@ -153,8 +153,10 @@ def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     damaged, emptied, *_ = sorted((tmp_path / "cells").iterdir())
     damaged.write_text(damaged.read_text()[:-20])
     emptied.write_text("{}")
-    whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
+    with pytest.warns(UserWarning, match=r"cannot be used: it(s checksum is wrong| does not begin)"):
+        whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
     assert whole["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 8}
+    assert {entry["file"] for entry in whole["set_aside"]} == {f"cells/{damaged.name}", f"cells/{emptied.name}"}
     assert numbers(whole) == rounded(numbers(results))  # other depths beside a cell: another order of reading
 
 

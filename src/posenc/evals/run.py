@@ -116,6 +116,9 @@ def _run(
         if attention:
             job.look(store, looks, lambda size, what="": progress.advanced(what, size))
     except KeyboardInterrupt:
+        if store is not None:  # it may have come after a cell was written and before it was counted
+            late = {cell: store.load(cell) for cell in cells if cell not in done}
+            done |= {cell: measured for cell, measured in late.items() if measured is not None}
         if not done:
             raise Interrupted from None
     told = numbers(chosen, job.tasks, {cell: done[cell] for cell in cells if cell in done}, job.trained_length)

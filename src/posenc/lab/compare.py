@@ -158,7 +158,8 @@ def _run(
     started = time.perf_counter()
     try:
         sweep(todo, corpus, store, engine, progress.advanced, keep, checkpoints)
-    except Interrupted:
+    except Interrupted:  # it may have come after a cell was written and before it was counted
+        cells |= {run: cell for run in todo if run not in cells and (cell := store.load(run)) is not None}
         if not cells:
             raise
     cells = {run: cells[run] for run in runs if run in cells}
