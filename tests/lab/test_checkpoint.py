@@ -124,7 +124,7 @@ def forged(content, change):
     [
         (lambda t, said: t.update(order=t["order"][:-1]), r"order is torch\.uint8 of shape .*the training has it not"),
         (lambda t, said: t.update(order=torch.full_like(t["order"], 255)), "order is no state of a generator"),
-        (lambda t, said: t.pop("random"), "random is no state of a generator"),
+        (lambda t, said: t.pop("random"), "it lacks random"),
         (lambda t, said: t.update(more=torch.zeros(3)), "more is torch.float32 of shape .*the training has it not"),
         (lambda t, said: t.pop(next(n for n in t if n.startswith("model."))), "it lacks model"),
         (
