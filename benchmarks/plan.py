@@ -28,6 +28,12 @@ from posenc.transformer import Transformer, TransformerConfig
 KEPT, PAGE = Path("benchmarks/plan.json"), Path("docs/plan.md")
 MODEL = TransformerConfig(vocab_size=32768, dim=2048, num_layers=22, num_heads=32, num_kv_heads=8, head_dim=64)
 SMALL = TransformerConfig(vocab_size=256, dim=256, num_layers=4, num_heads=4, head_dim=64)
+HIDDEN = round(MODEL.mlp_ratio * MODEL.dim * 2 / 3)
+MATRICES = (
+    *[(MODEL.dim, heads * MODEL.width) for heads in (MODEL.num_heads, MODEL.kv_heads, MODEL.kv_heads, MODEL.num_heads)],
+    *[(MODEL.dim, HIDDEN)] * 3,
+)
+"""Of a block."""
 ENCODINGS = ("none", "rope", "alibi", "t5", "fire", "xlnet", "sinusoidal")
 GPUS, SHARDS, SHORT, LONG = 64, 8, 8192, 131072
 """SHARDS: GPUs that share a sequence of LONG tokens; those of one node."""
@@ -36,7 +42,8 @@ TOKENS, LAST, SEEDS = 20e9, 2e9, 2
 TITAN = {SHORT: 5762.0, LONG: 1071.0}
 """Tokens a second and GPU of Llama 3.1 8B on 8 H100s: tables 1 (bfloat16) and 2 (float8 in linear layers, 4 GPUs a
 sequence) of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md."""
-LLAMA = {"parameters": 8.03e9, "layers": 32, "width": 4096}
+LLAMA = {"parameters": 8.03e9 - 128256 * 4096, "layers": 32, "width": 4096}
+"""parameters: those that multiply; the embedding is looked up."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +197,14 @@ def planned(here: dict) -> dict:
     states = 4 * rope.parameters + 4 * (rope.parameters - table) + 8 * table + 4 * rope.parameters
     block = (rope.parameters - table) / MODEL.num_layers
     gathered = 2 * 2 * LONG * MODEL.kv_heads * MODEL.width
+    rotated = 1 + 1 / (2 * SHARDS)  # zig-zag: a call up to each of two ends, which together lie so far into the text
     memory = {
         "weights in float32, Muon's and AdamW's states, gradients, over 64 GPUs": states / GPUS,
         "weights of two blocks and the embedding, gathered in bfloat16": 2 * (2 * block + table),
         f"kept for the backward pass, {local} tokens, nothing recomputed": rope.kept - rope.logits,
-        f"keys and values of {LONG} tokens, kept in {MODEL.num_layers} layers": gathered * MODEL.num_layers,
+        f"keys and values of {LONG} tokens and the keys once more, rotated, kept in {MODEL.num_layers} layers": (
+            round(gathered * (1 + rotated / 2) * MODEL.num_layers)
+        ),
         "logits in float32, their softmax and gradient": 3 * rope.logits,
     }
     rate = {n: TITAN[n] * _llama_flops(n) for n in TITAN}
@@ -218,8 +228,15 @@ def planned(here: dict) -> dict:
         "tokens_per_second": speed,
         "hours": hours,
         "gathered": gathered,
+        "muon_flops": MODEL.num_layers * sum(map(muon_flops, *zip(*MATRICES, strict=True))),
         "weights_moved": 2 * 2 * rope.parameters + 4 * rope.parameters,
     }
+
+
+def muon_flops(rows: int, columns: int) -> int:
+    """Of one matrix: five Newton-Schulz steps a X + (b A + c A A) X with A = X X', X the wide way round."""
+    short, long = sorted((rows, columns))
+    return 5 * (2 * 2 * short**2 * long + 2 * short**3)
 
 
 def _llama_flops(tokens: int) -> float:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch import Tensor, multiprocessing
 
-from posenc import ENCODINGS
+from posenc import ENCODINGS, Positions
 from posenc.lab.config import Run, Settings
-from posenc.lab.data import Corpus, load
+from posenc.lab.data import Batch, Corpus, load
 from posenc.lab.parallel import Alone, joint
 from posenc.lab.train import Training
 
@@ -39,8 +39,8 @@ START, END = "<!-- parity of training: start -->", "<!-- parity of training: end
 class Reversed(Alone):
     """One process that reads the texts of a step in reversed order."""
 
-    def share(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.flip(0)
+    def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
+        return super().share(batch.rows(torch.arange(len(batch.tokens)).flip(0)))
 
 
 def losses(name: str, corpus: Corpus, processes: Alone | None = None) -> torch.Tensor:

@@ -13,7 +13,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from posenc.positions import Positions, grid_indices, rowwise
+from posenc.positions import Positions
+from posenc.visibility import grid_indices, rowwise
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 OfDistance = Callable[[Tensor], Tensor]

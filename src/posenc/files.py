@@ -81,7 +81,8 @@ def write_whole(path: Path, content: bytes) -> None:
     or the new; once this returns, it is the new one after a loss of power too.
 
     Raises:
-        OSError: nothing has changed, and nothing half written is left.
+        OSError: the old content is there, and nothing half written is left. Where the last flush alone failed, the new
+            content is there, whole, but a loss of power may bring the old one back.
     """
     scratch = path.with_name(scratch_name())
     try:
@@ -101,7 +102,10 @@ def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     if os.name == "nt" and path.is_dir():
         return
-    opened = os.open(path, os.O_RDONLY)
+    try:
+        opened = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written and not read
+        return
     try:
         os.fsync(opened)
     except OSError as error:
@@ -109,6 +113,18 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(opened)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, so that a loss of power does not take them away.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync(each.parent)
 
 
 class Folder:
@@ -124,7 +140,7 @@ class Folder:
         self.directory = Path(directory)
         probe = self.directory / scratch_name()
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self.directory)
             probe.touch()
             probe.unlink()
         except (OSError, ValueError) as error:
@@ -140,7 +156,9 @@ class Folder:
         path = self.directory / name
         data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
         try:
-            path.parent.mkdir(exist_ok=True)
+            if path.parent != self.directory:
+                self.directory.stat()  # one that was removed is not made anew
+                make_folder(path.parent)
             write_whole(path, data)
         except OSError as error:
             raise self.refusal(error, f"while writing {name}") from None

@@ -8,40 +8,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, check_device, check_flags, check_value, checked, is_whole, shown
+from posenc import visibility
+from posenc.checks import as_numbers, check_device, check_flags, check_value, checked, is_whole
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
+from posenc.packing import MOST_TOKENS, counted, documents_of
 from posenc.regions import Branch
+from posenc.visibility import MaskMod, grid_indices
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Ids = Tensor | Sequence[Any]
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 T = TypeVar("T")
-MOST_TOKENS = 2**30
-"""Of a sequence: more than any machine holds."""
-
 _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")
-
-
-def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Read a (batch or 1, n, ...) tensor at (row, index); a single row serves every row of the batch."""
-    if table.shape[0] == 1:
-        return lambda row, index: table[0, index]
-    return lambda row, index: table[row, index]
-
-
-def grid_indices(
-    batch: int, heads: int, queries: int, keys: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Index tensors (batch,1,1,1), (1,heads,1,1), (1,1,queries,1), (1,1,1,keys): a FlexAttention closure
-    called with them is evaluated on the whole grid at once."""
-
-    def axis(size: int, dim: int) -> Tensor:
-        return torch.arange(size, device=device).view([-1 if d == dim else 1 for d in range(4)])
-
-    return axis(batch, 0), axis(heads, 1), axis(queries, 2), axis(keys, 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,36 +175,10 @@ class Positions:
         Raises:
             InputError: none or several of the three given, or lengths that are not positive.
         """
-        given = [x for x in (lengths, cu_seqlens, document_ids) if x is not None]
         check_device(device)
         check_flags(causal=causal)
-        if len(given) != 1:
-            raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
-        if document_ids is None:
-            if cu_seqlens is not None:
-                edges = _counts("cu_seqlens", cu_seqlens, device)
-                if len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 1:
-                    raise InputError(
-                        f"cu_seqlens={edges.tolist()}: must start at 0 and rise, one more entry than documents"
-                    )
-                sizes = edges.diff()
-            else:
-                sizes = _counts("lengths", lengths, device)
-            if int(sizes.min()) < 1:
-                raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
-            document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-        document_ids = as_numbers("document_ids", document_ids)
-        documents = document_ids[None] if document_ids.dim() == 1 else document_ids
-        whole = not (documents.is_floating_point() or documents.dtype == torch.bool or documents.is_meta)
-        if documents.dim() != 2 or not whole or 0 in documents.shape:
-            raise InputError(f"document_ids of shape {tuple(document_ids.shape)}: pass integers (n,) or (batch, n)")
-        order = torch.arange(documents.shape[1], device=documents.device)[None]
-        # a document may come in pieces: brought together, each counts on from its first token
-        together, source = documents.sort(dim=1, stable=True)
-        first = torch.ones_like(documents, dtype=torch.bool)
-        first[:, 1:] = together[:, 1:] != together[:, :-1]
-        counted = order - torch.where(first, order, 0).cummax(1).values
-        ids = torch.empty_like(documents, dtype=torch.long).scatter_(1, source, counted)
+        documents = documents_of(lengths, cu_seqlens, document_ids, device)
+        ids, order = counted(documents), torch.arange(documents.shape[1], device=documents.device)[None]
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
         valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
         return cls(
@@ -368,26 +322,7 @@ class Positions:
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
-        q_order, k_order = rowwise(self.q_order), rowwise(self.k_order)
-        valid, q_valid = (None if known is None else rowwise(known) for known in (self.valid, self.q_valid))
-        documents = None
-        if self.q_document is not None and self.k_document is not None:
-            documents = rowwise(self.q_document), rowwise(self.k_document)
-        causal = self.causal
-
-        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            seen = (b >= 0) & (i >= 0) & (j >= 0)
-            if causal:
-                seen = seen & (k_order(b, j) <= q_order(b, i))
-            if valid is not None:
-                seen = seen & valid(b, j)
-            if q_valid is not None:
-                seen = seen & q_valid(b, i)
-            if documents is not None:
-                seen = seen & (documents[0](b, i) == documents[1](b, j))
-            return seen
-
-        return visible
+        return visibility.mask_mod(self)
 
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key.
@@ -425,15 +360,7 @@ class Positions:
         """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
         if self.part is not None:
             return self.own(self.part.whole.lengths())
-        if self.q_document is None and self.valid is None:
-            return torch.full_like(self.q_order, self.num_keys)
-        documents = self.q_document if self.q_document is not None else torch.zeros_like(self.q_order)
-        valid = torch.ones_like(documents, dtype=torch.bool) if self.valid is None else self.valid
-        rows = max(documents.shape[0], valid.shape[0])
-        documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
-        _, index = documents.unique(return_inverse=True)
-        counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
-        return counts.scatter_add_(1, index, valid.long()).gather(1, index)
+        return visibility.lengths(self)
 
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries)."""
@@ -445,25 +372,7 @@ class Positions:
             return torch.full_like(self.q_order, self.num_keys)
         if self.valid is None and self.q_document is None and self.start is not None:
             return (self.q_order - self.k_order[:, :1] + 1).clamp(0, self.num_keys)
-        # keys in line by document and order, so that two searches count those a query sees
-        rows = self.batch
-        sizes = [self.num_queries, self.num_keys]
-        if self.q_document is None or self.k_document is None:
-            of_q, of_k = (torch.zeros_like(o).expand(rows, -1) for o in (self.q_order, self.k_order))
-        else:
-            documents = torch.cat([d.expand(rows, -1) for d in (self.q_document, self.k_document)], 1)
-            of_q, of_k = documents.unique(return_inverse=True)[1].split(sizes, 1)
-        orders = torch.cat([o.expand(rows, -1) for o in (self.q_order, self.k_order)], 1)
-        orders = orders - orders.amin(1, keepdim=True)
-        span = orders.amax(1, keepdim=True) + 1
-        q_order, k_order = orders.split(sizes, 1)
-        line = of_k * span + k_order
-        if self.valid is not None:
-            line = line.masked_fill(~self.valid.expand(rows, -1), torch.iinfo(torch.long).max)
-        line = line.sort(1).values
-        last = of_q * span + (q_order if self.causal else span - 1)
-        seen = torch.searchsorted(line, last, right=True) - torch.searchsorted(line, of_q * span)
-        return seen if self.q_valid is None else seen * self.q_valid
+        return visibility.counts(self)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that every layer of this forward pass can share, made once. Only for values without gradient:
@@ -565,17 +474,6 @@ def _ids(name: str, ids: Ids) -> Tensor:
         raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
     # distances must be exact: narrow integers would wrap, and half-precision positions collapse
     return exact(ids) if ids.is_floating_point() else ids.long()
-
-
-def _counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
-    """Whole numbers of tokens, (n,) int64."""
-    found = as_numbers(name, counts, device)
-    whole = not (found.is_floating_point() or found.dtype == torch.bool or found.is_meta)
-    if not whole or found.dim() != 1 or len(found) == 0:
-        raise InputError(f"{name}={shown(counts)}: pass a list of whole numbers of tokens")
-    if int(found.max()) > MOST_TOKENS or int(found.long().abs().sum()) > MOST_TOKENS:
-        raise InputError(f"{name}={shown(counts)}: at most {MOST_TOKENS} tokens in all")
-    return found.long()
 
 
 def _check_range(first: int, end: int | None, count: int) -> None:

@@ -9,21 +9,22 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import count
-from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from posenc.errors import InputError
-from posenc.files import Folder, sync
+from posenc.files import Folder, make_folder, sync
 
 T = TypeVar("T")
 MOST_BYTES = 2**28
 """A file that is longer is none of ours."""
+FLOAT_MOST = sys.float_info.max
 ASIDE, WHY = "set-aside", ".why.json"
 
 
@@ -82,7 +83,7 @@ class Records(Folder):
             return None
         except RecursionError:
             self.put_aside(name, "it is nested too deeply")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
             self.put_aside(name, said.splitlines()[0][:200] if said else type(error).__name__)
         except OSError as error:
@@ -99,7 +100,7 @@ class Records(Folder):
         """
         place = self.directory / ASIDE
         try:
-            place.mkdir(exist_ok=True)
+            make_folder(place)
             names = (place / f"{Path(name).name}.{n}" for n in count(1))
             target = next(path for path in names if not os.path.lexists(path))
             os.rename(self.directory / name, target)
@@ -150,14 +151,10 @@ def _bytes(path: Path, most: int) -> bytes:
     Raises:
         Damaged: it is no file, or far too long. OSError.
     """
-    try:
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        if isinstance(error, IsADirectoryError) or path.is_dir():
-            raise Damaged("it is no file") from None
-        raise
-    with open(opened, "rb") as file:
-        about = os.fstat(opened)
+    if path.is_dir():
+        raise Damaged("it is no file")
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise Damaged("it is no file")
         if about.st_size > most:
@@ -231,7 +228,7 @@ def _typed(kind: Any, raw: Any, where: str) -> Any:
         return origin(_typed(inner[0], each, f"{where}[{at}]") for at, each in enumerate(raw))
     if origin is dict and isinstance(raw, dict):
         return {key: _typed(inner[1], each, f"{where}.{key}") for key, each in raw.items()}
-    if kind is float and type(raw) in (int, float) and isfinite(raw):
+    if kind is float and type(raw) in (int, float) and -FLOAT_MOST <= raw <= FLOAT_MOST:
         return raw
     if kind in (int, str, bool) and type(raw) is kind:
         return raw

@@ -51,7 +51,7 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
     """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
 
     Raises:
-        InputError: no key=value, a key that is not known, the same one twice, or a number that is not finite.
+        InputError: no key=value, a key that is not known, the same one twice, or a number that is not finite (in a list: not a number).
     """
     known, found = list(known), {}
     for item in options:
@@ -63,9 +63,10 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
         if key in found:
             raise InputError(f"option {key} of {what} is written twice; write it once")
         found[key] = literal(value)
-        numbers = found[key] if isinstance(found[key], list) else [found[key]]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        if isinstance(found[key], float) and not math.isfinite(found[key]):
             raise InputError(f"option {item} of {what}: write a finite number")
+        if isinstance(found[key], list) and any(math.isnan(number) for number in found[key]):
+            raise InputError(f"option {item} of {what}: write numbers")
     return found
 
 

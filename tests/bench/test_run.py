@@ -230,7 +230,8 @@ def test_an_interruption_keeps_and_reports_what_there_is(tmp_path):
     assert (results["complete"], results["trials_finished"], results["trials_planned"]) == (False, 1, 2)
     (tmp_path / "cells" / f"{identity(TABLES, BARE)}.json").write_text("{damaged")
     planned = []
-    bench([TABLES], BARE, tmp_path, progress=Progress(lambda *n: planned.append(n)))
+    with pytest.warns(UserWarning, match=r"cannot be used: it does not begin with a checksum"):
+        bench([TABLES], BARE, tmp_path, progress=Progress(lambda *n: planned.append(n)))
     assert planned == [(1, 0)], "a damaged file counts as not finished"
 
 
@@ -333,7 +334,7 @@ def test_the_command_writes_everything_and_goes_on(capsys, tmp_path):
     out, err = capsys.readouterr()
     assert json.loads(out)["trials_kept_from_before"] == 2
     assert "2 of 2 trials are here already" in err
-    assert {p.name for p in tmp_path.iterdir()} == {"cells", "results.json", "report.html", "table.md"}
+    assert {p.name for p in tmp_path.iterdir()} == {"cells", "config.yaml", "results.json", "report.html", "table.md"}
 
 
 def test_the_help_names_every_case(capsys):

@@ -16,7 +16,7 @@ from posenc import cli
 from posenc.cli import config
 from posenc.errors import InputError
 from posenc.evals.config import PRESETS as EVALUATIONS
-from posenc.evals.config import settings_of
+from posenc.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
 from posenc.lab.config import PRESETS
 from references.small_models import small_model
@@ -41,9 +41,16 @@ def file(tmp_path, text, name="run.yaml"):
 
 
 def toml(values):
-    """Values as TOML: JSON's strings are TOML's, but for one sign."""
-    lines = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
-    return "\n".join(lines).replace("\x7f", "\\u007f").replace("Infinity", "inf").replace("NaN", "nan") + "\n"
+    return "".join(f"{key} = {as_toml(value)}\n" for key, value in values.items())
+
+
+def as_toml(value):
+    """A value as TOML: JSON's, but for one sign in a text and the names of what is not finite."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # ---------------------------------------------------------------- what a file says
@@ -288,7 +295,9 @@ def test_an_evaluation_comes_back_whole_without_its_preset(preset, tmp_path):
     options.command, options.typed = "eval", ""
     written = config.dump(options, **vars(settings_of(preset)), preset=None)
     again = parsed("eval", "--config", file(tmp_path, written))
-    assert settings_of(again.preset, **cli.eval.given(again)) == EVALUATIONS[preset]
+    found = settings_of(again.preset, **cli.eval.given(again))
+    assert found == EVALUATIONS[preset]
+    assert preset_of(found) == preset
 
 
 def posenc(*arguments):

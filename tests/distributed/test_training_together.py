@@ -1,4 +1,4 @@
-"""Two processes train as one does: the same losses, the same scores, under DDP and FSDP2."""
+"""Several processes train as one does: the same losses, the same scores, under DDP and FSDP2, on whole sequences and shards."""
 
 import json
 import os
@@ -16,14 +16,16 @@ from torch.nn import functional as F
 from posenc import ENCODINGS, InputError
 from posenc.lab import data
 from posenc.lab.config import Run, Settings
+from posenc.lab.data import making
 from posenc.lab.measure import measure
-from posenc.lab.parallel import joint, together
+from posenc.lab.parallel import joint
 from posenc.lab.train import Training, build
 
 pytestmark = pytest.mark.slow
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 CORPUS = data.corpus(TEXT, "numbered lines")
+PACKED = making.build("notes", [(TEXT[i : i + 9 + 7 * (i % 5)],) for i in range(0, 9000, 23)], "bytes", True, 9000)
 SETTINGS = Settings(
     length=16, factors=(1, 2), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, windows=5, targets=8
 )
@@ -35,18 +37,22 @@ NAMES = (
     "cape+rope",
     "randomized:testing=random:max_length=64+learned:max_positions=64",
 )
+SHARDED = ("t5", "cape+rope")
+READING = "randomized:max_length=64+learned:max_positions=64+rope"
+"""Positions that are drawn in training, read by a table and by rotations."""
 CLOSE = 1e-3
 """Muon rounds to bfloat16: a sum in another order is carried on at that precision."""
 
 
-def run_of(name):
-    return Run(name, 3, SETTINGS, CORPUS.digest)
+def run_of(name, corpus=CORPUS):
+    return Run(name, 3, replace(SETTINGS, packed=corpus.packed), corpus.digest)
 
 
-def train_and_resume(name):
+def train_and_resume(name, corpus=CORPUS):
     """What was measured, and whether a training that goes on from its state does as the undisturbed one."""
-    cell = measure(run_of(name), CORPUS)
-    undisturbed, resumed = (Training(run_of(name), CORPUS.train) for _ in range(2))
+    run = run_of(name, corpus)
+    cell = measure(run, corpus)
+    undisturbed, resumed = (Training(run, corpus.train) for _ in range(2))
     for _ in range(3):
         undisturbed.advance()
     state = undisturbed.state()
@@ -99,11 +105,21 @@ def work(rank, folder):
         with joint(parallel) as group:
             for name in NAMES:
                 found[parallel, name] = train_and_resume(name)
+            found[parallel, "packed"] = train_and_resume(READING, PACKED)
             with pytest.raises(InputError, match=r"--batch-size 1: 2 processes share"):
                 group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
             wild = replace(SETTINGS, learning_rate=1e30, adamw_learning_rate=1e30)
             with pytest.raises(InputError, match=r"no longer finite"):
                 measure(replace(run_of("rope"), settings=wild), CORPUS)
+        with joint(parallel, 2) as group:
+            for name in SHARDED:
+                found[f"{parallel}, shards", name] = train_and_resume(name)
+            found[f"{parallel}, shards", "packed"] = train_and_resume(READING, PACKED)
+            with pytest.raises(InputError, match=r"--length 18: --sequence-shards 2 cut it into 4 equal parts"):
+                group.check(replace(run_of("rope"), settings=replace(SETTINGS, length=18)))
+            group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
+    with pytest.raises(InputError, match=r"--sequence-shards 3: 2 processes are no multiple"), joint("ddp", 3):
+        pass
     for name in with_parameters():
         found["grad ddp", name] = gradients(name, plain_ddp)
         found["grad fsdp", name] = gradients(name, plain_fsdp)
@@ -119,21 +135,52 @@ def found(tmp_path_factory):
     return torch.load(folder / "found", weights_only=False)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def check_same(cell, alone):
+    """Two cells have the same numbers."""
+    assert cell.losses == pytest.approx(alone.losses, rel=CLOSE)
+    assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
+    for arm, own in zip(cell.arms, alone.arms, strict=True):
+        assert arm.paired.keys() == own.paired.keys()
+        for factor, losses in own.paired.items():
+            assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
+        for ours, theirs in zip(arm.by_position, own.by_position, strict=True):
+            assert ours == pytest.approx(theirs, rel=10 * CLOSE)
+    assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "packed"])
 def test_two_processes_measure_what_one_does(name, found):
-    alone, _, shapes = train_and_resume(name)
-    for parallel in ("ddp", "fsdp"):
-        cell, same, theirs = found[parallel, name]
-        assert cell.losses == pytest.approx(alone.losses, rel=CLOSE)
-        assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
-        for arm, own in zip(cell.arms, alone.arms, strict=True):
-            assert arm.paired.keys() == own.paired.keys()
-            for factor, losses in own.paired.items():
-                assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
-        assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
+    alone, _, shapes = train_and_resume(READING, PACKED) if name == "packed" else train_and_resume(name)
+    sharded = ("ddp, shards", "fsdp, shards") if name in (*SHARDED, "packed") else ()
+    for way in ("ddp", "fsdp", *sharded):
+        cell, same, theirs = found[way, name]
+        check_same(cell, alone)
         assert same, "a training that goes on from its state"
         assert theirs == shapes
-        assert 0.3 < cell.memory_bytes / alone.memory_bytes < 0.7  # two of five texts on rank 0
+        if "shards" not in way:
+            assert 0.3 < cell.memory_bytes / alone.memory_bytes < 0.7  # two of five texts on rank 0
+        elif name == "t5":
+            assert 0.4 < cell.memory_bytes / alone.memory_bytes < 0.7  # half of the tokens, all keys
+
+
+def teams(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    with joint("fsdp", 2) as group:
+        assert (group.team, group.seat) == divmod(rank, 2)
+        found = {name: measure(run_of(name), CORPUS) for name in ("cape+rope", "t5")}
+        found["packed"] = measure(run_of(READING, PACKED), PACKED)
+    if rank == 0:
+        torch.save(found, f"{folder}/found")
+    dist.destroy_process_group()
+
+
+def test_teams_share_the_batch_and_each_its_sequences(tmp_path):
+    multiprocessing.spawn(teams, (str(tmp_path),), nprocs=4)
+    found = torch.load(tmp_path / "found", weights_only=False)
+    check_same(found.pop("packed"), measure(run_of(READING, PACKED), PACKED))
+    for name, cell in found.items():
+        check_same(cell, measure(run_of(name), CORPUS))
 
 
 def test_plain_ddp_and_fully_shard_give_the_gradients_of_one_process(found):
@@ -172,9 +219,3 @@ def test_the_command_line_under_torchrun(tmp_path):
     assert refused.returncode == 1  # torchrun's own
     assert refused.stderr.count("posenc compare: error: --out") == 1
     assert "exitcode  : 2" in refused.stderr
-
-
-def test_parallel_needs_a_launcher():
-    with pytest.raises(InputError, match=r"--parallel fsdp: there is one process; start several with torchrun"):
-        together(dict, CORPUS, "fsdp")
-    assert together(lambda: {"complete": True}, CORPUS) == {"complete": True}

@@ -31,7 +31,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["complete"]
     assert results["model"]["trained_length"] == 64
     assert results["settings"]["depths"] == [0, 1]
-    assert results["settings"]["preset"] == "standard"
+    assert results["settings"]["preset"] is None  # flags have changed it
     assert results["command"].startswith("posenc eval ")
     assert "cut_off" in shown.out
     assert "[12/12]" in shown.err  # 3 arms, 2 lengths, 2 depths
@@ -78,7 +78,7 @@ def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*"))) < 3:
+        while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*.json"))) < 3:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)

@@ -153,8 +153,10 @@ def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     damaged, emptied, *_ = sorted((tmp_path / "cells").iterdir())
     damaged.write_text(damaged.read_text()[:-20])
     emptied.write_text("{}")
-    whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
+    with pytest.warns(UserWarning, match=r"cannot be used: it(s checksum is wrong| does not begin)"):
+        whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
     assert whole["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 8}
+    assert {entry["file"] for entry in whole["set_aside"]} == {f"cells/{damaged.name}", f"cells/{emptied.name}"}
     assert numbers(whole) == rounded(numbers(results))  # other depths beside a cell: another order of reading
 
 
@@ -233,18 +235,23 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
         ({"methods": (None,)}, r"--methods None: pass a method's name"),
         ({"lengths": (20, 400)}, r"--tasks passkey --lengths 20: length=20: passkey needs at least"),
         ({"depths": (0.5, 5)}, r"--depths 5: 0 is the start"),
-        ({"samples": 1}, r"--samples 1: must be a whole number, at least 2; one text has no interval"),
+        ({"samples": 1}, r"--samples 1: must be a whole number, at least 2, at most 10000; one text has no interval"),
         ({"seeds": 0}, r"--seeds 0"),
         ({"batch_size": 0}, r"--batch-size 0"),
-        ({"lengths": (10**9,), "tasks": ("copying",)}, r"--lengths 1000000000: .* GiB are free; give shorter ones"),
+        (
+            {"lengths": (2**24,), "tasks": ("copying",)},
+            r"--lengths 16777216: .* and 0\.1 GiB are free; give shorter ones",
+        ),
+        ({"lengths": (10**9,)}, r"--lengths 1000000000: must be at most 16777216"),
         ({"colour": 1}, r"unknown setting 'colour'"),
         ({"preset": "quik"}, r"unknown --preset 'quik': did you mean 'quick'"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(given, message, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(job.Reader, "read", None)
-    if given.get("lengths") == (10**9,):
+    if given.get("lengths") == (2**24,):
         monkeypatch.setattr(job.Job, "check_texts", lambda _: None)
+        monkeypatch.setattr(job, "free_bytes", lambda _: 2**27)
     with pytest.raises(InputError, match=message):
         evaluate(model(), tokenizer, directory=tmp_path, **SMALL | given)
     assert not (tmp_path / "cells").exists()

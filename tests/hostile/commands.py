@@ -66,9 +66,7 @@ class Case:
 
 
 def actions(command: str) -> list[argparse.Action]:
-    parser = argparse.ArgumentParser()
-    cli.COMMANDS[command][0](parser)
-    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    return [action for action in cli.build(command)._actions if not isinstance(action, argparse._HelpAction)]
 
 
 def places(command: str) -> list[str]:
@@ -81,6 +79,12 @@ def cases() -> Iterator[Case]:
         for action in actions(command):
             for argument in action.option_strings or [action.dest]:
                 yield from (Case(command, argument, value) for value in VALUES)
+
+
+def strangers(command: str) -> list[str]:
+    """Flags that a command does not have: the other commands', and one that none has."""
+    flags = {name: {flag for action in actions(name) for flag in action.option_strings} for name in cli.COMMANDS}
+    return sorted(set().union(*flags.values(), {"--no-such-flag"}) - flags[command])
 
 
 def prepare(folder: Path) -> None:
@@ -113,6 +117,7 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
         mock.patch("posenc.lab.compare.sweep", stop[0]),
         mock.patch("posenc.bench.run.Workers.measure", stop[1]),
         mock.patch("webbrowser.open"),
+        mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):
         code = cli.main(arguments)
     told, left = err.getvalue(), sorted(path.name for path in here.iterdir())

@@ -4,12 +4,17 @@ import json
 import random
 import struct
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from inspect import signature
 
-from hostile.fuzz_targets import TARGETS
+import torch
+
+from hostile.fuzz_targets import CELL, RUN, TARGETS
 from posenc.encodings import ENCODINGS
 from posenc.frequencies import SCHEDULES, options_of
+from posenc.lab.checkpoint import dumped
+from posenc.lab.data import Text
+from posenc.lab.train import Training
 from posenc.position_maps import MAPS
 from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
@@ -96,6 +101,64 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "line": ("plain", "\x1b[31mred\x07", "a\nb\r\nc", "x" * 10**5, "\u202e\u2028\x9b", "[bold]x[/]", " " * 10**5, "\udcff"),
 }  # fmt: skip
 
+SETTINGS = (
+    "seeds: 2\nencodings: [none, rope]\nlearning_rate: 1e-3\n", "command: compare\ndata: 'a\tb'\nout: there\n",
+    'data = "\\u00e9"\nseeds = 2\nfactors = [1, 2]\n', "packed: yes\ncheckpoint_every: .nan\ntrack: [tensorboard]\n",
+    "checkpoint_every: 1000000000000000000\n", "checkpoint_every = -inf\ntrack = []", "track: [.nan, -1]\n", "gpus_per_cell: -.inf",
+    'data: "\\ud800\\0"\n', "seeds: &a 1\ndim: *a\n", "data: |\n  two\n  lines\n", "seeds: 1\nseeds: 2\n", "data: !!str 3\n",
+    "seeds = " + "9" * 5000, "[seeds]\nx = 1\n", "", "a: " + "[" * 2000, "\ufeffseeds: 1\n", "data = 2020-01-01\n", "? x\n: y\n",
+)  # fmt: skip
+KEPT = {
+    "cell": {
+        "run": {"id": RUN.id, "encoding": RUN.encoding, "seed": RUN.seed},
+        "arms": [{"name": "learned", "trained": True, "paired": {"1": [2.5, 3]}, "by_position": [[2.5], [3.5]],
+                  "tokens_per_second": 9.5}],
+        "losses": [3.5, 3, 2.5], "parameters": 99, "position_parameters": 32, "training_seconds": 0.5,
+        "tokens_per_second": 8.0, "memory_bytes": 512,
+    },
+    "measured": {
+        "cell": asdict(CELL), "seconds": 0.5, "fed": 64, "peak_bytes": None,
+        "outcomes": [{"tokens": 64, "needle": 0.5, "loss": 2.5, "accuracy": 0.5, "exact": 0, "generated": "x",
+                      "score": 1.0, "blocks": [None, 2.5]}] * 2,
+    },
+}  # fmt: skip
+"""A record of each kind, without its checksum."""
+
+
+def records(name: str) -> Iterator[bytes]:
+    """A record, and that record with one odd value in place of each of its own."""
+    right = json.dumps(KEPT[name])
+    yield from (
+        right.encode(),
+        b'{"sha256": "' + b"0" * 64 + b'", ' + right[1:].encode(),
+        b"",
+        b"{}",
+        b"[1]",
+        b'{"a":' * 10**4,
+    )
+    for key, value in KEPT[name].items():
+        for odd in ("null", "[]", "{}", "NaN", "1e999", "1" + "0" * 400, "9" * 5000, '"\\ud800"', "-1", "true"):
+            yield right.replace(f'"{key}": {json.dumps(value)}', f'"{key}": {odd}').encode()
+
+
+def checkpoints() -> Iterator[bytes]:
+    """A checkpoint after two steps, and what it could have become."""
+    training = Training(RUN, Text.of(torch.arange(64) % 7))
+    training.advance()
+    training.advance()
+    state = training.state()
+    right = dumped(RUN, state, 0.5)
+    yield from (right, right[:100], b"", b"PK\3\4", b"\x80\4", struct.pack("<Q", 2**60) + right[8:], right[:-1] + b"\1")
+    yield dumped(replace(RUN, seed=1), state, 0.5)
+    yield dumped(RUN, state, float(10**300))
+    yield dumped(RUN, {}, 0.5)
+    for name, value in state.items():
+        yield dumped(RUN, {key: each for key, each in state.items() if key != name}, 0.5)
+        odd = [[], [0.5] * 9, torch.zeros(2)]
+        if torch.is_tensor(value):
+            odd = [torch.zeros(3), torch.zeros(0), torch.zeros_like(value), value * float("nan"), value.to(torch.int8)]
+        yield from (dumped(RUN, {**state, name: each}, 0.5) for each in odd)
+
 
 def seeds(name: str) -> list[bytes]:
     """What a target starts from."""
@@ -113,6 +176,12 @@ def seeds(name: str) -> list[bytes]:
             b"\xff",
         )
         return [*(json.dumps(config).encode() for config in CONFIGS.values()), *odd]
+    if name in KEPT:
+        return list(records(name))
+    if name == "checkpoint":
+        return list(checkpoints())
+    if name == "settings":
+        return [text.encode() for text in SETTINGS]
     if name == "index":
         return [*(json.dumps({"weight_map": {"w": shard}}).encode() for shard in INDEXES), b"{}", b'{"weight_map": []}']
     return [text.encode("utf-8", errors="surrogatepass") for text in (*TEXTS[name], *every_option(name))]
@@ -150,4 +219,4 @@ def mutated(name: str, count: int, seed: int = 0) -> Iterator[bytes]:
         yield bytes(data)
 
 
-assert set(TARGETS) == set(TEXTS) | {"gguf", "config", "index"}
+assert set(TARGETS) == set(TEXTS) | {"gguf", "config", "index", "settings", "checkpoint", *KEPT}

@@ -4,28 +4,49 @@
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import tempfile
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import posenc
-from posenc import frequencies, position_maps
+from posenc import cli, frequencies, position_maps
+from posenc.cli.config import dump, read
 from posenc.cli.refusal import MESSAGE, one_line
 from posenc.conformance.kinds import the_kind
 from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
+from posenc.evals import store as evaluation
+from posenc.evals.config import Cell
+from posenc.lab.checkpoint import loaded
+from posenc.lab.config import Run, Settings
+from posenc.lab.data import Text
+from posenc.lab.store import Store
+from posenc.lab.train import Training
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
+from posenc.records import Damaged, Records
 from posenc.report.explorer import checked
 from posenc.tasks import create as create_task
 from posenc.texts import COLON, literal, named, split, write
 
 SHAPE = {"dim": 8, "num_heads": 2, "head_dim": 4, "num_layers": 2, "max_positions": 16, "causal": True}
 LENGTHS = Lengths(64, 256)
+COMPARE = cli.build("compare")
+RUN = Run(
+    "learned", 0, Settings(length=8, factors=(1,), steps=3, batch_size=1, dim=4, num_layers=1, num_heads=1, head_dim=2,
+                           windows=2, targets=2), "digest",
+)  # fmt: skip
+CELL = Cell("passkey", "none", 64, 0.5, 0)
 
 
 def text_of(data: bytes) -> str:
@@ -134,8 +155,67 @@ def index(data: bytes) -> None:
             assert (Path(folder) / shard).parent == Path(folder)
 
 
+def settings(data: bytes) -> None:
+    """A file of settings, TOML where its first line has a "=": what is read is written, and read again as it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / ("run.toml" if b"=" in data.partition(b"\n")[0] else "run.yaml")
+        file.write_bytes(data)
+        found = read(file, COMPARE)
+        again = Path(folder) / "config.yaml"
+        told = Namespace(command="compare", typed=text_of(data), parser=COMPARE, **found)
+        again.write_text(dump(told), encoding="utf-8")
+        kept = {name: value for name, value in found.items() if name != "out"}
+        assert not kept or repr(sorted(read(again, COMPARE).items())) == repr(sorted(kept.items()))
+
+
+def cell(data: bytes) -> None:
+    """What a comparison's cell is read from is set aside, or it is kept again as it was read."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder, tell=False)
+        found = _taken(store, f"cells/{RUN.id}.json", data, lambda: store.load(RUN))
+        store.save(RUN, found)
+        assert store.load(RUN) == found
+
+
+def measured(data: bytes) -> None:
+    """The same of a cell of an evaluation."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = evaluation.Store(folder, {"samples": 2})
+        found = _taken(store, store._name("cells", asdict(CELL)), data, lambda: store.load(CELL))
+        store.save(CELL, found)
+        assert store.load(CELL) == found
+
+
+def checkpoint(data: bytes) -> None:
+    """A checkpoint that is taken is one that the training can go on from."""
+    training = Training(RUN, Text.of(torch.arange(64) % 7))
+    try:
+        state, _ = loaded(training, training.state(), data)
+    except Damaged as error:
+        raise InputError(str(error)) from None
+    training.restore(state)
+    training.advance()
+
+
+def _taken(store: Records, name: str, data: bytes, load: Callable[[], Any]) -> Any:
+    """What is loaded from a record, whose checksum is right where the bytes do not begin with one."""
+    body = b'{"sha256": "%s", %s' % (hashlib.sha256(data[1:]).hexdigest().encode(), data[1:])
+    path = store.directory / name
+    path.parent.mkdir()
+    path.write_bytes(data if data.startswith(b'{"sha256"') else body)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = load()
+    if found is None:
+        assert not path.exists()
+        assert [entry["file"] for entry in store.set_aside()] == [name]
+        raise InputError("set aside")
+    return found
+
+
 TARGETS = {f.__name__: f for f in (
-    encoding, schedule, method, position_map, task, words, kind, target, explorer, line, gguf, config, index,
+    encoding, schedule, method, position_map, task, words, kind, target, explorer, line, gguf, config, index, settings,
+    cell, measured, checkpoint,
 )}  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_passages_lie_inside_documents_or_the_report_says_so(tiny):
     short = documents(*[20] * 20)
     assert window_ends(short, settings).tolist() == window_ends(short.tokens, tiny).tolist()
     noted = [text_limits(Corpus("", "", part, part, packed=True), settings) for part in (long, short)]
-    assert noted[0] == []
+    assert "passages lie in 2 of 6 held-out documents" in noted[0][0]
     assert "run over the ends of documents" in noted[1][0]
     with pytest.raises(InputError, match=r"200 bytes are too short to test at 32 tokens with 4 windows"):
         check_long_enough(Corpus("", "", documents(*[20] * 8), documents(20, 20), packed=True), settings)
@@ -126,3 +126,37 @@ def test_a_packed_run_trains_and_is_tested(tiny):
     tokens = corpus.test.tokens[end - 32 : end + 1].long()[None]
     alone = F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="none")[-8:].mean()
     assert scores.paired[2][1] == pytest.approx(alone.item(), rel=1e-5)
+
+
+def test_positions_and_targets_are_those_of_transformers_flattening(tiny):
+    transformers = pytest.importorskip("transformers")
+    settings = replace(tiny, packed=True, length=64)
+    batch = draw(documents(5, 1, 9, 40, 3, 3, 2, 30, 7, 4, 90), settings, generator(4))
+    collate = transformers.DataCollatorWithFlattening()
+    for tokens, owners, where, targets in zip(*batch[:2], batch.positions.q, batch.targets, strict=True):
+        apart = [{"input_ids": tokens[owners == document].tolist()} for document in owners.unique()]
+        theirs = collate(apart)
+        assert theirs["input_ids"][0].tolist() == tokens.tolist()
+        assert theirs["position_ids"][0, :-1].tolist() == where.tolist()
+        assert theirs["labels"][0, 1:].tolist() == targets.tolist()  # theirs are shifted by the model
+
+
+def test_documents_of_one_token_leave_nothing_to_predict(tiny):
+    settings = replace(tiny, packed=True)
+    ones, some = documents(*[1] * 900), documents(*[1] * 300, 2, *[1] * 300)
+    with pytest.raises(InputError, match=r"--packed: no document of --data ones has two bytes"):
+        check_long_enough(Corpus("ones", "", ones, documents(200), packed=True), settings)
+    check_long_enough(Corpus("", "", some, documents(200), packed=True), settings)
+    few = Text((some.tokens % 251).to(torch.uint8), some.starts)
+    _, losses = train(Run("rope", 0, settings, ""), few)  # most batches have no target, which is no divergence
+    assert 0 in losses
+
+
+def test_the_cut_is_where_a_document_starts_if_one_starts_near(tmp_path):
+    for number, size in enumerate((700, 140, 160)):
+        (tmp_path / f"{number}.txt").write_text(f"{number}" * size)
+    corpus = load(str(tmp_path), packed=True)
+    assert (len(corpus.train), len(corpus.test), corpus.facts()["documents"]) == (840, 160, 3)
+    assert len(load(str(tmp_path)).test) == pytest.approx(100, abs=1)
+    (tmp_path / "2.txt").write_text("2" * 400)  # it starts too early: the cut parts it
+    assert len(load(str(tmp_path), packed=True).test) == 124

@@ -53,6 +53,39 @@ def test_bpe_says_the_text_and_saw_only_the_training_part(text):
     assert other.fingerprint != again.fingerprint  # the held-out text would have changed it
 
 
+def test_bpe_is_what_the_tokenizers_library_learns(text):
+    from tokenizers import ByteLevelBPETokenizer
+
+    corpus = load(text, "bpe:600")
+    whole = TEXT.encode()
+    train, test = whole[: corpus.train.bytes].decode(), whole[corpus.train.bytes :].decode()
+    theirs = ByteLevelBPETokenizer()
+    theirs.train_from_iterator([train], vocab_size=600, min_frequency=0, show_progress=False)
+    assert corpus.train.tokens.tolist() == theirs.encode(train).ids
+    assert corpus.test.tokens.tolist() == theirs.encode(test).ids
+
+
+def test_whole_documents_are_encoded_as_transformers_does(tmp_path):
+    """Also where the tokenizer was saved with a limit and a filling of its own."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    fast = ByteLevelBPETokenizer()
+    fast.train_from_iterator([TEXT], vocab_size=500, special_tokens=["<end>"], show_progress=False)
+    fast.enable_truncation(16)
+    fast.enable_padding(length=64)
+    saved = str(tmp_path / "saved")
+    PreTrainedTokenizerFast(tokenizer_object=fast._tokenizer, eos_token="<end>").save_pretrained(saved)
+    paragraphs = [part for part in TEXT.split("\n\n") if part][:200]
+    (tmp_path / "texts").mkdir()
+    for number, paragraph in enumerate(paragraphs):
+        (tmp_path / "texts" / f"{number:03}.txt").write_text(paragraph, encoding="utf-8")
+    corpus = load(str(tmp_path / "texts"), saved, packed=True)
+    theirs = AutoTokenizer.from_pretrained(saved)
+    wanted = [[*theirs.encode(text, add_special_tokens=False), theirs.eos_token_id] for text in paragraphs]
+    assert corpus.train.tokens.tolist() + corpus.test.tokens.tolist() == [token for ids in wanted for token in ids]
+
+
 def test_what_bpe_learns_from_is_never_held_out(tmp_path, monkeypatch):
     """Not even where the limit on tokens puts the cut far below the end of the file."""
     seen = []
@@ -155,7 +188,9 @@ def test_refusals(tmp_path, text):
         assert "\n" not in str(error.value)
     assert not (tmp_path / "ran").exists()
     (tmp_path / "latin.txt").write_bytes(b"a word and caf\xe9 " * 40)
-    with pytest.raises(InputError, match=r"latin\.txt: byte 14 is not UTF-8, which only --tokenizer bytes reads"):
+    with pytest.raises(
+        InputError, match=r"latin\.txt: byte 14 of document 1 is not UTF-8, which only --tokenizer bytes reads"
+    ):
         load(str(tmp_path / "latin.txt"), "bpe:300")
 
 

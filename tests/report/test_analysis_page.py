@@ -158,7 +158,7 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert out.splitlines()[0] == "mine.py:waves"
     assert "a word" not in out
     assert "a word from the function" in err
-    assert sorted(p.name for p in (folder / "new").iterdir()) == ["analysis.json", "report.html"]
+    assert sorted(p.name for p in (folder / "new").iterdir()) == ["analysis.json", "config.yaml", "report.html"]
     numbers = json.loads((folder / "new" / "analysis.json").read_text())
     assert (numbers["schema"], numbers["kind"], numbers["subject"], numbers["seeds"]) == (
         1,

@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, merged
 from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, _cell
-from posenc.positions import Positions, rowwise
+from posenc.positions import Positions
+from posenc.visibility import rowwise
 
 WIDEST, NARROWEST = 256, 16
 """Widths of queries, keys and values that flex's GPU kernels take; narrower ones are padded."""

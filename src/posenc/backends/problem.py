@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
-from posenc.positions import MaskMod, Positions, grid_indices, rowwise
+from posenc.positions import Positions
 from posenc.regions import EVERYTHING, Region
+from posenc.visibility import MaskMod, grid_indices, rowwise
 
 
 class Rotated(NamedTuple):

@@ -2,12 +2,16 @@
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
-from posenc.errors import unknown
+from posenc.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from posenc.lab.compare import Comparison
+    from posenc.lab.data import Corpus
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +88,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
         "accelerate config says)",
     )
+    text = "how many of those processes share each sequence, for long ones; the others share the batch"
+    add("--sequence-shards", type=int, metavar="N", default=1, help=text)
     add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     text = "keep trainings on their way this often, for a killed comparison to go on from there; 0: never"
     add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
@@ -92,44 +98,32 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
-    from dataclasses import asdict, fields, replace
-    from functools import partial
+    from posenc.lab.launcher import together
+
+    with together(options.parallel, options.sequence_shards):
+        return _run(options, command)
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    from dataclasses import replace
 
     from posenc.engines import Interrupted
-    from posenc.lab.compare import Comparison, compare, names
-    from posenc.lab.config import PRESETS, Run, Settings
-    from posenc.lab.cost import check_affordable
-    from posenc.lab.data import load
-    from posenc.lab.parallel import together
+    from posenc.lab.compare import compare
+    from posenc.lab.config import Run
+    from posenc.lab.launcher import launched
     from posenc.lab.store import Cell
     from posenc.lab.tracking import Tracking
     from posenc.report.page import page
     from posenc.report.terminal import Terminal
 
-    if options.preset not in PRESETS:
-        raise unknown("--preset", options.preset, PRESETS)
-    preset = PRESETS[options.preset]
-    given = {f.name: getattr(options, f.name) for f in fields(Settings) if hasattr(options, f.name)}
-    if "factors" in given:
-        given["factors"] = tuple(given["factors"])
-    settings = replace(preset.settings, **given)
-    check_affordable(settings, options.workers or 1)
+    for flag, differs in (("workers", options.workers), ("engine", options.engine != "local")):
+        if differs and launched():
+            raise InputError(
+                f"--{flag} {getattr(options, flag)}: the processes that a launcher started train each model together; leave it "
+                "out, or start one process"
+            )
     engine = read_engine(options, workers=options.workers)
-    corpus = load(
-        options.data,
-        settings.tokenizer,
-        packed=settings.packed,
-        text_column=options.text_column,
-        max_tokens=options.data_tokens,
-    )
-    comparison = Comparison(
-        names(options.encodings) if hasattr(options, "encodings") else preset.encodings,
-        getattr(options, "seeds", preset.seeds),
-        replace(settings, vocab_size=corpus.vocab_size),
-    )
-    check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
-    resolved = asdict(comparison.settings) | {"encodings": comparison.encodings, "seeds": comparison.seeds}
-    resolved |= {"data_sha256": corpus.digest, "preset": None}
+    comparison, corpus = read_comparison(options)
     tracking = Tracking(options.track, options.out)
     with Terminal(options.out) as terminal, told(options.command):
 
@@ -139,20 +133,62 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
 
         try:
             telling = replace(terminal.progress, finished=finished)
-            lead = partial(
-                compare,
+            results = compare(
                 comparison,
                 corpus,
                 options.out,
                 engine=engine,
                 checkpoint_minutes=options.checkpoint_every,
-                progress=recording(telling, lambda: record(options.out, options, **resolved)),
+                progress=recording(telling, lambda: record(options.out, options, **resolved(comparison, corpus))),
                 command=command,
                 render=page,
             )
-            results = together(lead, corpus, options.parallel)
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED
     done = results["runs"]
     return conclude(options, results, terminal.show, done["finished"], done["planned"], "runs")
+
+
+def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
+    """What is compared, a preset with what was said in its place, and the text.
+
+    Raises:
+        InputError: what cannot be, does not fit into this machine, or is not the text that it was.
+    """
+    from dataclasses import fields, replace
+
+    from posenc.lab.compare import Comparison, names
+    from posenc.lab.config import PRESETS, Settings
+    from posenc.lab.cost import check_affordable
+    from posenc.lab.data import load
+    from posenc.lab.parallel import processes
+
+    if options.preset not in PRESETS:
+        raise unknown("--preset", options.preset, PRESETS)
+    preset = PRESETS[options.preset]
+    given = {f.name: getattr(options, f.name) for f in fields(Settings) if hasattr(options, f.name)}
+    if "factors" in given:
+        given["factors"] = tuple(given["factors"])
+    settings = replace(preset.settings, **given)
+    check_affordable(settings, options.workers or 1, processes().world_size)
+    corpus = load(
+        options.data,
+        settings.tokenizer,
+        packed=settings.packed,
+        text_column=options.text_column,
+        max_tokens=options.data_tokens,
+    )
+    settings = replace(settings, vocab_size=corpus.vocab_size)
+    check_affordable(settings, options.workers or 1, processes().world_size)
+    check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
+    encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
+    return Comparison(encodings, getattr(options, "seeds", preset.seeds), settings), corpus
+
+
+def resolved(comparison: "Comparison", corpus: "Corpus") -> dict[str, Any]:
+    """What config.yaml says instead of a preset and of what may change."""
+    from dataclasses import asdict
+
+    said = {"encodings": comparison.encodings, "seeds": comparison.seeds, "data_sha256": corpus.digest}
+    return asdict(comparison.settings) | said | {"preset": None}

@@ -185,7 +185,7 @@ def _value(action: argparse.Action, written: Any) -> Any:
     if not _takes_list(action):
         return _one(action, written)
     values = written if isinstance(written, list) else [written]
-    if not values and action.nargs == "+":
+    if not values and action.nargs == "+" and action.default != []:
         raise ValueError("is an empty list; name at least one")
     return [_one(action, value) for value in values]
 
@@ -263,7 +263,8 @@ KINDS: dict[Any, tuple[Callable[[Any], Any], str]] = {
 
 
 def record(folder: Folder | str | Path, options: argparse.Namespace, **resolved: Any) -> None:
-    """Write config.yaml: every setting of a run. resolved: values in place of those in `options`; None leaves one out.
+    """Write config.yaml: every setting of a run. resolved: values in place of those in `options`; None and [] leave one
+    out.
 
     Raises:
         InputError: a config.yaml is there that posenc did not write.
@@ -272,7 +273,8 @@ def record(folder: Folder | str | Path, options: argparse.Namespace, **resolved:
     path = folder.directory / NAME
     try:
         with path.open("rb") as file:
-            ours = file.read(len(MARK)) == MARK.encode()
+            # also one that a fault cut off before anything was said
+            ours = MARK.encode().startswith(file.read(len(MARK)))
     except FileNotFoundError:
         ours = True
     except OSError:
@@ -307,7 +309,7 @@ def dump(options: argparse.Namespace, **resolved: Any) -> str:
     values = vars(options) | resolved
     for action in settings(options.parser):
         value = values.get(action.dest)
-        if value is not None and action.dest not in NOT_RECORDED:
+        if value not in (None, []) and action.dest not in NOT_RECORDED:
             lines.append(f"{key(action)}: {_as_yaml(value)}")
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,6 @@ import pickle
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -137,15 +136,16 @@ _worker: tuple[Any, _Queue]
 def _start(read: Callable[[Path], Any], folder: str, ticks: _Queue) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _worker = read(Path(folder)), ticks
 
 
-def _leave_with(parent: int) -> None:
-    """A worker whose parent was killed has nobody to work for."""
-    while os.getppid() == parent:
-        time.sleep(1)
+def _leave_with_parent() -> None:
+    """A worker whose parent was killed, be it while this one was still starting, has nobody to work for."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 

@@ -189,3 +189,8 @@ def settings_of(preset: str | None, **given: Any) -> Settings:
     if preset not in PRESETS:
         raise unknown("--preset", preset, PRESETS)
     return replace(PRESETS[preset], **given)
+
+
+def preset_of(settings: Settings) -> str | None:
+    """The preset that says just this, however it was said; None: none does."""
+    return next((name for name, preset in PRESETS.items() if preset == settings), None)

@@ -13,7 +13,7 @@ from torch import nn
 
 from posenc.checks import checked
 from posenc.engines import Engine, Here, Interrupted, Work
-from posenc.evals.config import Cell, planned, settings_of
+from posenc.evals.config import Cell, planned, preset_of, settings_of
 from posenc.evals.job import Job
 from posenc.evals.recipe import Recipe, measured_elsewhere, measured_here
 from posenc.evals.results import numbers
@@ -82,14 +82,13 @@ def evaluate(
     job.check()
     store = None if directory is None else Store(directory, job.shared())
     with nullcontext() if store is None else store.writing(command or "an evaluation from Python", "eval", SCHEMA):
-        return _run(job, engine, store, preset, attention, progress, command, render)
+        return _run(job, engine, store, attention, progress, command, render)
 
 
 def _run(
     job: Job,
     engine: Engine,
     store: Store | None,
-    preset: str | None,
     attention: bool,
     progress: Progress,
     command: str,
@@ -119,6 +118,9 @@ def _run(
         if attention:
             job.look(store, looks, lambda size, what="": progress.advanced(what, size))
     except KeyboardInterrupt:
+        if store is not None:  # it may have come after a cell was written and before it was counted
+            late = {cell: store.load(cell) for cell in cells if cell not in done}
+            done |= {cell: measured for cell, measured in late.items() if measured is not None}
         if not done:
             raise Interrupted from None
     told = numbers(chosen, job.tasks, {cell: done[cell] for cell in cells if cell in done}, job.trained_length)
@@ -133,7 +135,12 @@ def _run(
         "seconds": round(time.perf_counter() - started, 1),
         "command": command,
         "model": job.model_facts(),
-        "settings": {"preset": preset, **asdict(chosen), "tasks": list(job.tasks), "batch_size": job.batch_size},
+        "settings": {
+            "preset": preset_of(chosen),
+            **asdict(chosen),
+            "tasks": list(job.tasks),
+            "batch_size": job.batch_size,
+        },
         "machine": describe(job.device) | job.versions() | {"engine": engine.name, "workers": engine.workers},
         "answer": [],
         "limits": [],

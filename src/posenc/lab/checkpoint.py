@@ -28,6 +28,8 @@ from posenc.records import Damaged, Records, parsed, typed
 FOLDER = "checkpoints"
 SLACK = 2**26
 """Bytes of a checkpoint beside its tensors that are the size of the model's own: losses, names, generators."""
+KEPT_BY_OPTIMIZERS = ({"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"}, set[str]())
+"""Of one parameter, by AdamW and Muon; of one that had no gradient yet nothing."""
 COPIES = 8
 """The most that a checkpoint holds, in copies of the model's tensors."""
 
@@ -166,14 +168,15 @@ def loaded(training: Training, fresh: State, content: bytes) -> tuple[State, flo
 
     if not content:
         raise Damaged("it is empty")
-    if content[:1] == b"\x80" or content[:2] == b"PK":
-        raise Damaged("it is a pickle, which is never read")
     try:
         tensors = load(content)
         length = int.from_bytes(content[:8], "little")
         metadata = parsed(content[8 : 8 + length]).get("__metadata__", {})
         said, digest = metadata["posenc"], metadata["sha256"]
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        # looked at last: the length that a safetensors file begins with may be the same bytes
+        if content[:1] == b"\x80" or content[:2] == b"PK":
+            raise Damaged("it is a pickle, which is never read") from None
         raise Damaged(f"it is no checkpoint of posenc ({str(error).splitlines()[0]:.100})") from None
     if digest != _digest(said, tensors):
         raise Damaged("its checksum is wrong: it was cut off or changed")
@@ -202,9 +205,18 @@ def _check(training: Training, fresh: State, tensors: Mapping[str, Tensor], list
             raise Damaged(f"{name:.100} is {tensor.dtype} of shape {tuple(tensor.shape)}, and the training has it not")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise Damaged(f"{name:.100} is not finite")
+    for name in shapes:
+        prefix = f"optimizer.{name}."
+        if {key.removeprefix(prefix) for key in tensors if key.startswith(prefix)} not in KEPT_BY_OPTIMIZERS:
+            raise Damaged(f"it has not all that the optimizer keeps of {name}")
     missing = fresh.keys() - tensors.keys() - lists.keys()
     if missing or lists.keys() - fresh.keys():
         raise Damaged(f"it lacks {', '.join(sorted(missing))[:100]}" if missing else "it has lists that are not known")
+    try:
+        for name in ("order", "random"):
+            torch.Generator().set_state(tensors[name])
+    except (RuntimeError, TypeError):
+        raise Damaged(f"{name} is no state of a generator") from None
 
 
 def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:

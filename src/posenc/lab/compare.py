@@ -19,8 +19,9 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, check_long_enough
 from posenc.lab.evaluate import arms
+from posenc.lab.launcher import Together, follow
 from posenc.lab.measure import work
-from posenc.lab.parallel import Together, launched
+from posenc.lab.parallel import Processes, processes
 from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import sweep
@@ -106,7 +107,8 @@ def compare(
 ) -> dict[str, Any]:
     """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
     `render`, such as `posenc.report.page.page`, makes report.html of it. engine: where runs are trained, see
-    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Trainings are kept on their way every
+    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Inside
+    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. Trainings are kept on their way every
     `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
 
     Raises:
@@ -115,10 +117,18 @@ def compare(
         "complete": false.
     """
     comparison.check(corpus)
-    engine = Together() if launched() else engine or create("local", workers=workers)
+    group = processes()
+    if isinstance(group, Processes):
+        if group.rank:
+            return follow(group, corpus)
+        engine = Together()
+    engine = engine or create("local", workers=workers)
     store, checkpoints = Store(directory), Checkpoints(Path(directory).absolute(), checkpoint_minutes)
     with store.writing(command or "a comparison from Python", "compare", SCHEMA):
-        return _run(comparison, corpus, store, engine, checkpoints, progress, command, render)
+        results = _run(comparison, corpus, store, engine, checkpoints, progress, command, render)
+    if results["complete"]:  # else the others were stopped as well
+        group.tell(results)
+    return results
 
 
 def _run(
@@ -148,7 +158,8 @@ def _run(
     started = time.perf_counter()
     try:
         sweep(todo, corpus, store, engine, progress.advanced, keep, checkpoints)
-    except Interrupted:
+    except Interrupted:  # it may have come after a cell was written and before it was counted
+        cells |= {run: cell for run in todo if run not in cells and (cell := store.load(run)) is not None}
         if not cells:
             raise
     cells = {run: cells[run] for run in runs if run in cells}

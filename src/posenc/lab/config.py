@@ -73,7 +73,7 @@ class Settings:
     @property
     def unit(self) -> str:
         """What a token is called."""
-        return "byte" if self.tokenizer == "bytes" else "token"
+        return unit(self.tokenizer)
 
     @property
     def longest(self) -> int:
@@ -82,6 +82,11 @@ class Settings:
 
     def model(self) -> TransformerConfig:
         return TransformerConfig(self.vocab_size, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
+
+
+def unit(tokenizer: str) -> str:
+    """What a token of a tokenizer is called."""
+    return "byte" if tokenizer == "bytes" else "token"
 
 
 def _flag(name: str) -> str:

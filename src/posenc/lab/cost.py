@@ -25,8 +25,9 @@ def least_bytes(settings: Settings) -> int:
     return 4 * (COPIES * parameters + tokens * s.num_layers * max(s.dim, heads))
 
 
-def check_affordable(settings: Settings, workers: int = 1) -> None:
-    """Refuse sizes that are beyond `MOST`, or that do not fit into the memory that is free.
+def check_affordable(settings: Settings, workers: int = 1, sharing: int = 1) -> None:
+    """Refuse sizes that are beyond `MOST`, or that do not fit into the memory that is free. sharing: processes that each
+    have a part of one training.
 
     Raises:
         InputError: names the size, or the memory that is needed and that is free.
@@ -39,9 +40,9 @@ def check_affordable(settings: Settings, workers: int = 1) -> None:
         raise InputError(f"--factors {settings.factors[-1]}: times --length it must be at most {MOST['length']}")
     if workers > MOST_WORKERS:
         raise InputError(f"--workers {workers}: must be at most {MOST_WORKERS}")
-    needed, free = least_bytes(settings), free_bytes(torch.device("cpu"))
+    needed, free = least_bytes(settings) // sharing, free_bytes(torch.device("cpu"))
     if needed > free:
         raise InputError(
-            f"--dim {settings.dim}: one training needs at least {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
+            f"--dim {settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and {free / 2**30:.1f} GiB are "
             "free; give a smaller --dim, --num-heads, --head-dim, --num-layers, --batch-size or --length"
         )

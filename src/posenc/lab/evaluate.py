@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.config import Settings
-from posenc.lab.data import Text, window_ends
+from posenc.lab.data import Batch, Text, window_ends
 from posenc.lab.parallel import processes
 from posenc.transformer import Transformer
 
@@ -101,8 +101,10 @@ def accuracy(
 def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
     group = processes()
-    window = group.share(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
+    windows = Batch(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
+    inputs, targets, positions = group.share(windows)
     with group.placing(model.encoding, len(ends)):
-        logits = model(window[:, :-1])
+        logits = model(inputs, positions)
     on_batch(len(ends) * length)
-    return group.gathered(F.cross_entropy(logits.transpose(1, 2), window[:, 1:], reduction="none"), len(ends))
+    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return group.gathered(losses, len(ends), positions)

@@ -1,35 +1,29 @@
-"""Runs that many processes train together, as torchrun and accelerate launch start them: DDP or FSDP2, one global batch.
+"""Training and testing one model by many processes: DDP or FSDP2, one global batch, sequences whole or in shards.
 
-Rank 0 leads a comparison and writes its results; the others train the runs that it names. At every step they see the
-texts that one process would see, each a part of them.
+At every step the processes see the texts that one process would see, each a part of them.
 """
 
-import json
 import os
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
+from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
-from posenc.engines import Here, Interrupted, Work, silent
-from posenc.engines.work import Result, Shared, Task, Tick, Ticks
 from posenc.errors import InputError
 from posenc.lab.config import Run
-from posenc.lab.data import Batch, Corpus
+from posenc.lab.data import Batch
 from posenc.positions import Positions
 from posenc.transformer import Block, Transformer
 
-Rows = TypeVar("Rows", Tensor, Batch)
 DDP, FSDP = "ddp", "fsdp"
-FAREWELL = 20.0
-"""Seconds that a process which fails waits for the others to learn of it."""
+LAYOUT = "zigzag"
+"""Of sequence shards: attention is causal here, and this way the same work for all."""
 
 
 class Alone:
@@ -47,22 +41,18 @@ class Alone:
     def check(self, run: Run) -> None:
         """Refuse a run that cannot be divided."""
 
-    def share(self, rows: Rows) -> Rows:
-        """This process's rows of a whole batch."""
-        return rows
-
-    def weighed(self, loss: Tensor, own: int, whole: int) -> Tensor:
-        """This process's mean loss over its own targets, such that the mean over the processes is that of the whole
-        batch with so many targets."""
-        return loss
+    def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
+        """This process's inputs and targets of a whole batch, and where they are, see `Batch`."""
+        return batch.inputs, batch.targets, batch.positions
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over the processes."""
         return value
 
-    def gathered(self, rows: Tensor, batch: int) -> Tensor:
-        """The whole batch of so many rows from every process's `share` of it, on the CPU."""
-        return rows
+    def gathered(self, values: Tensor, batch: int, positions: Positions | None) -> Tensor:
+        """What belongs to the inputs of a whole batch of so many rows, from every process's `share` of it, on the CPU.
+        positions: those of this process's share."""
+        return values
 
     @contextmanager
     def placing(self, encoding: Encoding, batch: int, positions: Positions | None = None) -> Iterator[None]:
@@ -93,15 +83,36 @@ def processes() -> Alone:
 
 
 class Processes(Alone):
-    """The processes of torch.distributed's default group. parallel: "ddp", or "fsdp" (FSDP2: parameters, gradients and
-    optimizers divided, each block gathered when it is needed)."""
+    """The processes of torch.distributed's default group.
 
-    def __init__(self, parallel: str) -> None:
-        self.parallel = parallel
+    parallel: "ddp", or "fsdp" (FSDP2: parameters, gradients and optimizers divided, each block gathered when it is
+    needed). sequence_shards: processes of consecutive ranks that share each sequence; such teams share the batch.
+
+    Raises:
+        InputError: teams that do not come out even.
+    """
+
+    def __init__(self, parallel: str, sequence_shards: int = 1) -> None:
+        self.parallel, self.shards = parallel, sequence_shards
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if sequence_shards < 1 or self.world_size % sequence_shards:
+            raise InputError(
+                f"--sequence-shards {sequence_shards}: {self.world_size} processes are no multiple of it; give a number "
+                "that divides them"
+            )
+        self.teams = self.world_size // sequence_shards
+        self.team, self.seat = divmod(self.rank, sequence_shards)
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
         self.muon = WholeMuon if parallel == FSDP else torch.optim.Muon
+        self.sequence: dist.ProcessGroup | None = None
+        if sequence_shards > 1:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            mesh = init_device_mesh(
+                self.device.type, (self.teams, sequence_shards), mesh_dim_names=("batch", "sequence")
+            )
+            self.sequence = mesh["sequence"].get_group()
 
     def wrap(self, model: Transformer) -> nn.Module:
         model.to(self.device)
@@ -120,44 +131,54 @@ class Processes(Alone):
 
     def check(self, run: Run) -> None:
         """Raises:
-        InputError: fewer texts a step than processes."""
-        if run.settings.batch_size < self.world_size:
+        InputError: fewer texts a step than there are to share them, or a length that cannot be cut into shards.
+        """
+        s = run.settings
+        if s.batch_size < self.teams:
+            sharing = f"{self.teams} processes" if self.shards == 1 else f"{self.teams} times {self.shards} processes"
             raise InputError(
-                f"--batch-size {run.settings.batch_size}: {self.world_size} processes share each step's texts and every "
-                "one needs a text; give a larger batch or start fewer processes"
+                f"--batch-size {s.batch_size}: {sharing} share each step's texts and each "
+                "needs one; give a larger batch or start fewer processes"
+            )
+        if self.shards > 1 and s.length % (2 * self.shards):
+            raise InputError(
+                f"--length {s.length}: --sequence-shards {self.shards} cut it into {2 * self.shards} equal parts, two "
+                f"for each process; give a multiple of {2 * self.shards}"
             )
 
-    def bounds(self, batch: int, rank: int | None = None) -> tuple[int, int]:
-        """The rows of a batch that are a rank's: from, to."""
-        rank = self.rank if rank is None else rank
-        return batch * rank // self.world_size, batch * (rank + 1) // self.world_size
+    def bounds(self, batch: int, team: int) -> tuple[int, int]:
+        """The rows of a batch that are a team's: from, to."""
+        return batch * team // self.teams, batch * (team + 1) // self.teams
 
     def rows(self, batch: int) -> slice:
-        """The rows that this process reads: its own, or any one where there are too few, since all must take part."""
-        first, last = self.bounds(batch)
+        """The rows that this process reads: its team's, or any one where there are too few, since all must take part."""
+        first, last = self.bounds(batch, self.team)
         return slice(first, max(last, first + 1))
 
-    def share(self, rows: Rows) -> Rows:
-        if isinstance(rows, Batch):
-            return rows.rows(self.rows(len(rows.tokens))).to(self.device)
-        return rows[self.rows(len(rows))].to(self.device)
-
-    def weighed(self, loss: Tensor, own: int, whole: int) -> Tensor:
-        return loss * (own * self.world_size / whole)
+    def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
+        own = batch.rows(self.rows(len(batch.tokens))).to(self.device)
+        if self.sequence is None:
+            return own.inputs, own.targets, own.positions
+        whole = own.positions or Positions.arange(own.inputs.shape[1], device=self.device)
+        here = whole.shard(self.seat, self.shards, layout=LAYOUT, group=self.sequence)
+        return shard(own.inputs, here), shard(own.targets, here), here
 
     def mean(self, value: Tensor) -> Tensor:
         total = value.detach().clone()
         dist.all_reduce(total)
         return total / self.world_size
 
-    def gathered(self, rows: Tensor, batch: int) -> Tensor:
-        padded = rows.new_zeros(-(-batch // self.world_size), *rows.shape[1:])
-        first, last = self.bounds(batch)
-        padded[: last - first] = rows[: last - first]
+    def gathered(self, values: Tensor, batch: int, positions: Positions | None) -> Tensor:
+        if positions is not None and positions.part is not None:
+            values = gather(values, positions)
+        padded = values.new_zeros(-(-batch // self.teams), *values.shape[1:])
+        first, last = self.bounds(batch, self.team)
+        padded[: last - first] = values[: last - first]
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(parts, padded)
-        counts = [self.bounds(batch, rank) for rank in range(self.world_size)]
-        return torch.cat([part[: last - first] for part, (first, last) in zip(parts, counts, strict=True)]).cpu()
+        counts = [self.bounds(batch, team) for team in range(self.teams)]
+        of_teams = parts[:: self.shards]
+        return torch.cat([part[: last - first] for part, (first, last) in zip(of_teams, counts, strict=True)]).cpu()
 
     @contextmanager
     def placing(self, encoding: Encoding, batch: int, positions: Positions | None = None) -> Iterator[None]:
@@ -200,6 +221,21 @@ def _rows(positions: Positions, batch: int, rows: slice) -> Positions:
     return replace(positions, _shared={}, **own)
 
 
+@contextmanager
+def joint(parallel: str, sequence_shards: int = 1) -> Iterator[Processes]:
+    """Inside, the processes of torch.distributed's default group train and test together: all of them call the same.
+
+    parallel, sequence_shards: see `Processes`.
+    """
+    global _current
+    torch.set_flush_denormal(True)  # as a worker process of the lab does
+    _current = found = Processes(parallel, sequence_shards)
+    try:
+        yield found
+    finally:
+        _current = ALONE
+
+
 class WholeMuon(torch.optim.Muon):
     """Muon for the divided matrices of FSDP2, exact: each is orthogonalised whole, one at a time, by every process.
 
@@ -230,124 +266,3 @@ class WholeMuon(torch.optim.Muon):
             parameter.grad = None
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-
-
-# -------------------------------------------------------------------- under a launcher
-
-
-def launched() -> bool:
-    """Whether a launcher started this process as one of several."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def together(lead: Callable[[], dict[str, Any]], corpus: Corpus, parallel: str | None = None) -> dict[str, Any]:
-    """Have all processes of a launcher make one comparison: rank 0 leads it, the others train the runs that it starts.
-    Without a launcher it is simply led. Every rank is given what rank 0 returned.
-
-    Args:
-        lead: makes the comparison, see `posenc.lab.compare.compare`.
-        corpus: its text.
-        parallel: "ddp" or "fsdp"; None: what the accelerate config says, or "ddp".
-
-    Raises:
-        InputError: what any rank raised, on every rank; `parallel` where there is no launcher.
-    """
-    if not launched():
-        if parallel is not None:
-            raise InputError(
-                f"--parallel {parallel}: there is one process; start several with torchrun --nproc-per-node N -m posenc "
-                "compare ... or accelerate launch -m posenc compare ..."
-            )
-        return lead()
-    with _joined(parallel) as found:
-        results: dict[str, Any] = lead() if found.rank == 0 else follow(found, corpus)
-        if found.rank == 0 and results["complete"]:
-            found.tell(results)
-        return results
-
-
-def follow(group: Processes, corpus: Corpus) -> dict[str, Any]:
-    """Train every run that rank 0 starts; what it gives out at the end."""
-    while isinstance(order := group.tell(), tuple):
-        measured, run = order
-        if run.data != corpus.digest:
-            raise InputError(
-                f"--data {corpus.name}: rank {group.rank} reads another text than rank 0; give all the same"
-            )
-        measured(corpus, run, lambda size, what="": None)
-    found: dict[str, Any] = order
-    return found
-
-
-@dataclass(frozen=True)
-class Together:
-    """The engine of rank 0 inside `together`: one task after the other, each by all processes."""
-
-    name: ClassVar[str] = "together"
-    in_process: ClassVar[bool] = True
-
-    @property
-    def workers(self) -> int:
-        return 1
-
-    def run(
-        self, work: Work[Shared, Task, Result], on_tick: Ticks[Task] = silent
-    ) -> Generator[tuple[Task, Result], None, None]:
-        """See `posenc.engines.Engine`."""
-        group = processes()
-        assert isinstance(group, Processes), "called inside together() by rank 0"
-
-        def train(shared: Shared, task: Task, tick: Tick) -> Result:
-            group.tell((work.function, task))
-            return work.function(shared, task, tick)
-
-        yield from Here().run(replace(work, function=train), on_tick)
-
-
-@contextmanager
-def joint(parallel: str) -> Iterator[Processes]:
-    """Inside, the processes of torch.distributed's default group train and test together: all of them call the same.
-
-    parallel: "ddp" or "fsdp".
-    """
-    global _current
-    torch.set_flush_denormal(True)  # as a worker process of the lab does
-    _current = found = Processes(parallel)
-    try:
-        yield found
-    finally:
-        _current = ALONE
-
-
-@contextmanager
-def _joined(parallel: str | None) -> Iterator[Processes]:
-    """The launcher's processes as one group. What one of them raises, all raise."""
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        backend = "cpu:gloo,cuda:nccl"
-    store, rank, world_size = next(rendezvous("env://"))
-    dist.init_process_group(backend, store=PrefixStore("posenc", store), rank=rank, world_size=world_size)
-    asked_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    try:
-        with joint(parallel or (FSDP if asked_fsdp else DDP)) as found:
-            yield found
-    except Interrupted:
-        raise
-    except Exception as error:
-        raise _common(error, store, rank, world_size) from error
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _common(error: Exception, store: Any, rank: int, world_size: int) -> Exception:
-    """The error that every process raises: that of the first that failed, since the others fail for want of it."""
-    own = [type(error).__name__, f"rank {rank}: {error}", str(error)]
-    kind, named, text = json.loads(store.compare_set("error", "", json.dumps(own)))
-    dist.destroy_process_group()  # closes the connections that others wait at
-    failed, deadline = store.add("failed", 1), time.monotonic() + FAREWELL
-    while failed < world_size and time.monotonic() < deadline:
-        time.sleep(0.05)  # a launcher kills the others as soon as one has ended: they should be able to say why
-        failed = store.add("failed", 0)
-    return InputError(text) if kind == InputError.__name__ else RuntimeError(named)

@@ -53,11 +53,11 @@ class Training:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule(step, s.steps)
         whole = draw(self.text, s, self.order)
-        batch = self.processes.share(whole)
+        inputs, targets, positions = self.processes.share(whole)
         with self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
-            logits = self.forward(batch.inputs, batch.positions)
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        loss = self.processes.weighed(loss, batch.scored, whole.scored)
+            logits = self.forward(inputs, positions)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / max(1, whole.scored)
+        loss = loss * self.processes.world_size  # DDP and FSDP take the mean over the processes
         self.losses.append(self.processes.mean(loss).item())
         if not math.isfinite(self.losses[-1]):
             raise diverged(self.run, f"at step {step + 1} of {s.steps}")
@@ -155,10 +155,10 @@ def activation_bytes(model: Transformer, text: Text | Tensor, settings: Settings
         return saved
 
     whole = draw(text, settings, torch.Generator().manual_seed(0))
-    batch = group.share(whole)
+    inputs, targets, positions = group.share(whole)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
     with torch.enable_grad(), group.placing(model.encoding, settings.batch_size, whole.positions), hooks:
-        loss = F.cross_entropy(model(batch.inputs, batch.positions).flatten(0, 1), batch.targets.flatten())
+        loss = F.cross_entropy(model(inputs, positions).flatten(0, 1), targets.flatten())
     del loss
     return sum(kept.values())
 

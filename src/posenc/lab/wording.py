@@ -8,7 +8,7 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
-from posenc.lab.data import Corpus, inside_documents
+from posenc.lab.data import Corpus, inside_documents, window_ends
 from posenc.lab.results import Row, change, difference, loss, verdict
 from posenc.statistics import Estimate
 
@@ -115,7 +115,13 @@ def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
 def text_limits(corpus: Corpus, settings: Settings) -> list[str]:
     """What the text, as it was cut, does not show."""
     notes = []
-    if settings.packed and not inside_documents(corpus.test, settings):
+    if settings.packed and inside_documents(corpus.test, settings):
+        tested = len(corpus.test.document(window_ends(corpus.test, settings)).unique())
+        notes.append(
+            f"The test passages lie in {tested} of {len(corpus.test.edges) - 1} held-out documents: a passage needs one "
+            f"that is longer than {settings.longest} {settings.unit}s, so shorter ones are trained on, but not tested."
+        )
+    elif settings.packed:
         notes.append(
             f"Too few held-out documents are longer than {settings.longest} {settings.unit}s: the test passages run over "
             "the ends of documents, which the training sequences, being packed, never do."

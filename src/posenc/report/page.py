@@ -7,6 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
+from posenc.lab.config import unit
 from posenc.position_maps import MAPS
 from posenc.report import figures
 from posenc.report.template import asset, filled
@@ -28,17 +29,17 @@ DESCRIPTIONS = {
 def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
     arms = results["arms"]
-    unit = "byte" if results["settings"]["tokenizer"] == "bytes" else "token"
-    longer = {"change": figures.change_by_length(arms, unit)} if len(results["settings"]["factors"]) > 1 else {}
+    of = unit(results["settings"]["tokenizer"])
+    longer = {"change": figures.change_by_length(arms, of)} if len(results["settings"]["factors"]) > 1 else {}
     shown = longer | {
-        "position": figures.loss_by_position(arms, results["settings"]["length"], unit),
-        "training": figures.training(arms, unit),
+        "position": figures.loss_by_position(arms, results["settings"]["length"], of),
+        "training": figures.training(arms, of),
     }
     return rendered(
         "compare.html",
         shown,
         r=results,
-        unit=unit,
+        unit=of,
         factors=results["settings"]["factors"],
         described=_described(results),
     )

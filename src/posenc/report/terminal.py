@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from posenc.errors import InputError
 from posenc.lab.compare import Progress
-from posenc.lab.config import Run
+from posenc.lab.config import Run, unit
 from posenc.lab.store import Cell
 from posenc.texts import printable
 
@@ -95,8 +95,8 @@ class Terminal(ShowsProgress):
             out.print(f"- {sentence}", markup=False)
         table = Table(box=None, pad_edge=False, header_style="bold")
         rises = [f"rise at {n}" for n in lengths[1:]]
-        unit = "byte" if settings["tokenizer"] == "bytes" else "token"
-        bits = ["bits per byte"] if unit == "token" else []
+        of = unit(settings["tokenizer"])
+        bits = ["bits per byte"] if of == "token" else []
         for title in ("", "encoding", f"loss at {lengths[0]}", *bits, "behind the best", *rises, "verdict"):
             table.add_column(title, justify="left" if title in ("encoding", "verdict") else "right", no_wrap=True)
         for rank, arm in enumerate(results["arms"], 1):
@@ -108,7 +108,7 @@ class Terminal(ShowsProgress):
         out.print()
         out.print(table)
         out.print()
-        out.print(f"Nats per {unit}, lower is better; ± is half a 95 % interval.", markup=False)
+        out.print(f"Nats per {of}, lower is better; ± is half a 95 % interval.", markup=False)
         out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
         out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
 

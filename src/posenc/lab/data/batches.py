@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     tokens: Tensor
     documents: Tensor | None = None
 
-    def rows(self, which: slice) -> "Batch":
+    def rows(self, which: slice | Tensor) -> "Batch":
         """Some of the sequences."""
         return Batch(self.tokens[which], None if self.documents is None else self.documents[which])
 
@@ -57,9 +57,9 @@ def draw(text: Text | Tensor, settings: Settings, generator: torch.Generator) ->
     """The sequences of one training step: a function of its arguments alone.
 
     Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
-    and ends in the middle of one, whose rest it leaves to other sequences. A document longer than a sequence is taken for several:
-    those that start at multiples of the length, each at position 0. Every place of the text is as likely as any other
-    to have the sequence drawn that starts at or nearest before it.
+    and ends in the middle of one, whose rest it leaves to other sequences. A document longer than a sequence is taken
+    for several: those that start at multiples of the length, each at position 0. Every place of the text is as likely as
+    any other to have the sequence drawn that starts at or nearest before it.
     """
     text, length = Text.of(text), settings.length
     starts = torch.randint(len(text) - length, (settings.batch_size,), generator=generator)
@@ -112,4 +112,9 @@ def check_long_enough(corpus: Corpus, settings: Settings) -> None:
             f"--data {corpus.name}: {have} {settings.unit}s are too short to test at {settings.longest} tokens with "
             f"{settings.windows} windows; needs about {need} {settings.unit}s: give a longer text, a smaller --length, "
             "fewer --factors, --windows or --batch-size"
+        )
+    if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
+        raise InputError(
+            f"--packed: no document of --data {corpus.name} has two {settings.unit}s, so there is nothing to predict; "
+            "leave it out, and documents are joined"
         )

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,8 @@ PIECE, TOGETHER = 1 << 16, 1 << 19
 is cut at the end of a line, or else of a word."""
 HEAD = 16 << 20
 """Bytes from which byte pairs are learned, at most."""
+MOST_HELD_OUT = 0.2
+"""The share that is held out at most, for the cut to come where a document starts."""
 
 Span = tuple[int, int, bool]
 """From where to where, and whether that is the end of a document."""
@@ -47,11 +50,12 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
                 return _as_bytes(spool.trim(max_tokens), packed)
             spool.fill(HEAD)
             # max_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
-            head = spool.held_out(min(max_tokens, spool.size, HEAD))
-            made = known or learn_bpe(tokenizer, size or 0, spool.texts(0, head))
+            head = spool.held_out(min(max_tokens, spool.size, HEAD), packed)
+            learned = (text for start, end, _ in spool.spans(0, head) for text in spool.texts(start, end))
+            made = known or learn_bpe(tokenizer, size or 0, learned)
             limit = round(max_tokens * _bytes_per_token(spool, made))
             spool.fill(limit)
-            return _as_tokens(spool.trim(limit), made, packed, running)
+            return _as_tokens(spool.trim(limit), made, packed)
     except OSError as error:
         raise InputError(f"--data {name}: {error.strerror or error}; free space where temporary files go") from None
 
@@ -102,12 +106,18 @@ class Spool:
         back = next((i for i, byte in enumerate(reversed(before)) if byte & 0xC0 != 0x80), 0)
         return place - back if place < self.size else place
 
-    def held_out(self, size: int) -> int:
-        """Where the last tenth of the first `size` bytes starts."""
-        return self.boundary(int(size * (1 - HELD_OUT)))
+    def held_out(self, size: int, packed: bool) -> int:
+        """Where the last tenth of the first `size` bytes starts. Packed, it starts with the document that the cut would
+        part, unless that is too long."""
+        cut = self.boundary(int(size * (1 - HELD_OUT)))
+        start = self.starts[bisect_right(self.starts, cut) - 1] if packed and self.starts else 0
+        return start if start > size * (1 - MOST_HELD_OUT) else cut
 
     def spans(self, start: int, end: int) -> Iterator[Span]:
-        """What lies of each document between two places."""
+        """What lies of each document between two places; documents that are joined are one."""
+        if self.joint:
+            yield start, end, True
+            return
         ends = chain(self.starts[1:], (self.size,))
         for a, b in zip(self.starts, ends, strict=True):
             if a < end and b > start:
@@ -127,8 +137,10 @@ class Spool:
             try:
                 yield piece.decode()
             except UnicodeDecodeError as error:
+                number = bisect_right(self.starts, start + error.start)
                 raise InputError(
-                    f"--data {self.name}: byte {start + error.start} is not UTF-8, which only --tokenizer bytes reads"
+                    f"--data {self.name}: byte {start + error.start - self.starts[number - 1]} of document {number} is not "
+                    "UTF-8, which only --tokenizer bytes reads"
                 ) from None
             start += len(piece)
 
@@ -140,7 +152,7 @@ def _bytes_per_token(spool: Spool, tokenizer: Tokenizer) -> float:
 
 
 def _as_bytes(spool: Spool, packed: bool) -> Corpus:
-    cut = spool.held_out(spool.size)
+    cut = spool.held_out(spool.size, packed)
     tokens = mapped(spool.path, torch.uint8)
     digest = hashlib.sha256()
     for start in range(0, spool.size, PIECE):
@@ -156,11 +168,11 @@ def _as_bytes(spool: Spool, packed: bool) -> Corpus:
     return Corpus(spool.name, digest.hexdigest(), train, test, packed=True)
 
 
-def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool, running: bool) -> Corpus:
-    cut = spool.held_out(spool.size)
+def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
+    cut = spool.held_out(spool.size, packed)
     digest = hashlib.sha256(f"{tokenizer.fingerprint} {packed}".encode())
     train, test = (
-        _encode(spool, [(a, b, True)] if running else spool.spans(a, b), tokenizer, packed, path, digest.update)
+        _encode(spool, spool.spans(a, b), tokenizer, packed, path, digest.update)
         for a, b, path in ((0, cut, spool.path.with_name("train")), (cut, spool.size, spool.path.with_name("test")))
     )
     return Corpus(spool.name, digest.hexdigest(), train, test, tokenizer.name, tokenizer.vocab_size, packed)

@@ -3,10 +3,16 @@
 import glob
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from posenc.errors import InputError
 
@@ -20,6 +26,9 @@ BATCH = 256
 
 Document = Iterable[bytes]
 """One document in pieces, so that a large file is never in memory as a whole."""
+
+Pattern = tuple[str, ...]
+"""The parts of a path; "**" is any number of folders, also none."""
 
 
 def documents(source: str, text_column: str | None = None) -> tuple[str, Iterator[Document]]:
@@ -40,43 +49,101 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
         path, _, config = source[3:].partition(":")
         if not path:
             raise InputError("--data hf:: name a dataset, as in hf:roneneldan/TinyStories")
+        if os.path.isdir(path) and not _is(stat.S_ISDIR, path):
+            raise InputError(f"--data {source}: is no ordinary folder; name a dataset")
         return source, _rows(source, text_column, path, name=config or None)
     if not source:
         raise InputError("--data '': name a text file, a folder, or hf:NAME")
     return source, (document for path in _files(source) for document in _read(path, text_column))
 
 
-def _files(source: str) -> list[Path]:
+def _files(source: str) -> Iterator[Path]:
+    """The files that a source names, in the order of their paths, found as they are asked for."""
     path = Path(source)
     try:
-        if path.is_file():
-            return [path]
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if _is_text(p) and p.is_file())  # follows no links to folders
-            known = " ".join(sorted(TEXT_SUFFIXES | set(ROWS)))
-            if not found:
-                raise InputError(f"--data {source}: no text files there (looked for {known})")
-            return found
-        if glob.has_magic(source):
-            # unlike glob.glob, pathlib's ** does not walk through links, which may lead in circles
-            found = sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
-            if not found:
-                raise InputError(f"--data {source}: no file has such a name")
-            return found
+        is_file, is_folder, exists = _is(stat.S_ISREG, path), _is(stat.S_ISDIR, path), path.exists()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"--data {source!r}: {reason}; give a readable text file or folder") from None
+    if is_file:
+        return iter([path])
+    if is_folder:
+        known = " ".join(sorted(TEXT_SUFFIXES | set(ROWS)))
+        found = _matching(source, ("**", "*"), _is_text)
+        return _some(found, f"--data {source}: no text files there (looked for {known})")
+    if exists:
+        raise InputError(f"--data {source}: is no ordinary file or folder; give a text file, a folder, or hf:NAME")
+    if glob.has_magic(source):
+        fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+        found = _matching(str(Path(*path.parts[:fixed])), path.parts[fixed:])
+        return _some(found, f"--data {source}: no file has such a name")
     raise InputError(f"--data {source}: no such file or folder; a Hugging Face dataset is written hf:{source}")
 
 
-def _kind(path: Path) -> str:
+def _some(paths: Iterator[Path], otherwise: str) -> Iterator[Path]:
+    """The paths, of which there has to be one."""
+    first = next(paths, None)
+    if first is None:
+        raise InputError(otherwise)
+    return chain([first], paths)
+
+
+def _matching(folder: str, pattern: Pattern, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Path]:
+    """The files below a folder whose path matches a pattern and whose name is wanted, in order. One folder after another
+    is looked into, so that nobody waits for a whole file system."""
+    todo = [(folder, True, _heads(pattern))]
+    while todo:
+        path, inside, rests = todo.pop()
+        if () in rests and wanted(os.path.basename(path)) and _is(stat.S_ISREG, path):
+            yield Path(path)
+        if any(rests) and inside and _is(stat.S_ISDIR, path):
+            try:
+                with os.scandir(path) as entries:
+                    found = sorted(entries, key=lambda entry: entry.name, reverse=True)
+            except OSError as error:
+                raise InputError(f"--data {path}: {error.strerror}; give folders that can be read") from None
+            todo += [(e.path, e.is_symlink() or e.is_dir(), _after(e, rests)) for e in found]
+
+
+def _heads(pattern: Pattern) -> set[Pattern]:
+    """A pattern with and without the folders that it may begin with."""
+    return {pattern} | (_heads(pattern[1:]) if pattern[:1] == ("**",) else set())
+
+
+def _after(entry: os.DirEntry[str], patterns: set[Pattern]) -> set[Pattern]:
+    """What has to match below an entry. ** does not go through links, which may lead in circles."""
+    found: set[Pattern] = set()
+    for pattern in filter(None, patterns):
+        if pattern[0] == "**":
+            found |= set() if entry.is_symlink() else _heads(pattern)
+        elif fnmatch(entry.name, pattern[0]):
+            found |= _heads(pattern[1:])
+    return found
+
+
+def _is(kind: Callable[[int], bool], path: str | Path) -> bool:
+    """Whether a path leads to something of a kind, but not into what the system makes up: reading that may never end."""
+    try:
+        there = os.stat(path)
+    except OSError:
+        return False
+    return kind(there.st_mode) and there.st_dev not in _made_up()
+
+
+@cache
+def _made_up() -> set[int]:
+    """The file systems of processes and devices."""
+    return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.exists(path)} - {os.stat("/").st_dev}
+
+
+def _kind(name: str | Path) -> str:
     """What a file's name says of its format, whatever it is compressed with."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
     return "" if not suffixes else suffixes[-2] if suffixes[-1] in COMPRESSED and len(suffixes) > 1 else suffixes[-1]
 
 
-def _is_text(path: Path) -> bool:
-    return _kind(path) in ROWS or path.suffix.lower() in TEXT_SUFFIXES
+def _is_text(name: str) -> bool:
+    return _kind(name) in TEXT_SUFFIXES or _kind(name) in ROWS
 
 
 def _read(path: Path, text_column: str | None) -> Iterator[Document]:
@@ -89,12 +156,19 @@ def _read(path: Path, text_column: str | None) -> Iterator[Document]:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
+    if path.suffix.lower() == ".zst":
+        raise InputError(f"--data {path}: text is not read out of .zst; unpack it, or make it .gz")
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             while piece := file.read(CHUNK):
                 yield piece
-    except OSError as error:
-        raise InputError(f"--data {path}: {error.strerror}; give a readable text file or folder") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"--data {path}: {reason}; give a readable text file or folder") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _rows(source: str, text_column: str | None, path: str, **options: Any) -> Iterator[Document]:
@@ -140,7 +214,7 @@ def _column(source: str, asked: str | None, types: dict[str, str]) -> str:
 def _first_bad_line(path: Path) -> str | None:
     """Where a file of JSON lines is at fault: datasets counts from the middle of the file."""
     try:
-        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+        with _open(path) as file:
             for number, line in enumerate(file, 1):
                 try:
                     text = line.decode()
