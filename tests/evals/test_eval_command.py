@@ -73,6 +73,14 @@ def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
     assert "did you mean 'copying'" in capsys.readouterr().err
 
 
+def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path / "out")]) == USAGE
+    assert "WORLD_SIZE=2: an evaluation is not divided" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
     command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

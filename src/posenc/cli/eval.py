@@ -1,12 +1,14 @@
 """posenc eval."""
 
 import argparse
+import os
 import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
+from posenc.errors import InputError
 
 SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "generate", "batch_size", "text")
 
@@ -67,9 +69,15 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     from posenc.evals.job import fingerprint
     from posenc.evals.run import evaluate
     from posenc.files import Folder
+    from posenc.lab.launcher import launched
     from posenc.lab.tracking import Tracking
     from posenc.report.evaluation import Terminal, page
 
+    if launched():
+        raise InputError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: an evaluation is not divided over a launcher's processes; start it "
+            "without one, with --engine ray where its cells should be spread over machines"
+        )
     chosen = given(options)
     settings = settings_of(options.preset, **chosen)
     files = digests(settings.made())  # a mistake shows before a model is loaded
