@@ -174,16 +174,16 @@ def test_free_schedules_share_everything_else():
         (lambda: posenc.create("rope", head_dim=8, thta=3), "unknown option of rope 'thta'"),
         (
             lambda: posenc.create("rope:schedule=ntk", **SHAPE),
-            "option schedule='ntk' of rope: pass a dict, from Python or none",
+            "option schedule='ntk' of rope: pass a dict, from Python or None",
         ),
         (lambda: posenc.create("t5:num_buckets=abc", **SHAPE), "option num_buckets='abc' of t5: pass an integer"),
         (
             lambda: posenc.create("normalized:length=abc", **SHAPE),
-            "length='abc' of normalized: pass an integer or none",
+            "length='abc' of normalized: pass an integer or None",
         ),
         (lambda: posenc.create("rope:rope_theta=abc", **SHAPE), "rope_theta='abc' of rope: pass a number"),
-        (lambda: posenc.create("binary:bits=4.5", **SHAPE), "bits=4.5 of binary: pass an integer or none"),
-        (lambda: posenc.create("t5:scaled=1", **SHAPE), "scaled=1 of t5: pass true or false"),
+        (lambda: posenc.create("binary:bits=4.5", **SHAPE), "bits=4.5 of binary: pass an integer or None"),
+        (lambda: posenc.create("t5:scaled=1", **SHAPE), "scaled=1 of t5: pass True or False"),
         (lambda: posenc.create("t5:init_std=-1", **SHAPE), "init_std=-1"),
         (lambda: posenc.from_spec({"name": "sum"}), "needs 'parts'"),
         (lambda: posenc.create("rope+alibi", head_dim=8, layout="half"), "write them into the text"),
@@ -341,7 +341,7 @@ def test_floater_is_pickled_without_its_trajectory():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rotary(8, rope_theta=float("inf")), "base=inf"),
+        (lambda: Rotary(8, rope_theta=float("inf")), "rope_theta=inf"),
         (lambda: posenc.XPos(8, gamma=float("inf")), "gamma=inf"),
         (lambda: posenc.ComplexOrder(8, base=float("inf")), "base=inf"),
         (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer -1"),

@@ -87,7 +87,7 @@ def test_dropout_only_in_training():
         (lambda: TransformerConfig(5, dropout=1.0), "dropout=1.0"),
         (
             lambda: Transformer(TransformerConfig(5, dim=8, num_heads=2), NoPE())(torch.zeros(3).long()),
-            "tokens of shape",
+            "tokens=a tensor of shape",
         ),
         (
             lambda: Transformer(TransformerConfig(5, dim=8, num_heads=2, causal=False), NoPE()).generate(

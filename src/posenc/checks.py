@@ -24,7 +24,7 @@ LARGEST = 2**63 - 1
 LARGEST_SIZE = 2**24
 """Of a width, a count or a table's rows: more than any model has."""
 
-SINGLE = torch.finfo(torch.float32)
+SINGLE_MOST = torch.finfo(torch.float32).max
 
 TOO_LARGE = ("allocate", "not enough memory", "overflow", "out of range", "too large", "invalid shape dimension")
 """What errors of Python and of PyTorch say of sizes that cannot be."""
@@ -95,13 +95,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def check_number(name: str, value: float) -> None:
-    """Refuse NaN, infinity, and what single precision takes for infinity or for zero."""
+    """Refuse NaN, infinity, and what single precision takes for infinity."""
     if not math.isfinite(value):
         raise InputError(f"{name}={value}: pass a number that is finite")
-    if value and not SINGLE.tiny <= abs(value) <= SINGLE.max:
-        raise InputError(
-            f"{name}={value}: pass a number within {SINGLE.tiny:.0e} .. {SINGLE.max:.0e}, as float32 holds"
-        )
+    if abs(value) > SINGLE_MOST:
+        raise InputError(f"{name}={value}: pass a number within +-{SINGLE_MOST:.1e}, as float32 holds")
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -121,7 +119,7 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_tensor(name: str, x: Any, *, whole: bool = False) -> None:
-    """Refuse what is no dense tensor of real numbers, or has no values, as on meta. Reads none, so that no GPU waits.
+    """Refuse what is no dense tensor of real numbers, without reading one, so that no GPU waits.
 
     whole: of integers only.
     """
@@ -130,14 +128,14 @@ def check_tensor(name: str, x: Any, *, whole: bool = False) -> None:
     _check_dense(name, x)
     if x.dtype == torch.bool or (whole and x.is_floating_point()):
         raise InputError(f"{name} of {x.dtype}: pass {'integers' if whole else 'numbers'}")
-    if x.is_meta and not torch.compiler.is_compiling():
-        raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
 
 
-def as_numbers(name: str, values: Any, device: torch.device | str | None = None) -> Tensor:
+def as_numbers(
+    name: str, values: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """A tensor from one, or from an array or nested lists of real numbers."""
     try:
-        found = torch.as_tensor(values, device=device)
+        found = torch.as_tensor(values, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(f"{name}={shown(values)}: pass a tensor, or lists of numbers that are as long") from None
     _check_dense(name, found)
@@ -174,10 +172,14 @@ def fits(value: Any, hint: Any) -> bool:
 
 @cache
 def kinds(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows, without their parameters; those that are no classes count as Any."""
+    """The types that a hint allows, without their parameters; those that are no classes, and protocols, count as Any."""
     union = get_origin(hint) in (UnionType, Union)
     found = (get_origin(kind) or kind for kind in (get_args(hint) if union else (hint,)))
-    return tuple(kind if isclass(kind) or kind in (CALLABLE, Literal) else Any for kind in found)
+    return tuple(kind if kind in (CALLABLE, Literal) or _is_plain_class(kind) else Any for kind in found)
+
+
+def _is_plain_class(kind: Any) -> bool:
+    return isclass(kind) and not getattr(kind, "_is_protocol", False)
 
 
 def spelled(hint: Any) -> str:

@@ -323,7 +323,7 @@ def test_minilm():
         (lambda x: x.square().sum((1, 2)).sqrt(), {"texts": torch.zeros(4, DIM)}, r"derivatives are not finite"),
         (smooth, {"dim": DIM, "columns": 0}, r"columns=0: must be"),
         (smooth, {"dim": DIM, "distances": 1}, r"distances=1: must be a whole number, at least 2"),
-        (smooth, {"dim": DIM, "pairs": 1.5}, r"pairs=1\.5: must be"),
+        (smooth, {"dim": DIM, "pairs": 1.5}, r"pairs=1\.5: pass an integer"),
         (lambda x: x, {"dim": DIM, "direction": torch.ones(5)}, r"direction of shape \(5,\)"),
         (smooth, {"dim": DIM, "codes": lambda p: torch.rand(len(p), DIM)}, r"two different codes"),
         (smooth, {"dim": DIM, "codes": lambda p: p[:, None] / torch.zeros(DIM)}, r"not finite"),

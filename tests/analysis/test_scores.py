@@ -146,7 +146,7 @@ def test_the_callers_encoding_stays_as_it_is():
         (lambda: scores("rope", 1), r"length=1: must lie between 2 and 65536"),
         (lambda: scores("rope", samples=1), r"samples=1: a spread needs at least 2"),
         (lambda: scores("learned", 513), r"length=513: learned has positions for 512; give fewer"),
-        (lambda: scores(torch.ones(3)), r"encoding: a Tensor is none; pass an Encoding or its text"),
+        (lambda: scores(torch.ones(3)), r"encoding=a tensor of shape .*: pass an Encoding or a text"),
         (
             lambda: scores(posenc.Rotary(16), head_dim=32),
             r"head_dim: an Encoding has its own; only a text takes a shape",

@@ -164,7 +164,7 @@ REFUSED = {
     "layer": (lambda: dense(KERPLE(2, num_layers=2), SHORT, 2, layer=2), "num_layers=2"),
     "heads": (lambda: dense(Sandwich(3), SHORT, 2), "2 heads.*num_heads=3"),
     "no heads": (lambda: KERPLE(0), "num_heads=0"),
-    "odd": (lambda: Sandwich(3, dim_bar=7), "dim=7"),
+    "odd": (lambda: Sandwich(3, dim_bar=7), "dim_bar=7"),
     "length": (lambda: Sines(2, train_length=0), "train_length=0"),
     "std": (lambda: Sines(2, train_length=4, init_std=-1), "init_std=-1"),
     "axes": (lambda: dense(KERPLE(2), GRID, 2), "KERPLE takes one coordinate"),

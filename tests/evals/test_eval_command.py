@@ -74,7 +74,7 @@ def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
 
 
 def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path / "out")]) == USAGE
     assert "WORLD_SIZE=2: an evaluation is not divided" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_the_command(capsys, tmp_path):
     [
         (["yarn", "yran"], "unknown schedule 'yran': did you mean 'yarn'?"),
         (["yarn:beta=3", "ntk"], "unknown option of schedule 'yarn' 'beta=3'"),
-        (["yarn:truncate=4", "ntk"], "option truncate=4 of schedule 'yarn': pass true or false"),
+        (["yarn:truncate=4", "ntk"], "option truncate=4 of schedule 'yarn': pass True or False"),
         (["yarn+ntk", "ntk"], "ntk is not applied to another schedule"),
         (["abf", "ntk"], "schedule 'abf' needs new_base"),
         (["yarn"], "the following arguments are required: SCHEDULE"),
@@ -150,7 +150,7 @@ def test_the_command(capsys, tmp_path):
         (["yarn", "ntk", "--length", "0"], "original_max_positions=0"),
         (["default", "default", "--length", "0", "--at", "5"], "original_max_positions=0"),
         (["yarn", "ntk", "--at", "0"], "at=0.0: the distance"),
-        (["yarn", "ntk", "--at", "inf"], "at=inf: the distance"),
+        (["yarn", "ntk", "--at", "inf"], "at=inf: pass a number that is finite"),
         (["yarn", "ntk", "--head-dim", "63"], "dim=63: positions act on pairs of channels, so it must be even"),
         (["yarn", "ntk", "--head-dim", "0"], "--head-dim 0: "),
         (["yarn", "ntk", "--head-dim", "-4"], "--head-dim -4: "),

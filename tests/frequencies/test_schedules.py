@@ -317,7 +317,7 @@ def test_completed_by_what_it_needs():
     ("call", "message"),
     [
         (lambda: frequencies.ntk_mixed(64, factor=2, exponent=1.5), r"exponent=1.5: from 0 \(linear\)"),
-        (lambda: frequencies.ntk_old(64, factor=math.nan), "factor=nan: the new length over the trained one"),
+        (lambda: frequencies.ntk_old(64, factor=math.nan), "factor=nan: pass a number that is finite"),
         (lambda: frequencies.linear(64, factor=math.inf), "factor=inf"),
         (lambda: frequencies.ntk(2, factor=2), "head_dim=2: NTK"),
         (lambda: frequencies.abf(64, new_base=0), "new_base=0: must be a positive number"),
@@ -348,7 +348,7 @@ def test_completed_by_what_it_needs():
         (lambda: create({"name": "yarn"}, 64, 1e4), "schedule 'yarn' needs factor and original_max_positions"),
         (lambda: create({"name": "ntk", "factor": "4x"}, 64, 1e4), "option factor='4x' of schedule 'ntk': pass a number"),
         (lambda: create({"name": "ntk", "factor": True}, 64, 1e4), "factor=True of schedule 'ntk': pass a number"),
-        (lambda: create({"name": "explicit", "stretch": "1"}, 2, 1e4), "stretch='1' of .*: pass a list of numbers or a tensor"),
+        (lambda: create({"name": "explicit", "stretch": "1"}, 2, 1e4), "stretch='1' of .*: pass a list or a tensor"),
         (lambda: create({"name": "ntk", "factor": 4, "of": {"name": "linear"}}, 64, 1e4), "unknown option of schedule 'ntk' 'of'"),
         (lambda: create({"name": "resonance", "of": {"name": "ntk"}}, 64, 1e4), "schedule 'ntk' needs factor"),
         (lambda: create({"name": "resonance", "of": "ntk"}, 64, 1e4), "option of='ntk' of schedule 'resonance'"),

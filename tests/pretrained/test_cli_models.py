@@ -202,7 +202,7 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
             ["extend", "MODEL", "--method", "none", "--factor", "2", "--text", "/no/text"],
             "--text /no/text: No such file",
         ),
-        (["extend", "MODEL", "--method", "yarn", "--factor", "inf"], "factor=inf: the new length over the trained one"),
+        (["extend", "MODEL", "--method", "yarn", "--factor", "inf"], "factor=inf: pass a number that is finite"),
         (
             ["extend", "MODEL", "--method", "yarn:beta_fast", "--factor", "2"],
             "write beta_fast=value",

@@ -206,8 +206,8 @@ def test_a_prompt_with_its_own_first_token_gets_no_second(llama, tokenizer):
         ({"template": "{question}"}, r"needs \{context\} and \{question\}, and no other field"),  # contexts unread
         ({"template": "{context} {question} {system}"}, r"and no other field"),
         ({"template": "{context {question}"}, r"write braces that are meant as such twice"),
-        ({"beta": math.nan}, r"beta=nan: must be a number"),
-        ({"eta": math.inf}, r"eta=inf: must be a number"),
+        ({"beta": math.nan}, r"beta=nan: pass a number"),
+        ({"eta": math.inf}, r"eta=inf: pass a number"),
         ({"temperature": math.nan}, r"temperature=nan"),
     ],
 )

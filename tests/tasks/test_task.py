@@ -102,7 +102,7 @@ def test_a_task_is_made_from_its_text():
         create("passkeys")
     with pytest.raises(InputError, match=r"unknown option of facts 'item=3': did you mean 'items'"):
         create("facts:item=3")
-    with pytest.raises(InputError, match=r"option items='three' of facts: pass an integer or none"):
+    with pytest.raises(InputError, match=r"option items='three' of facts: pass an integer or None"):
         create("facts:items=three")
     with pytest.raises(InputError, match=r"unknown option of passkey 'name=x'"):
         create("passkey:name=x")

@@ -65,7 +65,7 @@ def longrope(
     """
     plain = untouched(head_dim, base)
     divisors = {
-        name: divisors_of(name, as_numbers(name, numbers).to("cpu", torch.float64), len(plain))
+        name: divisors_of(name, as_numbers(name, numbers, "cpu", torch.float64), len(plain))
         for name, numbers in (("short_factor", short_factor), ("long_factor", long_factor))
     }
     which = "long_factor" if a_length(length, "length") > a_length(original_max_positions) else "short_factor"

@@ -89,8 +89,10 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except (OSError, ValueError) as error:
         raise InputError(f"directory={shown(str(folder))}: {error.args[-1]}; give a folder that can be made") from None
-    if taken or "\0" in str(folder):
-        raise InputError(f"directory={str(folder)!r}: has something in it, or cannot be; name a new folder")
+    if "\0" in str(folder):
+        raise InputError(f"directory={shown(str(folder))}: no name has a zero byte; name a new folder")
+    if taken:
+        raise InputError(f"directory={str(folder)!r}: has something in it; name a new folder")
     config, report, overrides = _expressed(inner, folder)
     scratch = folder.with_name(scratch_name())
     try:
