@@ -150,7 +150,14 @@ def _weights(folder: Path) -> Path:
 
 
 def _may_be_on_the_hub(name: str) -> bool:
-    return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name and bool(name.strip())
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool) -> tuple[nn.Module, Any]:
