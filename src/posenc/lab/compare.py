@@ -1,11 +1,11 @@
-"""The main job: train every encoding on the same text, test past the training length, write what was measured."""
+"""The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
 import json
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,15 @@ import posenc
 from posenc.engines import Engine, Interrupted, create
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.config import Run, Settings
-from posenc.lab.data import Corpus, check_long_enough
-from posenc.lab.evaluate import arms
+from posenc.lab.config import Recipe, Run
 from posenc.lab.launcher import Together, follow
 from posenc.lab.measure import work
 from posenc.lab.parallel import Processes, processes
-from posenc.lab.results import numbers, ranked
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import sweep
+from posenc.lab.task import Corpus
+from posenc.lab.tasks import task_of
 from posenc.lab.train import build
-from posenc.lab.wording import answer, limits, text_limits
 from posenc.machine import cpu
 
 SCHEMA = 1
@@ -42,7 +40,7 @@ class Comparison:
 
     encodings: tuple[str, ...]
     seeds: int
-    settings: Settings
+    settings: Recipe
 
     def __post_init__(self) -> None:
         if self.encodings and "none" not in self.encodings:
@@ -56,7 +54,7 @@ class Comparison:
         """Refuse, before any training, what could not be run to its end.
 
         Raises:
-            InputError: unknown encodings or ones that do not fit the model, no seed, a text too short.
+            InputError: unknown encodings or ones that do not fit the model, no seed, data that do not serve.
         """
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise InputError(f"--seeds {self.seeds}: must lie between 1 and {MOST_SEEDS}")
@@ -65,7 +63,7 @@ class Comparison:
         twice = {e for e in self.encodings if self.encodings.count(e) > 1}
         if twice:
             raise InputError(f"--encodings: {', '.join(sorted(twice))} is named twice")
-        check_long_enough(corpus, self.settings)
+        task_of(self.settings).check(corpus, self.settings)
         for run in self.runs(corpus)[: len(self.encodings)]:
             try:
                 _try(run)
@@ -75,13 +73,12 @@ class Comparison:
 
 @torch.no_grad()
 def _try(run: Run) -> None:
-    """One pass of every arm over a text of every tested length, so that nothing fails after an hour of training."""
-    s = run.settings
-    model = build(run)
-    for arm in arms(run.encoding, model.encoding, s):
-        for factor in s.factors:
-            model.encoding = arm.at(factor)
-            model(torch.zeros(1, s.length * factor, dtype=torch.long))
+    """One pass of every arm over an example of every condition, so that nothing fails after an hour of training."""
+    task, model = task_of(run.settings), build(run)
+    for arm in task.arms(run.encoding, model.encoding, run.settings):
+        for condition in run.settings.conditions:
+            model.encoding = arm.at(condition)
+            model(task.example(run.settings, condition), arm.positions(condition))
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,8 @@ def _run(
     render: Callable[[dict[str, Any]], str] | None,
 ) -> dict[str, Any]:
     """A comparison in a folder that is ours."""
-    runs = comparison.runs(corpus)
+    runs, settings = comparison.runs(corpus), comparison.settings
+    task = task_of(settings)
     cells = {run: cell for run in runs if (cell := store.load(run)) is not None}
     todo = [run for run in runs if run not in cells]
     for run in cells:
@@ -163,23 +161,23 @@ def _run(
         if not cells:
             raise
     cells = {run: cells[run] for run in runs if run in cells}
-    rows = ranked(cells, comparison.settings)
+    rows = task.ranked(cells, settings)
     results = {
         "schema": SCHEMA,
         "kind": "compare",
+        "task": task.name,
         "complete": len(cells) == len(runs),
         "runs": {"planned": len(runs), "finished": len(cells), "kept_from_before": len(runs) - len(todo)},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 1),
         "command": command,
-        "settings": asdict(comparison.settings)
-        | {"factors": list(comparison.settings.factors), "encodings": list(comparison.encodings)},
+        "settings": settings.said() | {"encodings": list(comparison.encodings)},
         "seeds": list(range(comparison.seeds)),
         "data": corpus.facts(),
         "machine": machine(engine),
-        "answer": answer(rows, comparison.settings),
-        **numbers(rows, comparison.settings, corpus.bytes_per_token),
-        "limits": limits(rows, comparison.settings) + text_limits(corpus, comparison.settings),
+        "answer": task.answer(rows, settings),
+        **task.numbers(rows, corpus, settings),
+        "limits": task.limits(rows, corpus, settings),
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
         "set_aside": store.set_aside(),
     }

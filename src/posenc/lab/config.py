@@ -2,9 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 import posenc
 from posenc.checks import check_fields, check_value
@@ -12,19 +15,148 @@ from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
 from posenc.texts import split
-from posenc.transformer import TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
+
+
+class Recipe:
+    """What the settings of every task have in common: a frozen dataclass of each task adds what is its own, see
+    `posenc.lab.task`.
+
+    steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
+    learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;
+    position_learning_rate: for an encoding's own tables, which see less signal than the rest.
+
+    LEAST, MOST: what may be said, by name; no comparison of small models comes near the limits above. tokens_by: the
+    setting that says how long an example is.
+    """
+
+    task: ClassVar[str]
+    tokens_by: ClassVar[str]
+    LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
+    MOST: ClassVar[dict[str, int]] = {
+        "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
+    }  # fmt: skip
+
+    steps: int
+    batch_size: int
+    dim: int
+    num_layers: int
+    num_heads: int
+    head_dim: int | None
+    learning_rate: float
+    adamw_learning_rate: float
+    position_learning_rate: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, least in self.LEAST.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{flag(name)} {getattr(self, name)}: must be at least {least}")
+        for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{flag(name)} {getattr(self, name)}: must be a number above 0")
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise InputError(
+                f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
+            )
+
+    def said(self) -> dict[str, Any]:
+        """The settings as results hold them."""
+        return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def conditions(self) -> tuple[int, ...]:
+        """What the trained models are tested under, in order, each by a number."""
+        raise NotImplementedError
+
+    @property
+    def trained_at(self) -> int:
+        """The condition that is that of training."""
+        raise NotImplementedError
+
+    @property
+    def examples(self) -> int:
+        """Held-out examples, the same under every condition."""
+        raise NotImplementedError
+
+    @property
+    def bins(self) -> bool:
+        """Whether an example is scored by position too."""
+        return False
+
+    @property
+    def also(self) -> dict[str, tuple[int, ...]]:
+        """What is measured of every example beside its loss: name -> conditions."""
+        return {}
+
+    @property
+    def tokens(self) -> int:
+        """Of one example in training."""
+        return self.tokens_at(self.trained_at)
+
+    def tokens_at(self, condition: int) -> int:
+        """Of one example under a condition."""
+        raise NotImplementedError
+
+    def size_at(self, condition: int) -> int:
+        """What a reader calls a condition: the length of a text, the side of an image."""
+        raise NotImplementedError
+
+    @property
+    def tested_tokens(self) -> int:
+        """Of all that one arm reads in its test."""
+        return self.examples * sum(map(self.tokens_at, self.conditions))
+
+    @property
+    def rows(self) -> int:
+        """Of the embedding's matrix."""
+        raise NotImplementedError
+
+    def check_largest(self) -> None:
+        """Refuse conditions that are beyond what any comparison needs."""
+
+    def check_shards(self, shards: int) -> None:
+        """Refuse what so many processes cannot divide a sequence of."""
+        raise NotImplementedError
+
+    def make_encoding(self, name: str) -> Encoding:
+        """An encoding for the host."""
+        raise NotImplementedError
+
+    def make_model(self, encoding: Encoding) -> nn.Module:
+        """The untrained host."""
+        raise NotImplementedError
+
+    def with_options(
+        self, name: str, options: Callable[[type[Encoding]], Mapping[str, object]], **more: Any
+    ) -> Encoding:
+        """An encoding in the host's shape; `options` of each single encoding in the name are given to it, unless it says
+        them itself."""
+        return create(
+            "/".join("+".join(_told(part, options) for part in split(layer)) for layer in name.split("/")),
+            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_layers=self.num_layers, **more,
+        )  # fmt: skip
+
+
+def _told(part: str, options: Callable[[type[Encoding]], Mapping[str, object]]) -> str:
+    text, mapped, of_map = part.partition("@")
+    cls = lookup(text.split(":")[0].strip())
+    missing = [
+        f":{name}={value}"
+        for name, value in options(cls).items()
+        if name in cls.arguments() and f":{name}=" not in text
+    ]
+    return "".join((text, *missing, mapped, of_map))
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything that the runs of one comparison share.
+class Settings(Recipe):
+    """Everything that the runs of one comparison of text share.
 
-    length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. steps, batch_size.
-    dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. learning_rate: of Muon,
-    for the matrices of the host; adamw_learning_rate: for embedding and norms; position_learning_rate: for an
-    encoding's own tables, which see less signal than the rest. windows: held-out passages; targets: the tokens at
-    their end that are scored. tokenizer: "bytes", "bpe:N" or a Hugging Face tokenizer, with vocab_size ids; packed:
-    whole documents fill a training sequence, each at positions of its own. The text has to be loaded with the same three.
+    length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. windows: held-out passages;
+    targets: the tokens at their end that are scored. tokenizer: "bytes", "bpe:N" or a Hugging Face tokenizer, with
+    vocab_size ids; packed: whole documents fill a training sequence, each at positions of its own. The text has to be
+    loaded with the same three. The rest: see `Recipe`.
     """
 
     length: int = 128
@@ -44,27 +176,19 @@ class Settings:
     vocab_size: int = 256
     packed: bool = False
 
+    task = "text"
+    tokens_by = "length"
+    LEAST = {"length": 8, **Recipe.LEAST, "windows": 2, "vocab_size": 1}
+    MOST = {"length": 2**20, **Recipe.MOST, "windows": 10**6}
+
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for factor in self.factors:
             check_value("factors", factor, int)
-        small = {"length": 8, "steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1, "windows": 2,
-                 "vocab_size": 1}  # fmt: skip
-        for name, least in small.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{_flag(name)} {getattr(self, name)}: must be at least {least}")
         if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
             raise InputError(f"--factors {' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
         if not 1 <= self.targets <= self.length:
             raise InputError(f"--targets {self.targets}: must lie between 1 and --length ({self.length})")
-        for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{_flag(name)} {getattr(self, name)}: must be a number above 0")
-        if self.head_dim is None and self.dim % self.num_heads:
-            raise InputError(
-                f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
-            )
-
         if not self.tokenizer.strip():
             raise InputError("--tokenizer '': give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer")
         if self.tokenizer == "bytes" and self.vocab_size != 256:
@@ -80,8 +204,53 @@ class Settings:
         """The longest test length."""
         return self.length * self.factors[-1]
 
+    @property
+    def conditions(self) -> tuple[int, ...]:
+        return self.factors
+
+    @property
+    def trained_at(self) -> int:
+        return 1
+
+    @property
+    def examples(self) -> int:
+        return self.windows
+
+    @property
+    def bins(self) -> bool:
+        return True
+
+    def tokens_at(self, condition: int) -> int:
+        return self.length * condition
+
+    def size_at(self, condition: int) -> int:
+        return self.length * condition
+
+    @property
+    def rows(self) -> int:
+        return self.vocab_size
+
+    def check_largest(self) -> None:
+        if self.longest > self.MOST["length"]:
+            raise InputError(f"--factors {self.factors[-1]}: times --length it must be at most {self.MOST['length']}")
+
+    def check_shards(self, shards: int) -> None:
+        if shards > 1 and self.length % (2 * shards):
+            raise InputError(
+                f"--length {self.length}: --sequence-shards {shards} cut it into {2 * shards} equal parts, two "
+                f"for each process; give a multiple of {2 * shards}"
+            )
+
     def model(self) -> TransformerConfig:
         return TransformerConfig(self.vocab_size, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
+
+    def make_model(self, encoding: Encoding) -> Transformer:
+        return Transformer(self.model(), encoding)
+
+    def make_encoding(self, name: str) -> Encoding:
+        """The encoding for the host. A learned table gives positions past the training length its last row, since
+        it has no other."""
+        return self.with_options(name, lambda cls: {"beyond": "clamp"}, max_positions=self.length, causal=True)
 
 
 def unit(tokenizer: str) -> str:
@@ -89,7 +258,8 @@ def unit(tokenizer: str) -> str:
     return "byte" if tokenizer == "bytes" else "token"
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -99,39 +269,26 @@ class Run:
 
     encoding: str
     seed: int
-    settings: Settings
+    settings: Recipe
     data: str
 
     @property
     def id(self) -> str:
         """Hash of the content and of the library versions: equal ids give equal numbers on one machine."""
-        content = asdict(self) | {"posenc": posenc.__version__, "torch": torch.__version__}
+        content = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.task}
+        content |= {"settings": self.settings.said(), "posenc": posenc.__version__, "torch": torch.__version__}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def make_encoding(self) -> Encoding:
-        """The encoding for the host. A learned table gives positions past the training length its last row, since
-        it has no other."""
-        s = self.settings
-        return create(
-            "/".join("+".join(map(_clamped, split(layer))) for layer in self.encoding.split("/")),
-            dim=s.dim, num_heads=s.num_heads, head_dim=s.head_dim, num_layers=s.num_layers, max_positions=s.length,
-            causal=True,
-        )  # fmt: skip
-
-
-def _clamped(part: str) -> str:
-    """An encoding's text, told what to do past its table unless it says so itself."""
-    text, mapped, of_map = part.partition("@")
-    cls = lookup(text.split(":")[0].strip())
-    text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
-    return text + mapped + of_map
+        """The encoding for the host."""
+        return self.settings.make_encoding(self.encoding)
 
 
 @dataclass(frozen=True)
 class Preset:
     """A named size of comparison."""
 
-    settings: Settings
+    settings: Recipe
     encodings: tuple[str, ...]
     seeds: int
 

@@ -3,46 +3,40 @@
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.config import Settings
+from posenc.lab.config import Recipe, flag
 from posenc.machine import free_bytes
 
-MOST = {
-    "length": 2**20, "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096,
-    "head_dim": 2**14, "windows": 10**6,
-}  # fmt: skip
-"""Limits that no comparison of small models comes near."""
 MOST_WORKERS = 4096
 COPIES = 4
 """Of every parameter: itself, its gradient, and at least two sums of an optimizer."""
 
 
-def least_bytes(settings: Settings) -> int:
+def least_bytes(settings: Recipe) -> int:
     """What one training certainly takes: parameters with what the optimizer keeps, and the input of every layer."""
     s = settings
     heads = s.num_heads * (s.head_dim if s.head_dim is not None else s.dim // s.num_heads)
-    parameters = s.vocab_size * s.dim + s.num_layers * (4 * s.dim * heads + 8 * s.dim**2)
-    tokens = max(s.batch_size * s.length, s.longest)
+    parameters = s.rows * s.dim + s.num_layers * (4 * s.dim * heads + 8 * s.dim**2)
+    tokens = max(s.batch_size * s.tokens, *map(s.tokens_at, s.conditions))
     return 4 * (COPIES * parameters + tokens * s.num_layers * max(s.dim, heads))
 
 
-def check_affordable(settings: Settings, workers: int = 1, sharing: int = 1) -> None:
-    """Refuse sizes that are beyond `MOST`, or that do not fit into the memory that is free. sharing: processes that each
+def check_affordable(settings: Recipe, workers: int = 1, sharing: int = 1) -> None:
+    """Refuse sizes that are beyond what any needs, or that do not fit into the memory that is free. sharing: processes that each
     have a part of one training.
 
     Raises:
         InputError: names the size, or the memory that is needed and that is free.
     """
-    for name, most in MOST.items():
+    for name, most in settings.MOST.items():
         size = getattr(settings, name)
         if size is not None and size > most:
-            raise InputError(f"--{name.replace('_', '-')} {size}: must be at most {most}")
-    if settings.factors[-1] * settings.length > MOST["length"]:
-        raise InputError(f"--factors {settings.factors[-1]}: times --length it must be at most {MOST['length']}")
+            raise InputError(f"{flag(name)} {size}: must be at most {most}")
+    settings.check_largest()
     if workers > MOST_WORKERS:
         raise InputError(f"--workers {workers}: must be at most {MOST_WORKERS}")
     needed, free = least_bytes(settings) // sharing, free_bytes(torch.device("cpu"))
     if needed > free:
         raise InputError(
             f"--dim {settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and {free / 2**30:.1f} GiB are "
-            "free; give a smaller --dim, --num-heads, --head-dim, --num-layers, --batch-size or --length"
+            "free; give a smaller --dim, --num-heads, --head-dim, --num-layers, --batch-size or {flag(settings.tokens_by)}"
         )

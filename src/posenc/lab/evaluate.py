@@ -1,7 +1,6 @@
 """Testing a trained model past its training length, paired: the same targets, only the context before them grows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,20 +11,12 @@ from posenc.encodings import Rotary
 from posenc.lab.config import Settings
 from posenc.lab.data import Batch, Text, window_ends
 from posenc.lab.parallel import processes
+from posenc.lab.task import Arm, Scores
 from posenc.transformer import Transformer
 
 BATCH_TOKENS = 8192
 BINS_PER_LENGTH = 4
 """Bins of the loss by position within one training length."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way to use a trained model: its name, and the encoding it takes when the context grows by a factor."""
-
-    name: str
-    at: Callable[[float], Encoding]
-    trained: bool = True
 
 
 def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
@@ -41,15 +32,6 @@ def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Losses in nats per token. paired: factor -> (windows,) mean over the targets. by_position: (windows, bins) mean
-    over the positions of each bin, at the longest length."""
-
-    paired: dict[int, Tensor]
-    by_position: Tensor
-
-
 @torch.no_grad()
 def evaluate(
     model: Transformer,
@@ -58,7 +40,8 @@ def evaluate(
     settings: Settings,
     on_batch: Callable[[int], None] = lambda n: None,
 ) -> Scores:
-    """Test one arm on a held-out text; on_batch is told how many tokens have been read."""
+    """Test one arm on a held-out text; on_batch is told how many tokens have been read. The loss of a window is the mean over
+    its targets; by position, over the positions of each bin, at the longest length."""
     s, group = settings, processes()
     tokens, ends = Text.of(text).tokens, window_ends(text, s)
     paired: dict[int, Tensor] = {}

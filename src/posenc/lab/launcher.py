@@ -18,8 +18,8 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from posenc.engines import Here, Interrupted, Work, silent
 from posenc.engines.work import Result, Shared, Task, Tick, Ticks
 from posenc.errors import InputError
-from posenc.lab.data import Corpus
 from posenc.lab.parallel import DDP, FSDP, Processes, joint, processes
+from posenc.lab.task import Corpus
 
 FAREWELL = 20.0
 """Seconds that a process which fails waits for the others to learn of it."""
@@ -75,9 +75,7 @@ def follow(group: Processes, corpus: Corpus) -> dict[str, Any]:
     while isinstance(order := group.tell(), tuple):
         measured, run = order
         if run.data != corpus.digest:
-            raise InputError(
-                f"--data {corpus.name}: rank {group.rank} reads another text than rank 0; give all the same"
-            )
+            raise InputError(f"--data {corpus.name}: rank {group.rank} reads other data than rank 0; give all the same")
         measured(corpus, run, lambda size, what="": None)
     found: dict[str, Any] = order
     return found

@@ -1,15 +1,15 @@
 """One cell of a comparison: a model trained and tested, here and now."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run
-from posenc.lab.data import Corpus
-from posenc.lab.evaluate import arms, evaluate
 from posenc.lab.store import ArmScores, Cell, named
+from posenc.lab.task import Corpus
+from posenc.lab.tasks import task_of
 from posenc.lab.train import Training, activation_bytes, diverged
 
 TRAIN_COST = 3
@@ -19,8 +19,8 @@ TRAIN_COST = 3
 def work(run: Run) -> int:
     """The size of a run, in tested tokens."""
     s = run.settings
-    tested = s.windows * s.length * sum(s.factors) * len(arms(run.encoding, run.make_encoding(), s))
-    return TRAIN_COST * s.steps * s.batch_size * s.length + tested
+    arms = task_of(s).arms(run.encoding, run.make_encoding(), s)
+    return TRAIN_COST * s.steps * s.batch_size * s.tokens + s.tested_tokens * len(arms)
 
 
 def measure(
@@ -30,8 +30,8 @@ def measure(
     checkpoints: Checkpoints | None = None,
 ) -> Cell:
     """Train and test one run, here and now. The training goes on from its checkpoint where `checkpoints` has one."""
-    s = run.settings
-    per_step = TRAIN_COST * s.batch_size * s.length
+    s, task = run.settings, task_of(run.settings)
+    per_step = TRAIN_COST * s.batch_size * s.tokens
     training = Training(run, corpus.train)
     checkpoint = (checkpoints or Checkpoints("", 0)).of(training)
     on_progress(per_step * len(training.losses))
@@ -41,16 +41,16 @@ def measure(
         on_progress(per_step)
     model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
     scored = []
-    for arm in arms(run.encoding, model.encoding, s):
+    for arm in task.arms(run.encoding, model.encoding, s):
         started = time.perf_counter()
-        scores = evaluate(model, arm, corpus.test, s, on_progress)
-        rate = s.windows * s.length * sum(s.factors) / (time.perf_counter() - started)
+        scores = task.evaluate(model, arm, corpus.test, s, on_progress)
+        rate = s.tested_tokens / (time.perf_counter() - started)
         if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
             raise diverged(run, f"when {arm.name} is tested")
-        paired = {str(factor): _rounded(losses) for factor, losses in scores.paired.items()}
-        scored.append(
-            ArmScores(arm.name, arm.trained, paired, [_rounded(row) for row in scores.by_position], round(rate, 1))
-        )
+        by_position = [_rounded(row) for row in scores.by_position]
+        also = {name: _by_condition(values) for name, values in scores.also.items()}
+        paired = _by_condition(scores.paired)
+        scored.append(ArmScores(arm.name, arm.trained, paired, by_position, round(rate, 1), also))
     return Cell(
         run=named(run),
         arms=scored,
@@ -58,9 +58,13 @@ def measure(
         parameters=sum(p.numel() for p in model.parameters()),
         position_parameters=sum(p.numel() for p in model.encoding.parameters()),
         training_seconds=round(seconds, 3),
-        tokens_per_second=round(s.steps * s.batch_size * s.length / seconds, 1),
+        tokens_per_second=round(s.steps * s.batch_size * s.tokens / seconds, 1),
         memory_bytes=activation_bytes(model, corpus.train, s),
     )
+
+
+def _by_condition(values: Mapping[int, torch.Tensor]) -> dict[str, list[float]]:
+    return {str(condition): _rounded(value) for condition, value in values.items()}
 
 
 def _rounded(values: torch.Tensor) -> list[float]:

@@ -1,6 +1,6 @@
 """Training and testing one model by many processes: DDP or FSDP2, one global batch, sequences whole or in shards.
 
-At every step the processes see the texts that one process would see, each a part of them.
+At every step the processes see the examples that one process would see, each a part of them.
 """
 
 import os
@@ -17,7 +17,7 @@ from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Run
-from posenc.lab.data import Batch
+from posenc.lab.task import Batch
 from posenc.positions import Positions
 from posenc.transformer import Block, Transformer
 
@@ -131,20 +131,16 @@ class Processes(Alone):
 
     def check(self, run: Run) -> None:
         """Raises:
-        InputError: fewer texts a step than there are to share them, or a length that cannot be cut into shards.
+        InputError: fewer examples a step than there are to share them, or sequences that cannot be cut into shards.
         """
         s = run.settings
         if s.batch_size < self.teams:
             sharing = f"{self.teams} processes" if self.shards == 1 else f"{self.teams} times {self.shards} processes"
             raise InputError(
-                f"--batch-size {s.batch_size}: {sharing} share each step's texts and each "
+                f"--batch-size {s.batch_size}: {sharing} share each step's examples and each "
                 "needs one; give a larger batch or start fewer processes"
             )
-        if self.shards > 1 and s.length % (2 * self.shards):
-            raise InputError(
-                f"--length {s.length}: --sequence-shards {self.shards} cut it into {2 * self.shards} equal parts, two "
-                f"for each process; give a multiple of {2 * self.shards}"
-            )
+        s.check_shards(self.shards)
 
     def bounds(self, batch: int, team: int) -> tuple[int, int]:
         """The rows of a batch that are a team's: from, to."""
@@ -156,7 +152,7 @@ class Processes(Alone):
         return slice(first, max(last, first + 1))
 
     def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
-        own = batch.rows(self.rows(len(batch.tokens))).to(self.device)
+        own = batch.rows(self.rows(len(batch.inputs))).to(self.device)
         if self.sequence is None:
             return own.inputs, own.targets, own.positions
         whole = own.positions or Positions.arange(own.inputs.shape[1], device=self.device)

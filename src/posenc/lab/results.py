@@ -16,6 +16,8 @@ from posenc.statistics import Estimate, estimate
 HOLDS = 0.05
 """An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
 CURVE_POINTS = 50
+LOSS = "loss"
+"""The measure that every task has: nats per target."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +30,10 @@ class Row:
     cells: dict[int, Cell]
     scores: dict[int, ArmScores]
 
-    def paired(self, factor: int, seeds: Sequence[int]) -> Tensor:
-        """Loss by (seed, window)."""
-        return torch.tensor([self.scores[s].paired[str(factor)] for s in seeds], dtype=torch.float64)
+    def values(self, condition: int, seeds: Sequence[int], of: str = LOSS) -> Tensor:
+        """What was measured under a condition, by (seed, example)."""
+        scores = [self.scores[s].paired if of == LOSS else self.scores[s].also[of] for s in seeds]
+        return torch.tensor([measured[str(condition)] for measured in scores], dtype=torch.float64)
 
 
 def collect(cells: Mapping[Run, Cell]) -> list[Row]:
@@ -43,35 +46,35 @@ def collect(cells: Mapping[Run, Cell]) -> list[Row]:
     return list(found.values())
 
 
-def difference(a: Row, b: Row, factor: int) -> Estimate:
-    """Loss of a minus loss of b on the same windows, and on the same seeds where both have some in common."""
+def difference(a: Row, b: Row, condition: int, of: str = LOSS) -> Estimate:
+    """Of a minus of b on the same examples, and on the same seeds where both have some in common."""
     seeds = sorted(set(a.scores) & set(b.scores))
     if seeds:
-        return estimate(a.paired(factor, seeds) - b.paired(factor, seeds))
-    means = (arm.paired(factor, sorted(arm.scores)).mean(0, keepdim=True) for arm in (a, b))
+        return estimate(a.values(condition, seeds, of) - b.values(condition, seeds, of))
+    means = (arm.values(condition, sorted(arm.scores), of).mean(0, keepdim=True) for arm in (a, b))
     return estimate(next(means) - next(means))
 
 
-def loss(arm: Row, factor: int) -> Estimate:
-    """The loss of an arm at factor times the training length."""
-    return estimate(arm.paired(factor, sorted(arm.scores)))
+def level(arm: Row, condition: int, of: str = LOSS) -> Estimate:
+    """What an arm scores under a condition."""
+    return estimate(arm.values(condition, sorted(arm.scores), of))
 
 
-def change(arm: Row, factor: int) -> Estimate:
-    """How much an arm's loss rises from the training length to factor times it, on the same targets."""
+def change(arm: Row, condition: int, trained_at: int = 1, of: str = LOSS) -> Estimate:
+    """How much that rises from the condition of training to another, on the same examples."""
     seeds = sorted(arm.scores)
-    return estimate(arm.paired(factor, seeds) - arm.paired(1, seeds))
+    return estimate(arm.values(condition, seeds, of) - arm.values(trained_at, seeds, of))
 
 
 def ranked(cells: Mapping[Run, Cell], settings: Settings) -> list[Row]:
     """The arms of finished runs, the lowest loss at the longest length first."""
     last = settings.factors[-1]
-    return sorted(collect(cells), key=lambda arm: loss(arm, last).mean)
+    return sorted(collect(cells), key=lambda arm: level(arm, last).mean)
 
 
 def numbers(arms: Sequence[Row], settings: Settings, bytes_per_token: float = 1.0) -> dict[str, Any]:
     """The measured part of results.json, for ranked arms. bytes_per_token: of the held-out text."""
-    best = {f: min(arms, key=lambda arm: loss(arm, f).mean) for f in settings.factors}
+    best = {f: min(arms, key=lambda arm: level(arm, f).mean) for f in settings.factors}
     return {
         "arms": [_row(arm, best, settings, bytes_per_token) for arm in arms],
         "extensions": _extensions(arms, settings),
@@ -79,27 +82,36 @@ def numbers(arms: Sequence[Row], settings: Settings, bytes_per_token: float = 1.
 
 
 def _row(arm: Row, best: Mapping[int, Row], settings: Settings, bytes_per_token: float) -> dict[str, Any]:
-    seeds = sorted(arm.scores)
-    cells = [arm.cells[s] for s in seeds]
     lengths = [
         {
             "factor": f,
             "length": f * settings.length,
-            "loss": asdict(loss(arm, f)),
+            "loss": asdict(level(arm, f)),
             "change": asdict(change(arm, f)),
             "behind_best": asdict(difference(arm, best[f], f)),
-            "bits_per_byte": loss(arm, f).mean / math.log(2) / bytes_per_token,
+            "bits_per_byte": level(arm, f).mean / math.log(2) / bytes_per_token,
         }
         for f in settings.factors
     ]
     return {
-        "name": arm.name,
-        "encoding": arm.encoding,
-        "trained": arm.trained,
-        "seeds": seeds,
+        **identity(arm),
         "verdict": verdict(arm, settings),
         "lengths": lengths,
-        "by_position": _by_position(arm, seeds, settings),
+        "by_position": _by_position(arm, sorted(arm.scores), settings),
+        **course(arm),
+    }
+
+
+def identity(arm: Row) -> dict[str, Any]:
+    """What a row of results.json says of its arm."""
+    return {"name": arm.name, "encoding": arm.encoding, "trained": arm.trained, "seeds": sorted(arm.scores)}
+
+
+def course(arm: Row) -> dict[str, Any]:
+    """What it says of training and of costs."""
+    seeds = sorted(arm.scores)
+    cells = [arm.cells[s] for s in seeds]
+    return {
         "training": _training(cells),
         "parameters": cells[0].parameters,
         "position_parameters": cells[0].position_parameters,
@@ -112,14 +124,20 @@ def _row(arm: Row, best: Mapping[int, Row], settings: Settings, bytes_per_token:
 
 def verdict(arm: Row, settings: Settings) -> str:
     """What happens past the training length, in a word or three."""
-    if len(settings.factors) == 1:
+    return told([change(arm, f) for f in settings.factors[1:]], HOLDS)
+
+
+def told(changes: Sequence[Estimate], holds: float) -> str:
+    """What happens on the way from the condition of training to another, in a word or three. changes: for the worse, along
+    that way; less than `holds` is none."""
+    if not changes:
         return "not tested"
-    end, soon = change(arm, settings.factors[-1]), change(arm, settings.factors[1])
-    if end.high < HOLDS:
+    soon, end = changes[0], changes[-1]
+    if end.high < holds:
         return "holds"
     if end.low <= 0:
         return "unclear"
-    if soon.low > HOLDS and soon.mean > 0.5 * end.mean and len(settings.factors) > 2:
+    if soon.low > holds and soon.mean > 0.5 * end.mean and len(changes) > 1:
         return "breaks at once"
     return "degrades"
 

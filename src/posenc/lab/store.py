@@ -7,7 +7,7 @@ DIR/results.json            every number of the report
 DIR/report.html             the report
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from posenc.lab.config import Run
@@ -16,16 +16,18 @@ from posenc.records import Damaged, Records, typed
 
 @dataclass(frozen=True)
 class ArmScores:
-    """What one arm of a run measured, as plain numbers (nats per token)."""
+    """What one arm of a run measured, as plain numbers."""
 
     name: str
     trained: bool
     paired: dict[str, list[float]]
-    """factor -> loss of each window"""
+    """condition -> loss of each example, in nats"""
     by_position: list[list[float]]
-    """window -> loss of each bin of positions"""
+    """example -> loss of each bin of positions; empty where the task has none"""
     tokens_per_second: float
-    """tested tokens per second, all lengths together"""
+    """tested tokens per second, all conditions together"""
+    also: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """what else is measured -> condition -> value of each example"""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ def _of(run: Run, cell: Cell) -> Cell:
     if not cell.arms or len(cell.losses) != s.steps:
         raise Damaged(f"it has {len(cell.arms)} arms and {len(cell.losses)} training losses, not {s.steps}")
     for arm in cell.arms:
-        counts = {factor: len(losses) for factor, losses in arm.paired.items()}
-        if counts != {str(factor): s.windows for factor in s.factors} or len(arm.by_position) != s.windows:
-            raise Damaged(f"{arm.name} has not {s.windows} windows at every length: {counts!r:.100}")
-        if len(set(map(len, arm.by_position))) != 1:
-            raise Damaged(f"the windows of {arm.name} differ in their bins")
+        wanted = {"loss": s.conditions, **s.also}
+        measured = {"loss": arm.paired, **arm.also}
+        counts = {name: {at: len(each) for at, each in values.items()} for name, values in measured.items()}
+        if counts != {name: {str(at): s.examples for at in conditions} for name, conditions in wanted.items()}:
+            raise Damaged(f"{arm.name} has not {s.examples} examples under every condition: {counts!r:.100}")
+        if len(arm.by_position) != s.bins * s.examples or len(set(map(len, arm.by_position))) > 1:
+            raise Damaged(f"the examples of {arm.name} differ in their bins")
     return cell
 
 

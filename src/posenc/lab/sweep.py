@@ -10,9 +10,9 @@ from posenc.engines import Engine, Interrupted, Work
 from posenc.engines.work import Tick
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run
-from posenc.lab.data import Corpus
 from posenc.lab.measure import measure
 from posenc.lab.store import Cell, Store
+from posenc.lab.task import Corpus
 
 Ticks = Callable[[Run, int], None]
 

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,18 +29,19 @@ class Tracking:
         self.classes = {name: _tracker(name) for name in names}
 
     def finished(self, run: Run, cell: Cell) -> None:
-        """Write a finished run: loss and learning rate of every step, held-out losses by arm and length, settings."""
+        """Write a finished run: loss and learning rate of every step, what was measured by arm and condition, settings."""
         s = run.settings
         steps: list[tuple[int, Values]] = [
             (step, {"loss": loss, "learning_rate": s.learning_rate * schedule(step, s.steps)})
             for step, loss in enumerate(cell.losses)
         ]
         held_out = {
-            f"held_out/{arm.name}/{int(factor) * s.length}": sum(losses) / len(losses)
+            f"{what}/{arm.name}/{s.size_at(int(condition))}": sum(values) / len(values)
             for arm in cell.arms
-            for factor, losses in arm.paired.items()
+            for what, measured in {"held_out": arm.paired, **arm.also}.items()
+            for condition, values in measured.items()
         }
-        settings = {name: str(v) if isinstance(v, tuple) else v for name, v in asdict(s).items()}
+        settings = {name: str(v) if isinstance(v, list) else v for name, v in s.said().items()}
         config = {"encoding": run.encoding, "seed": run.seed, "run": run.id, **settings}
         self.write(f"{run.encoding}-seed-{run.seed}", config, [*steps, (s.steps, held_out)])
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import InputError
-from posenc.lab.config import Run, Settings
-from posenc.lab.data import Text, draw
+from posenc.lab.config import Recipe, Run
 from posenc.lab.parallel import processes
+from posenc.lab.tasks import task_of
 from posenc.transformer import Attention, Transformer
 
 State = dict[str, Tensor | list[float]]
@@ -22,13 +22,13 @@ WARM_UP = 0.05
 
 
 class Training:
-    """One run on its way: the model, its optimizers, the order of the data, the loss (nats a token) of every step so far.
+    """One run on its way: the model, its optimizers, the order of the data, the loss (nats a target) of every step so far.
 
-    text: what to learn from; (n,) ids are one running text.
+    part: of a corpus, what to learn from; (n,) ids are one running text.
     """
 
-    def __init__(self, run: Run, text: Text | Tensor) -> None:
-        self.run, self.text = run, Text.of(text)
+    def __init__(self, run: Run, part: Any) -> None:
+        self.run, self.part, self.task = run, part, task_of(run.settings)
         self.processes = processes()
         self.processes.check(run)
         self.model = build(run)
@@ -52,11 +52,11 @@ class Training:
         for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule(step, s.steps)
-        whole = draw(self.text, s, self.order)
+        whole = self.task.draw(self.part, s, self.order)
         inputs, targets, positions = self.processes.share(whole)
         with self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
             logits = self.forward(inputs, positions)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / max(1, whole.scored)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, whole.scored)
         loss = loss * self.processes.world_size  # DDP and FSDP take the mean over the processes
         self.losses.append(self.processes.mean(loss).item())
         if not math.isfinite(self.losses[-1]):
@@ -115,15 +115,13 @@ class Training:
         return next(o for o in self.optimizers for g in o.param_groups if any(p is parameter for p in g["params"]))
 
 
-def train(
-    run: Run, text: Text | Tensor, on_step: Callable[[int], None] = lambda step: None
-) -> tuple[Transformer, list[float]]:
-    """Train the run's model on a text: the model in eval mode, and the loss (nats per token) of every step.
+def train(run: Run, part: Any, on_step: Callable[[int], None] = lambda step: None) -> tuple[Any, list[float]]:
+    """Train the run's model on a part of a corpus, as `Training`: the model in eval mode, and the loss of every step.
 
     Raises:
         InputError: the loss is no longer finite.
     """
-    training = Training(run, text)
+    training = Training(run, part)
     while not training.finished:
         training.advance()
         on_step(len(training.losses))
@@ -140,7 +138,7 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: Transformer, text: Text | Tensor, settings: Settings) -> int:
+def activation_bytes(model: nn.Module, part: Any, settings: Recipe) -> int:
     """Memory that one training batch keeps between its forward and its backward pass, parameters apart: of this process
     and its share of the batch, where several train together."""
     group = processes()
@@ -154,11 +152,11 @@ def activation_bytes(model: Transformer, text: Text | Tensor, settings: Settings
             kept[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    whole = draw(text, settings, torch.Generator().manual_seed(0))
+    whole = task_of(settings).draw(part, settings, torch.Generator().manual_seed(0))
     inputs, targets, positions = group.share(whole)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
     with torch.enable_grad(), group.placing(model.encoding, settings.batch_size, whole.positions), hooks:
-        loss = F.cross_entropy(model(inputs, positions).flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(model(inputs, positions).flatten(0, -2), targets.flatten())
     del loss
     return sum(kept.values())
 
@@ -168,7 +166,7 @@ def build(run: Run) -> Transformer:
     torch.manual_seed(run.seed)
     encoding = run.make_encoding()
     torch.manual_seed(run.seed)
-    return Transformer(run.settings.model(), encoding)
+    return run.settings.make_model(encoding)
 
 
 def schedule(step: int, steps: int) -> float:
@@ -183,8 +181,8 @@ def _optimizers(
     """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
     With AdamW alone a minute of training is too short to tell encodings apart."""
     s = run.settings
-    head = model.head.weight
-    matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m.weight is not head]
+    outer = (model.embedding, model.head)
+    matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in outer]
     taken = {id(p) for p in matrices}
     # Muon's steps do not shrink with a weight: queries that start smaller, to make up for an encoding's larger
     # scale, need steps as much smaller, or that encoding would see a higher rate than the others

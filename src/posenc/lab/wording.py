@@ -9,7 +9,7 @@ from posenc.encodings import T5
 from posenc.functional import t5_bucket
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, inside_documents, window_ends
-from posenc.lab.results import Row, change, difference, loss, verdict
+from posenc.lab.results import Row, change, difference, level, verdict
 from posenc.statistics import Estimate
 
 UNDERTRAINED = 0.3
@@ -23,11 +23,11 @@ def answer(arms: Sequence[Row], settings: Settings) -> list[str]:
     trained = [a for a in arms if a.trained]
     if not trained:
         return []
-    within = min(trained, key=lambda a: loss(a, 1).mean)
+    within = min(trained, key=lambda a: level(a, 1).mean)
     ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
     tied = f"; {_listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
     opening = f"At the training length of {settings.length} {settings.unit}s, {within.name} predicts best"
-    lines = [f"{opening} ({loss(within, 1).mean:.3f} nats per {settings.unit}){tied if len(trained) > 1 else ''}."]
+    lines = [f"{opening} ({level(within, 1).mean:.3f} nats per {settings.unit}){tied if len(trained) > 1 else ''}."]
     if len(settings.factors) > 1:
         last = settings.factors[-1]
         lines.append(_past(arms, settings, f"At {last} times that length ({settings.longest} {settings.unit}s)"))
@@ -78,15 +78,15 @@ def _past(arms: Sequence[Row], settings: Settings, opening: str) -> str:
     best = arms[0]
     ties = [a.name for a in arms[1:] if difference(a, best, last).low <= 0]
     tied = f"; {_listed(ties)} cannot be told apart from it" if ties else ""
-    return f"{opening}, {best.name} predicts best ({loss(best, last).mean:.3f}){tied}."
+    return f"{opening}, {best.name} predicts best ({level(best, last).mean:.3f}){tied}."
 
 
 def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
     """What this comparison does not show, as far as it can be computed from what was run."""
     notes = []
     trained = [a for a in arms if a.trained]
-    best = min((loss(a, 1).mean for a in trained), default=0.0)
-    late = [a.name for a in trained if loss(a, 1).mean > best + UNDERTRAINED]
+    best = min((level(a, 1).mean for a in trained), default=0.0)
+    late = [a.name for a in trained if level(a, 1).mean > best + UNDERTRAINED]
     if late:
         notes.append(
             f"{_listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "
