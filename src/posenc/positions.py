@@ -1,17 +1,19 @@
 """Where tokens are: positions, validity, documents and causality of one forward pass, in one object."""
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from posenc import visibility
-from posenc.checks import as_numbers, check_device, check_flags, check_value, checked, is_whole
+from posenc.checks import check_device, check_flags, checked, is_whole
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
+from posenc.grids import between_text, cells, check_prefix, sizes_of
+from posenc.ids import Ids, as_indices, as_mask, as_positions, check_range, first_frame, prefix_places, taken
 from posenc.packing import MOST_TOKENS, counted, documents_of
 from posenc.regions import Branch
 from posenc.visibility import MaskMod, grid_indices
@@ -19,7 +21,6 @@ from posenc.visibility import MaskMod, grid_indices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Ids = Tensor | Sequence[Any]
 T = TypeVar("T")
 _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")
 
@@ -47,6 +48,8 @@ class Positions:
         branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
         every_key: the positions with all keys of the call, where these have only some of them, see `keys`.
         part: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
+        images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
+            images of all documents or rows, by number. None: not known.
     """
 
     q: Tensor
@@ -64,6 +67,7 @@ class Positions:
     branch: Branch | None = None
     every_key: "Positions | None" = None
     part: Shard | None = None
+    images: tuple[tuple[int, ...], ...] | None = None
     _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     # ---------------------------------------------------------------- constructors
@@ -115,8 +119,8 @@ class Positions:
         Raises:
             InputError: a wrong rank, a non-finite value, or fewer keys than causal queries.
         """
-        q = _ids("position_ids", position_ids)
-        k = q if key_ids is None else _ids("key_ids", key_ids)
+        q = as_positions("position_ids", position_ids)
+        k = q if key_ids is None else as_positions("key_ids", key_ids)
         k_order = torch.arange(k.shape[1], device=k.device)[None]
         q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
         diagonal = k.shape[1] - q.shape[1]
@@ -132,22 +136,12 @@ class Positions:
         Raises:
             InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
         """
-        attention_mask = as_numbers("attention_mask", attention_mask)
+        valid = as_mask("attention_mask", attention_mask)
         check_flags(causal=causal)
-        if (
-            attention_mask.dim() != 2
-            or attention_mask.is_meta
-            or 0 in attention_mask.shape
-            or not _is_binary(attention_mask)
-        ):
-            raise InputError(
-                f"attention_mask of shape {tuple(attention_mask.shape)}: pass (batch, num_keys) of ones and zeros"
-            )
-        keys = attention_mask.shape[1]
+        keys = valid.shape[1]
         queries = keys if num_queries is None else num_queries
         if not is_whole(queries) or not 1 <= queries <= keys:
             raise InputError(f"num_queries={queries!r}: must lie between 1 and the mask's {keys} columns")
-        valid = attention_mask.bool()
         k = (valid.long().cumsum(1) - 1).clamp(min=0)
         order = torch.arange(keys, device=k.device)[None]
         first = keys - queries
@@ -205,18 +199,69 @@ class Positions:
         Raises:
             InputError: a size below 1, or a negative prefix.
         """
+        return cls.grids([(height, width) if frames is None else (height, width, frames)], prefix=prefix, device=device)
+
+    @classmethod
+    @checked
+    def grids(
+        cls,
+        sizes: Sequence[Sequence[int]],
+        *,
+        prefix: int = 0,
+        padded: bool = False,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Several images or videos, (height, width) or (height, width, frames) in patches each, as in `grid`.
+
+        Packed in one sequence (Dehghani et al. 2023, "NaViT"): each is a document, which sees only itself, its own
+        `prefix` tokens before its patches. padded=True: one row of the batch each, with padding at its end.
+
+        Raises:
+            InputError: no images, a size below 1, images next to videos, or a negative prefix.
+        """
         check_device(device)
-        sizes = [height, width] if frames is None else [frames, height, width]
-        if min(sizes) < 1 or math.prod(sizes) > MOST_TOKENS:
-            raise InputError(
-                f"grid of height={height}, width={width}, frames={frames}: each must be at least 1, and all patches at "
-                f"most {MOST_TOKENS}"
-            )
-        if not 0 <= prefix <= MOST_TOKENS:
-            raise InputError(f"prefix={prefix}: the tokens before the patches are at least 0, at most {MOST_TOKENS}")
-        axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
-        patches = torch.stack(axes, -1).reshape(-1, len(sizes))
-        return cls.from_ids(torch.cat((patches.new_full((prefix, len(sizes)), -1), patches))[None])
+        check_prefix(prefix)
+        images = sizes_of(sizes)
+        rows = [cells(size, prefix, device) for size in images]
+        ids, lengths = torch.cat(rows)[None], torch.tensor([len(row) for row in rows], device=rows[0].device)
+        documents = valid = None
+        if len(images) > 1 and padded:
+            ids = pad_sequence(rows, batch_first=True)
+            valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        elif len(images) > 1:
+            documents = torch.repeat_interleave(torch.arange(len(rows), device=ids.device), lengths)[None]
+        order = torch.arange(ids.shape[1], device=ids.device)[None]
+        return cls(
+            q=ids, k=ids, q_order=order, k_order=order, valid=valid, q_valid=valid, q_document=documents,
+            k_document=documents, diagonal=0, images=tuple(images),
+        )  # fmt: skip
+
+    @classmethod
+    @checked
+    def mixed(
+        cls,
+        parts: Sequence[Any],
+        num_queries: int | None = None,
+        *,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Text and images in one sequence, at (t, y, x), as Qwen2-VL has them (Wang et al. 2024, section 2.1).
+
+        parts: in the order of the sequence, a number of text tokens, or the (height, width) or (height, width, frames)
+        of an image or a video in patches. A text token is at the same number on all axes; an image begins there on
+        each axis; what follows goes on after the largest number on any. num_queries: with a cache, how many of the
+        last tokens are the queries.
+
+        Raises:
+            InputError: a part that is neither, or num_queries that does not fit.
+        """
+        check_device(device)
+        ids = between_text(parts, device)
+        queries = len(ids) if num_queries is None else num_queries
+        if not 1 <= queries <= len(ids):
+            raise InputError(f"num_queries={queries}: must lie between 1 and the {len(ids)} tokens of parts")
+        return cls.from_ids(ids[None, len(ids) - queries :], ids[None], causal=causal)
 
     @classmethod
     @checked
@@ -259,17 +304,51 @@ class Positions:
             InputError: a rank out of range, an unknown layout, a length that cannot be cut into so many equal parts,
                 positions whose keys are not the queries, as with a cache, or that are a shard already.
         """
+        self._check_alone("be sharded")
+        return Shard.of(self, rank, world_size, layout, group).positions()
+
+    @checked
+    def take(self, index: Ids) -> "Positions":
+        """Some of the tokens, in this order: (m,) indices, or (batch, m), for each row its own. Patches are dropped (He et
+        al. 2022, "MAE") or reordered so; who sees whom stays as it is.
+
+        Tokens without a place are told apart by their order alone: of those in a document, the first stay the first.
+
+        Raises:
+            InputError: indices out of range or repeated, tokens without a place out of order or missing before others,
+                or positions that are a shard or whose keys are not the queries.
+        """
+        self._check_alone("be taken apart")
+        index = as_indices("index", index, self.num_queries, self.batch)
+
+        q, order = taken(self.q, index), taken(self.q_order, index)
+        document, valid, q_valid = (
+            None if x is None else taken(x, index) for x in (self.q_document, self.valid, self.q_valid)
+        )
+        found = replace(
+            self, q=q, k=q, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
+            k_document=document, start=None, diagonal=None, _shared={},
+        )  # fmt: skip
+        if self.axes > 1 and not torch.compiler.is_compiling():
+            before = taken(prefix_places(self.q, self.q_document), index)
+            if not torch.equal(before, prefix_places(q, document)):
+                raise InputError(
+                    "index takes tokens without a place, such as [CLS], out of their order, or not the first"
+                )
+        return found
+
+    def _check_alone(self, verb: str) -> None:
+        """Refuse what is not all there is of a sequence, as queries and as keys."""
         if self.part is not None:
-            raise InputError("these positions are a shard already: shard those of the whole sequence")
+            raise InputError(f"these positions are a shard already and cannot {verb}: pass those of the whole sequence")
         same = all(a is b for a, b in ((self.q, self.k), (self.q_order, self.k_order)))
         if not same and not torch.compiler.is_compiling():
             same = torch.equal(self.q, self.k) and torch.equal(self.q_order, self.k_order)
         if not same or self.branch is not None or self.every_key is not None:
             raise InputError(
-                f"{self.num_queries} queries that are not the {self.num_keys} keys cannot be sharded: pass the positions "
+                f"{self.num_queries} queries that are not the {self.num_keys} keys cannot {verb}: pass the positions "
                 "of a whole sequence, without a cache or cross-attention"
             )
-        return Shard.of(self, rank, world_size, layout, group).positions()
 
     # ---------------------------------------------------------------- reading
 
@@ -305,6 +384,17 @@ class Positions:
         """Coordinates per token: 1 for text, 2 for images, 3 for video."""
         return 1 if self.q.dim() == 2 else self.q.shape[2]
 
+    def extents(self) -> tuple[Tensor, Tensor] | None:
+        """Size of the image that each query and each key is of, (batch or 1, n or 1, axes); None where not known."""
+        if self.images is None:
+            return None
+        sizes = torch.tensor(self.images, device=self.q.device)
+        if len(sizes) == 1:
+            return sizes[None], sizes[None]
+        if self.q_document is None or self.k_document is None:
+            return sizes[:, None], sizes[:, None]
+        return sizes[self.q_document], sizes[self.k_document]
+
     def require_one_axis(self, user: str) -> None:
         """Refuse positions on a grid, for an encoding of one-dimensional positions.
 
@@ -331,7 +421,7 @@ class Positions:
         Raises:
             InputError: they are no range of the queries.
         """
-        _check_range(first, end, self.num_queries)
+        check_range(first, end, self.num_queries)
         rows = (self.num_queries if end is None else end) - first
         b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
         return self.mask_mod()(b, h, i + first, j)
@@ -411,7 +501,7 @@ class Positions:
         Raises:
             InputError: they are no range of the keys.
         """
-        _check_range(first, end, self.num_keys)
+        check_range(first, end, self.num_keys)
         if end is None:
             raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
         document = None if self.k_document is None else self.k_document[:, first:end]
@@ -432,7 +522,8 @@ class Positions:
         return replace(self, q=q, k=k, start=None, span=None, part=part, _shared={})
 
     def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
-        """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis.
+        """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis;
+        an image, where three are asked for, is the first frame of a video.
 
         Raises:
             InputError: another number of axes.
@@ -442,6 +533,9 @@ class Positions:
         if self.axes == 1 and self.q.dim() == 2:
             q = self.q[..., None].expand(-1, -1, axes)
             return q, q if self.k is self.q else self.k[..., None].expand(-1, -1, axes)
+        if (self.axes, axes) == (2, 3):
+            q = first_frame(self.q)
+            return q, q if self.k is self.q else first_frame(self.k)
         if self.axes != axes:
             raise InputError(f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}")
         return self.q, self.k
@@ -458,49 +552,3 @@ class Positions:
         moved = {n: t.to(device) for n in _TENSORS if (t := getattr(self, n)) is not None}
         part = None if self.part is None else replace(self.part, whole=self.part.whole.to(device))
         return replace(self, **moved, part=part, _shared={})
-
-
-def _ids(name: str, ids: Ids) -> Tensor:
-    ids = as_numbers(name, ids)
-    if ids.dim() == 1:
-        ids = ids[None]
-    if ids.dim() not in (2, 3) or 0 in ids.shape:
-        raise InputError(f"{name} of shape {tuple(ids.shape)}: pass (n,), (batch, n) or (batch, n, axes), not empty")
-    if ids.is_floating_point() and ids.is_meta:
-        raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
-    if ids.is_floating_point() and not torch.compiler.is_compiling() and not bool(ids.isfinite().all()):
-        raise InputError(f"{name} holds values that are not finite: positions must be numbers")
-    if ids.dtype == torch.bool:
-        raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
-    # distances must be exact: narrow integers would wrap, and half-precision positions collapse
-    return exact(ids) if ids.is_floating_point() else ids.long()
-
-
-def _check_range(first: int, end: int | None, count: int) -> None:
-    if torch.compiler.is_compiling():
-        return
-    check_value("first", first, int)
-    check_value("end", end, int | None)
-    if not 0 <= first < (count if end is None else end) <= count:
-        raise InputError(f"first={first}, end={end}: pass a range within 0 .. {count}")
-
-
-def prefix_tokens(coordinates: Tensor) -> Tensor:
-    """Which tokens have no place on a grid, such as [CLS]: the integer -1 on every axis. (..., axes) -> (...) bool.
-    Fractional coordinates may run from -1 to 1, and have none."""
-    found = (coordinates == -1).all(-1)
-    return found & False if coordinates.is_floating_point() else found
-
-
-def exact(ids: Tensor) -> Tensor:
-    """Positions as float64, where the device has it; those made in inference mode may meet training later."""
-    found = ids.float() if ids.device.type == "mps" else ids.double()
-    if torch.compiler.is_compiling() or found is not ids or torch.is_inference_mode_enabled():
-        return found
-    return found.clone() if found.is_inference() else found
-
-
-def _is_binary(mask: Tensor) -> bool:
-    if mask.dtype == torch.bool or torch.compiler.is_compiling():
-        return True
-    return bool(((mask == 0) | (mask == 1)).all())

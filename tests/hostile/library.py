@@ -22,10 +22,11 @@ from torch import Tensor
 import posenc
 from hostile.values import REFUSED, SAME, Bad, bad_values
 from posenc import Encoding, InputError, Positions
+from posenc.blocks import Cache
 from posenc.encoding import PerLayer, Sum
 from posenc.frequencies import Frequencies
 from posenc.statistics import estimate, t_quantile, wilson
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 INTERNAL = ("check_even", "table_device", "Difference", "PositionMap")
 """Helpers of other modules, and results, which nobody makes."""

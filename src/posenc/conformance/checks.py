@@ -12,11 +12,12 @@ from torch import Tensor
 
 from posenc.attention import attention
 from posenc.backends import BACKENDS
+from posenc.blocks import Cache
 from posenc.encoding import Encoding, PerLayer
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)

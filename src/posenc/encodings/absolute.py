@@ -12,7 +12,8 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_beyond, check_sizes, check_std, check_word
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
-from posenc.positions import Positions, prefix_tokens
+from posenc.ids import prefix_tokens
+from posenc.positions import Positions
 
 MERGES = ("add", "multiply", "product", "concat")
 

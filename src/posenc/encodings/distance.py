@@ -11,7 +11,8 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_heads, check_sizes, check_std, check_word
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
-from posenc.positions import Positions, exact
+from posenc.ids import exact
+from posenc.positions import Positions
 
 
 class _DistanceBias(Encoding):

@@ -12,7 +12,8 @@ from posenc.encodings.checks import check_head_dim, check_sizes, check_word
 from posenc.encodings.rotary import rescheduled
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, frequency_curve, rotary
-from posenc.positions import Positions, exact, prefix_tokens
+from posenc.ids import exact, prefix_tokens
+from posenc.positions import Positions
 
 
 class AxesRotary(Encoding):

@@ -9,7 +9,8 @@ from torch.nn.functional import embedding, interpolate
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.checks import check_beyond, check_sizes, check_std
 from posenc.errors import InputError
-from posenc.positions import Positions, prefix_tokens
+from posenc.ids import prefix_places
+from posenc.positions import Positions
 
 
 class Hierarchical(Absolute):
@@ -173,17 +174,15 @@ class GridTable(Absolute):
         codes = embedding(ids.clamp(min=0), self.table)
         if not self.prefix:
             return codes.masked_fill(apart[..., None], 0)
-        place = (self._prefixes_before(apart, positions) - 1).clamp(0, self.prefix)
+        place = self._prefix_places(positions).clamp(0, self.prefix)
         rows = torch.cat((self.prefix_table, self.table.new_zeros(1, self.dim)))
         return torch.where(apart[..., None], embedding(place, rows), codes)
 
-    def _prefixes_before(self, apart: Tensor, positions: Positions) -> Tensor:
-        """How many tokens of its document up to each query are prefixes."""
-        if positions.part is None:
-            return _count(apart, positions.q_document)
-        whole = positions.whole
-        marked = prefix_tokens(whole.q if whole.q.dim() == 3 else whole.q[..., None])
-        return positions.own(_count(marked, whole.q_document))
+    def _prefix_places(self, positions: Positions) -> Tensor:
+        """Which of its document's prefix tokens each query is, counted from 0."""
+        whole = positions if positions.part is None else positions.whole
+        at = whole.q if whole.q.dim() == 3 else whole.q[..., None]
+        return positions.own(prefix_places(at, whole.q_document))
 
     def resized(self, height: int, width: int) -> "GridTable":
         """The same encoding for an image of height x width patches: the table interpolated bicubically (corners not
@@ -203,16 +202,6 @@ class GridTable(Absolute):
         wide = interpolate(wide, size=(height, width), mode="bicubic", align_corners=False)
         other.load_state_dict(self.state_dict() | {"table": wide[0].flatten(1).T})
         return other
-
-
-def _count(marked: Tensor, documents: Tensor | None) -> Tensor:
-    """How many of its document's tokens up to each one are marked, (batch, n)."""
-    total = marked.cumsum(1)
-    if documents is None:
-        return total
-    n = documents.shape[1]
-    earlier = torch.ones(n, n, dtype=torch.bool, device=documents.device).tril()
-    return ((documents[:, :, None] == documents[:, None]) & earlier & marked[:, None]).sum(-1)
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

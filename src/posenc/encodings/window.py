@@ -13,7 +13,8 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_beyond, check_heads, check_sizes, check_std
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.errors import InputError
-from posenc.positions import Positions, exact, prefix_tokens
+from posenc.ids import exact, prefix_tokens
+from posenc.positions import Positions
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 import posenc
+from posenc.blocks import Host
 from posenc.checks import check_fields, check_value
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
@@ -123,7 +123,7 @@ class Recipe:
         """An encoding for the host."""
         raise NotImplementedError
 
-    def make_model(self, encoding: Encoding) -> nn.Module:
+    def make_model(self, encoding: Encoding) -> Host:
         """The untrained host."""
         raise NotImplementedError
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.config import Settings
 from posenc.lab.data import Batch, Text, window_ends
 from posenc.lab.parallel import processes
 from posenc.lab.task import Arm, Scores
-from posenc.transformer import Transformer
 
 BATCH_TOKENS = 8192
 BINS_PER_LENGTH = 4
@@ -34,7 +34,7 @@ def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer,
+    model: Host,
     arm: Arm,
     text: Text | Tensor,
     settings: Settings,
@@ -65,7 +65,7 @@ def evaluate(
 
 @torch.no_grad()
 def accuracy(
-    model: Transformer, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
+    model: Host, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
 ) -> Tensor:
     """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
 
@@ -81,7 +81,7 @@ def accuracy(
     return (likeliest == texts[:, -settings.targets :]).double().mean(1)
 
 
-def _losses(model: Transformer, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
+def _losses(model: Host, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
     group = processes()
     windows = Batch(tokens[ends[:, None] - length + torch.arange(length + 1)].long())

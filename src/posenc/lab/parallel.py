@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from posenc.blocks import Block, Host
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Run
 from posenc.lab.task import Batch
 from posenc.positions import Positions
-from posenc.transformer import Block, Transformer
 
 DDP, FSDP = "ddp", "fsdp"
 LAYOUT = "zigzag"
@@ -34,7 +34,7 @@ class Alone:
     device = torch.device("cpu")
     muon: type[torch.optim.Muon] = torch.optim.Muon
 
-    def wrap(self, model: Transformer) -> nn.Module:
+    def wrap(self, model: Host) -> nn.Module:
         """What a forward pass in training goes through; the model itself stays the one to look at."""
         return model
 
@@ -114,7 +114,7 @@ class Processes(Alone):
             )
             self.sequence = mesh["sequence"].get_group()
 
-    def wrap(self, model: Transformer) -> nn.Module:
+    def wrap(self, model: Host) -> nn.Module:
         model.to(self.device)
         if self.parallel == DDP:
             # every step goes the same way, past the parameters, if any, that an encoding owns and does not use

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.lab.config import Preset, Recipe, Run
 from posenc.positions import Positions
@@ -124,7 +125,7 @@ class Task(ABC, Generic[S, C]):
 
     @abstractmethod
     def evaluate(
-        self, model: nn.Module, arm: Arm, part: Any, settings: S, on_batch: Callable[[int], None] = lambda tokens: None
+        self, model: Host, arm: Arm, part: Any, settings: S, on_batch: Callable[[int], None] = lambda tokens: None
     ) -> Scores:
         """Test one arm on the held-out part; on_batch is told how many tokens have been read."""
 

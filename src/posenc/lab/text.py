@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.lab import results, wording
 from posenc.lab.config import PRESETS, Run, Settings
@@ -15,7 +16,6 @@ from posenc.lab.evaluate import arms, evaluate
 from posenc.lab.results import Row
 from posenc.lab.store import Cell
 from posenc.lab.task import Arm, Scores, Task
-from posenc.transformer import Transformer
 
 
 class TextTask(Task[Settings, Corpus]):
@@ -44,13 +44,12 @@ class TextTask(Task[Settings, Corpus]):
 
     def evaluate(
         self,
-        model: nn.Module,
+        model: Host,
         arm: Arm,
         part: Text | Tensor,
         settings: Settings,
         on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
-        assert isinstance(model, Transformer)
         return evaluate(model, arm, part, settings, on_batch)
 
     def ranked(self, cells: Mapping[Run, Cell], settings: Settings) -> list[Row]:

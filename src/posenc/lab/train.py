@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.blocks import Attention, Host
 from posenc.errors import InputError
 from posenc.lab.config import Recipe, Run
 from posenc.lab.parallel import processes
 from posenc.lab.tasks import task_of
-from posenc.transformer import Attention, Transformer
 
 State = dict[str, Tensor | list[float]]
 """Tensors and lists by name, no two of which share memory."""
@@ -161,7 +161,7 @@ def activation_bytes(model: nn.Module, part: Any, settings: Recipe) -> int:
     return sum(kept.values())
 
 
-def build(run: Run) -> Transformer:
+def build(run: Run) -> Host:
     """The untrained model: for one seed, the host starts from the same weights under every encoding."""
     torch.manual_seed(run.seed)
     encoding = run.make_encoding()
@@ -176,7 +176,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def _optimizers(
-    model: Transformer, run: Run, muon_class: type[torch.optim.Muon] = torch.optim.Muon
+    model: Host, run: Run, muon_class: type[torch.optim.Muon] = torch.optim.Muon
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
     With AdamW alone a minute of training is too short to tell encodings apart."""
