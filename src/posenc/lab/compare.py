@@ -175,7 +175,7 @@ def _run(
         "seeds": list(range(comparison.seeds)),
         "data": corpus.facts(),
         "machine": machine(engine),
-        "answer": task.answer(rows, settings),
+        "answer": task.answer(rows, corpus, settings),
         **task.numbers(rows, corpus, settings),
         "limits": task.limits(rows, corpus, settings),
         "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},

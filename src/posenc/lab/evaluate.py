@@ -64,9 +64,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def accuracy(
-    model: Host, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
-) -> Tensor:
+def accuracy(model: Host, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None) -> Tensor:
     """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
 
     seen: how many tokens before its successor the model reads, up to the longest test length. period: what stands before

@@ -138,7 +138,7 @@ class Task(ABC, Generic[S, C]):
         """The measured part of results.json, for ranked arms."""
 
     @abstractmethod
-    def answer(self, rows: "Sequence[Row]", settings: S) -> list[str]:
+    def answer(self, rows: "Sequence[Row]", corpus: C, settings: S) -> list[str]:
         """What a reader wants to know first, for ranked arms."""
 
     @abstractmethod

@@ -58,7 +58,7 @@ class TextTask(Task[Settings, Corpus]):
     def numbers(self, rows: Sequence[Row], corpus: Corpus, settings: Settings) -> dict[str, Any]:
         return results.numbers(rows, settings, corpus.bytes_per_token)
 
-    def answer(self, rows: Sequence[Row], settings: Settings) -> list[str]:
+    def answer(self, rows: Sequence[Row], corpus: Corpus, settings: Settings) -> list[str]:
         return wording.answer(rows, settings)
 
     def limits(self, rows: Sequence[Row], corpus: Corpus, settings: Settings) -> list[str]:

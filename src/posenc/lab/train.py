@@ -138,7 +138,7 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: nn.Module, part: Any, settings: Recipe) -> int:
+def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
     """Memory that one training batch keeps between its forward and its backward pass, parameters apart: of this process
     and its share of the batch, where several train together."""
     group = processes()

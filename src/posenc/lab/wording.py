@@ -7,7 +7,7 @@ import torch
 from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
 from posenc.functional import t5_bucket
-from posenc.lab.config import Run, Settings
+from posenc.lab.config import Recipe, Run, Settings
 from posenc.lab.data import Corpus, inside_documents, window_ends
 from posenc.lab.results import Row, change, difference, level, verdict
 from posenc.statistics import Estimate
@@ -25,7 +25,7 @@ def answer(arms: Sequence[Row], settings: Settings) -> list[str]:
         return []
     within = min(trained, key=lambda a: level(a, 1).mean)
     ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
-    tied = f"; {_listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
+    tied = f"; {listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
     opening = f"At the training length of {settings.length} {settings.unit}s, {within.name} predicts best"
     lines = [f"{opening} ({level(within, 1).mean:.3f} nats per {settings.unit}){tied if len(trained) > 1 else ''}."]
     if len(settings.factors) > 1:
@@ -47,7 +47,7 @@ def _by_verdict(trained: Sequence[Row], settings: Settings) -> list[str]:
     for outcome, (opening, factor) in openings.items():
         found = [f"{a.name} ({_signed(change(a, factor))})" for a in trained if verdict(a, settings) == outcome]
         if found:
-            lines.append(f"{opening}: {_listed(found)}.")
+            lines.append(f"{opening}: {listed(found)}.")
     return lines
 
 
@@ -65,7 +65,7 @@ def _without_retraining(arms: Sequence[Row], settings: Settings) -> list[str]:
         else:
             at = {o: [str(f * settings.length) for f, x in zip(settings.factors[1:], outcomes, strict=True) if x == o]
                   for o in ("better", "worse")}  # fmt: skip
-            parts = [f"{o} at {_listed(lengths)} {settings.unit}s" for o, lengths in at.items() if lengths]
+            parts = [f"{o} at {listed(lengths)} {settings.unit}s" for o, lengths in at.items() if lengths]
             outcome = (
                 f"against {arm.encoding} as trained, is measurably {' and '.join(parts) or 'neither better nor worse'}"
             )
@@ -77,7 +77,7 @@ def _past(arms: Sequence[Row], settings: Settings, opening: str) -> str:
     last = settings.factors[-1]
     best = arms[0]
     ties = [a.name for a in arms[1:] if difference(a, best, last).low <= 0]
-    tied = f"; {_listed(ties)} cannot be told apart from it" if ties else ""
+    tied = f"; {listed(ties)} cannot be told apart from it" if ties else ""
     return f"{opening}, {best.name} predicts best ({level(best, last).mean:.3f}){tied}."
 
 
@@ -89,7 +89,7 @@ def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
     late = [a.name for a in trained if level(a, 1).mean > best + UNDERTRAINED]
     if late:
         notes.append(
-            f"{_listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "
+            f"{listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "
             "above the best. A model that has learned little has little to lose past its training length, so a flat curve "
             "is no merit there."
         )
@@ -102,13 +102,18 @@ def limits(arms: Sequence[Row], settings: Settings) -> list[str]:
             "NTK and PI are the same trained weights under other frequencies, with no fine-tuning; interpolation (PI) is "
             "meant to be followed by some."
         )
-    notes.append(
-        f"One small model ({settings.num_layers} layers, width {settings.dim}), {settings.unit}s of one text, {settings.steps} steps, "
+    return notes + general_limits(arms, settings, f"{settings.unit}s of one text", "passages")
+
+
+def general_limits(arms: Sequence[Row], settings: Recipe, data: str, examples: str) -> list[str]:
+    """What no comparison of one small model shows. data: what it was trained on; examples: what it was tested on."""
+    notes = [
+        f"One small model ({settings.num_layers} layers, width {settings.dim}), {data}, {settings.steps} steps, "
         "the same learning rates given to all. The order may differ at other sizes; the intervals cover the choice of test "
-        "passages and of seeds, not that."
-    )
+        f"{examples} and of seeds, not that."
+    ]
     if len({s for a in arms for s in a.scores}) == 1:
-        notes.append("Only one seed was run: the intervals cover the test passages, not the luck of training.")
+        notes.append(f"Only one seed was run: the intervals cover the test {examples}, not the luck of training.")
     return notes
 
 
@@ -172,5 +177,6 @@ def _signed(e: Estimate) -> str:
     return f"{e.mean:+.3f} ± {(e.high - e.low) / 2:.3f}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -1,4 +1,4 @@
-"""Where text comes from: the documents of Python's reference, of files, folders and datasets, one after another."""
+"""Where data come from: files, folders and datasets, and of text the documents, one after another."""
 
 import glob
 import gzip
@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cache
@@ -20,12 +20,16 @@ TEXT_SUFFIXES = {".txt", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".csv", 
 ROWS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 """Files of rows: what `datasets` calls their format."""
 COMPRESSED = {".gz", ".zst"}
+HUB = "hf:"
 CHUNK = 1 << 20
 BATCH = 256
 """Rows that are asked for at a time."""
 
 Document = Iterable[bytes]
 """One document in pieces, so that a large file is never in memory as a whole."""
+
+Tables = Iterator[tuple[Any, Mapping[str, Any]]]
+"""Arrow tables, and the features of their columns."""
 
 Pattern = tuple[str, ...]
 """The parts of a path; "**" is any number of folders, also none."""
@@ -45,34 +49,57 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
 
         name = "pydoc_data.topics, the language reference in Python's standard library"
         return name, ((topics[topic].encode(),) for topic in sorted(topics))
-    if source.startswith("hf:"):
-        path, _, config = source[3:].partition(":")
-        if not path:
-            raise InputError("--data hf:: name a dataset, as in hf:roneneldan/TinyStories")
-        if os.path.isdir(path) and not _is(stat.S_ISDIR, path):
-            raise InputError(f"--data {source}: is no ordinary folder; name a dataset")
-        return source, _rows(source, text_column, path, name=config or None)
+    if source.startswith(HUB):
+        return source, _rows(source, text_column, tables_of_hub(source, "hf:roneneldan/TinyStories"))
+    found = files(source, "text", TEXT_SUFFIXES | set(ROWS))
+    return source, (document for path in found for document in _read(path, text_column))
+
+
+def tables_of_hub(source: str, example: str) -> Tables:
+    """The rows of "hf:NAME[:CONFIG]", see `tables`.
+
+    Raises:
+        InputError: no name, or what `tables` raises.
+    """
+    path, _, config = source.removeprefix(HUB).partition(":")
+    if not path:
+        raise InputError(f"--data {HUB}: name a dataset, as in {example}")
+    if os.path.isdir(path) and not _is(stat.S_ISDIR, path):
+        raise InputError(f"--data {source}: is no ordinary folder; name a dataset")
+    return tables(source, path, name=config or None)
+
+
+def tables_of_file(path: Path) -> Tables:
+    """The rows of a file of rows, see `tables`."""
+    return tables(
+        str(path), ROWS[kind_of(path)], data_files=glob.escape(str(path.absolute()))
+    )  # it takes names for patterns
+
+
+def files(source: str, what: str, suffixes: Collection[str]) -> Iterator[Path]:
+    """The files that a source names, in the order of their paths, found as they are asked for.
+
+    what, suffixes: of which files one looks for in a folder.
+
+    Raises:
+        InputError: nothing there.
+    """
     if not source:
-        raise InputError("--data '': name a text file, a folder, or hf:NAME")
-    return source, (document for path in _files(source) for document in _read(path, text_column))
-
-
-def _files(source: str) -> Iterator[Path]:
-    """The files that a source names, in the order of their paths, found as they are asked for."""
+        raise InputError(f"--data '': name a file or folder of {what}, or hf:NAME")
     path = Path(source)
     try:
         is_file, is_folder, exists = _is(stat.S_ISREG, path), _is(stat.S_ISDIR, path), path.exists()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"--data {source!r}: {reason}; give a readable text file or folder") from None
+        raise InputError(f"--data {source!r}: {reason}; give a readable {what} file or folder") from None
     if is_file:
         return iter([path])
     if is_folder:
-        known = " ".join(sorted(TEXT_SUFFIXES | set(ROWS)))
-        found = _matching(source, ("**", "*"), _is_text)
-        return _some(found, f"--data {source}: no text files there (looked for {known})")
+        known = " ".join(sorted(suffixes))
+        found = _matching(source, ("**", "*"), lambda name: kind_of(name) in suffixes)
+        return _some(found, f"--data {source}: no {what} files there (looked for {known})")
     if exists:
-        raise InputError(f"--data {source}: is no ordinary file or folder; give a text file, a folder, or hf:NAME")
+        raise InputError(f"--data {source}: is no ordinary file or folder; give a {what} file, a folder, or hf:NAME")
     if glob.has_magic(source):
         fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
         found = _matching(str(Path(*path.parts[:fixed])), path.parts[fixed:])
@@ -136,23 +163,17 @@ def _made_up() -> set[int]:
     return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.exists(path)} - {os.stat("/").st_dev}
 
 
-def _kind(name: str | Path) -> str:
+def kind_of(name: str | Path) -> str:
     """What a file's name says of its format, whatever it is compressed with."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
     return "" if not suffixes else suffixes[-2] if suffixes[-1] in COMPRESSED and len(suffixes) > 1 else suffixes[-1]
 
 
-def _is_text(name: str) -> bool:
-    return _kind(name) in TEXT_SUFFIXES or _kind(name) in ROWS
-
-
 def _read(path: Path, text_column: str | None) -> Iterator[Document]:
-    if _kind(path) not in ROWS:
+    if kind_of(path) not in ROWS:
         yield _pieces(path)
     elif path.stat().st_size:  # datasets has no word for a file without rows
-        # datasets takes names for patterns
-        files = glob.escape(str(path.absolute()))
-        yield from _rows(str(path), text_column, ROWS[_kind(path)], data_files=files)
+        yield from _rows(str(path), text_column, tables_of_file(path))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -171,23 +192,42 @@ def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _rows(source: str, text_column: str | None, path: str, **options: Any) -> Iterator[Document]:
-    """The text column of a dataset that is streamed: rows that are empty are left out."""
+def _rows(source: str, text_column: str | None, found: Tables) -> Iterator[Document]:
+    """The text column of rows: those that are empty are left out."""
+    column = None
+    for table, _ in found:
+        if column is None:
+            column = _column(source, text_column, types_of(table))
+        for row in table[column]:
+            if text := row.as_py():
+                yield (text.encode(errors="replace"),)
+
+
+def types_of(table: Any) -> dict[str, str]:
+    """What the columns of a table hold, by their names."""
+    return {field.name: str(field.type) for field in table.schema}
+
+
+def tables(source: str, path: str, **options: Any) -> Tables:
+    """The rows of a dataset that is streamed, as Arrow tables, each with what the dataset says of its columns.
+
+    path, options: as `datasets.load_dataset` takes them.
+
+    Raises:
+        InputError: it cannot be read, or `datasets` is missing.
+    """
     try:
         import datasets
     except ImportError:
         raise InputError(f"--data {source}: needs the datasets package: pip install 'posenc[data]'") from None
-    column, seen = None, 0
+    seen = 0
     with _quiet(datasets):
         try:
-            stream = datasets.load_dataset(path, split="train", streaming=True, **options).with_format("arrow")
-            for table in stream.iter(batch_size=BATCH):
-                if column is None:
-                    column = _column(source, text_column, {field.name: str(field.type) for field in table.schema})
-                for row in table[column]:
-                    seen += 1
-                    if text := row.as_py():
-                        yield (text.encode(errors="replace"),)
+            stream = datasets.load_dataset(path, split="train", streaming=True, **options)
+            features = stream.features or {}
+            for table in stream.with_format("arrow").iter(batch_size=BATCH):
+                yield table, features
+                seen += len(table)
         except InputError:
             raise
         except StopIteration:  # what datasets says of a file of empty lines

@@ -1,6 +1,8 @@
 """Pictures whose label is where one thing stands from another, drawn at any resolution from one seed."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ LABELS = ("left", "right", "above", "below")
 COLOURS = ((0.95, 0.35, 0.2), (0.25, 0.5, 1.0), (0.3, 0.8, 0.35), (0.3, 0.8, 0.35))
 """Of the disc, the triangle, and two squares that do not matter."""
 SHAPES = len(COLOURS)
+TOGETHER = 256
+"""Scenes that are drawn at a time."""
 MARGIN = 0.45
 """How far a shape may reach from the middle of its cell, in cells."""
 
@@ -49,6 +53,10 @@ class Scenes:
         shift = (torch.stack((x, y), -1) * 2 - 1) * (MARGIN - radius)[..., None]
         return cls(cells, radius, 0.7 + 0.3 * bright, shift, 0.1 + 0.3 * numbers[:, 0])
 
+    def some(self, which: Tensor) -> "Scenes":
+        """Those with these indices."""
+        return Scenes(*(getattr(self, field.name)[which] for field in fields(self)))
+
     @property
     def labels(self) -> Tensor:
         """(n,) indices into LABELS."""
@@ -75,6 +83,29 @@ class Scenes:
         image[torch.arange(len(image))[:, None], self.cells] = tiles
         rows = image.unflatten(1, (CELLS, CELLS)).permute(0, 3, 1, 4, 2, 5)
         return rows.reshape(-1, 3, size, size)
+
+
+class Places:
+    """The same scenes as `posenc.lab.vision.pictures.Pictures`."""
+
+    name = "places: where the triangle is from the disc, drawn at every size"
+    classes = LABELS
+    channels = 3
+    scaled = False
+
+    def __init__(self, n: int, seed: int = 0) -> None:
+        self.scenes = Scenes.drawn(n, seed)
+        self.labels = self.scenes.labels
+
+    @cached_property
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for field in fields(self.scenes):
+            found.update(getattr(self.scenes, field.name).numpy().tobytes())
+        return found.hexdigest()
+
+    def at(self, size: int, which: Tensor) -> Tensor:
+        return torch.cat([self.scenes.some(few).render(size) for few in which.split(TOGETHER)])
 
 
 def check_size(size: int) -> None:

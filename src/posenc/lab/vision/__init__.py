@@ -1,0 +1,1 @@
+"""Comparisons of images: which class, at the resolution of training and at others."""

@@ -1,0 +1,102 @@
+"""Testing a trained model at other resolutions, paired: the same images at every size."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.blocks import Host
+from posenc.encoding import Encoding
+from posenc.encodings import GridSinusoidal, GridTable, LogWindow, WindowTable
+from posenc.encodings.rotary_axes import AxesRotary
+from posenc.lab.parallel import processes
+from posenc.lab.task import Arm, Scores
+from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
+from posenc.lab.vision.pictures import ImageBatch, Images
+from posenc.positions import Positions
+
+BATCH_TOKENS = 8192
+RESCALED = (AxesRotary, GridSinusoidal, LogWindow)
+"""Encodings that take fractional places."""
+
+
+def arms(name: str, encoding: Encoding, settings: ImageSettings) -> list[Arm]:
+    """The model as trained, which places the patches of a larger image outside the grid of training, and the same weights
+    with what the encoding does between patches stretched over the image: a table resized, or places rescaled."""
+    found, s = [Arm(name, lambda size: encoding)], settings
+    if len(s.test_sizes) == 1 or encoding.needs_length:
+        return found
+    if isinstance(encoding, GridTable | WindowTable):
+        table = encoding
+        found.append(
+            Arm(f"{name} + resized", lambda size: table.resized(s.side_at(size), s.side_at(size)), trained=False)
+        )
+    elif isinstance(encoding, RESCALED):
+        places = lambda size: rescaled(s.side_at(size), s.side)  # noqa: E731
+        found.append(Arm(f"{name} + rescaled", lambda size: encoding, trained=False, positions=places))
+    return found
+
+
+def rescaled(side: int, trained: int) -> Positions:
+    """The patches of an image of side x side, at the places that they cover of a grid of trained x trained."""
+    grid = Positions.grid(side, side).q
+    return Positions.from_ids((grid + 0.5) * (trained / side) - 0.5)
+
+
+def shuffled(images: Tensor, patch_size: int, seed: int = 0) -> Tensor:
+    """Images (n, channels, side, side) with their patches in another order, one drawn for each image."""
+    n, channels, size, _ = images.shape
+    side = size // patch_size
+    order = torch.rand(n, side**2, generator=torch.Generator().manual_seed(seed)).argsort(1)
+    patches = images.unflatten(3, (side, patch_size)).unflatten(2, (side, patch_size)).permute(0, 2, 4, 1, 3, 5)
+    moved = patches.flatten(1, 2)[torch.arange(n)[:, None], order].unflatten(1, (side, side))
+    return moved.permute(0, 3, 1, 4, 2, 5).reshape(n, channels, size, size)
+
+
+@torch.no_grad()
+def evaluate(
+    model: Host,
+    arm: Arm,
+    images: Images,
+    settings: ImageSettings,
+    on_batch: Callable[[int], None] = lambda tokens: None,
+) -> Scores:
+    """Test one arm on held-out images: loss and whether the class is found, at every size, and at that of training also
+    with the patches shuffled; on_batch is told how many tokens have been read."""
+    s, everything = settings, torch.arange(settings.images)
+    whole = {size: images.batch(size, everything) for size in s.test_sizes}
+    moved = whole[s.image_size]._replace(images=shuffled(whole[s.image_size].images, s.patch_size))
+    own = model.encoding
+    try:
+        found = {size: _scores(model, arm, batch, size, s, on_batch) for size, batch in whole.items()}
+        control = _scores(model, arm, moved, s.image_size, s, on_batch)
+    finally:
+        model.encoding = own
+    return Scores(
+        {size: losses for size, (losses, _) in found.items()},
+        also={
+            ACCURACY: {size: hits for size, (_, hits) in found.items()},
+            SHUFFLED_LOSS: {s.image_size: control[0]},
+            SHUFFLED_ACCURACY: {s.image_size: control[1]},
+        },
+    )
+
+
+def _scores(
+    model: Host, arm: Arm, whole: ImageBatch, size: int, settings: ImageSettings, on_batch: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
+    """(n,): the loss of each image, and 1 where its class is found."""
+    group, tokens = processes(), settings.tokens_at(size)
+    model.encoding, positions = arm.at(size).to(group.device), arm.positions(size)
+    scores = []
+    for which in torch.arange(whole.scored).split(max(1, BATCH_TOKENS // tokens) * group.world_size):
+        inputs, targets, _ = group.share(whole.rows(which))
+        with group.placing(model.encoding, len(which)):
+            logits = model(inputs, None if positions is None else positions.to(group.device))
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        both = torch.stack((losses, (logits.argmax(1) == targets).to(losses.dtype)), 1)
+        scores.append(group.gathered(both, len(which), None))
+        on_batch(len(which) * tokens)
+    losses, hits = torch.cat(scores).unbind(1)
+    return losses, hits

@@ -1,0 +1,157 @@
+"""Where images come from: drawn here, scikit-learn's digits, folders and datasets."""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError
+from posenc.lab.data.sources import HUB, Tables, files, kind_of, tables_of_file, tables_of_hub, types_of
+from posenc.lab.vision.pictures import Pictures, Pixels
+from posenc.lab.vision.places import Places
+
+DATA_IMAGES = 5000
+"""How many images are drawn or read."""
+LEAST_IMAGES, MOST_IMAGES = 10, 10**6
+MOST_PIXELS = 2**26
+"""An image of more is not opened."""
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def load(
+    source: str, *, image_column: str | None = None, label_column: str | None = None, max_images: int = DATA_IMAGES
+) -> Pictures:
+    """The images behind a name, and their classes.
+
+    Args:
+        source: "places" (`posenc.lab.vision.places`), "digits" (scikit-learn's), a folder with a sub-folder per class, a
+            .parquet file or a folder of them, or "hf:NAME[:CONFIG]" for a Hugging Face dataset.
+        image_column, label_column: of rows; None: the only ones that can be.
+        max_images: how many are drawn, or read at most; of folders they are spread over all.
+
+    Raises:
+        InputError: no such images, fewer than two classes, an image that cannot be read, or a package that is missing.
+    """
+    if not LEAST_IMAGES <= max_images <= MOST_IMAGES:
+        raise InputError(f"--data-images {max_images}: must lie between {LEAST_IMAGES} and {MOST_IMAGES}")
+    if source == "places":
+        return Places(max_images)
+    if source == "digits":
+        return _digits(max_images)
+    columns = (image_column, label_column)
+    if source.startswith(HUB):
+        return _of_rows(source, tables_of_hub(source, "hf:ylecun/mnist"), columns, max_images)
+    found = list(files(source, "image", IMAGE_SUFFIXES | {".parquet"}))
+    rows = [path for path in found if kind_of(path) == ".parquet"]
+    if rows and len(rows) < len(found):
+        raise InputError(f"--data {source}: has image files and rows ({rows[0].name}); give a folder of one kind")
+    if rows:
+        return _of_rows(source, chain.from_iterable(map(tables_of_file, rows)), columns, max_images)
+    return _of_files(source, found, max_images)
+
+
+def _digits(max_images: int) -> Pictures:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError("--data digits: needs scikit-learn: pip install 'posenc[vision]'") from None
+    found = load_digits()
+    grey = torch.from_numpy(found.images[:max_images]).mul(255 / 16).round().to(torch.uint8)[:, None]
+    labels = torch.from_numpy(found.target[:max_images]).long()
+    return Pixels("digits: 8 x 8 pixels, of scikit-learn", tuple("0123456789"), labels, list(grey))
+
+
+def _of_files(source: str, found: Sequence[Path], max_images: int) -> Pictures:
+    """Images in sub-folders: the first below the source names the class."""
+    named = [(path.relative_to(source).parts[0], path) for path in found if len(path.relative_to(source).parts) > 1]
+    if not named:
+        raise InputError(f"--data {source}: give a folder with a sub-folder of images per class")
+    spread = torch.linspace(0, len(named) - 1, min(max_images, len(named)), dtype=torch.float64).long()
+    taken = [named[index] for index in spread.tolist()]
+    return _pixels(source, [name for name, _ in taken], [_read(source, str(path), path) for _, path in taken])
+
+
+def _of_rows(source: str, found: Tables, columns: tuple[str | None, str | None], max_images: int) -> Pictures:
+    """Images in rows, the first ones; a class is a number or a word."""
+    images: list[Tensor] = []
+    labels: list[str] = []
+    for table, features in found:
+        image, label = _columns(source, columns, types_of(table))
+        names = getattr(features.get(label), "names", None)
+        for pixels, said in zip(table[image], table[label], strict=True):
+            if len(images) == max_images:
+                break
+            where, content, said = f"row {len(images) + 1}", pixels.as_py(), said.as_py()
+            content = content.get("bytes") if isinstance(content, dict) else content
+            if content is None or said is None:
+                raise InputError(
+                    f"--data {source}: {where} has no {'image' if content is None else 'class'}; leave it out"
+                )
+            images.append(_read(source, where, io.BytesIO(content)))
+            labels.append(names[said] if names and 0 <= said < len(names) else str(said))
+        if len(images) == max_images:
+            break
+    return _pixels(source, labels, images)
+
+
+def _columns(source: str, asked: tuple[str | None, str | None], types: Mapping[str, str]) -> tuple[str, str]:
+    """The columns of the images and of their classes."""
+    there = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+    can = (
+        [name for name, kind in types.items() if "binary" in kind],
+        [name for name, kind in types.items() if re.fullmatch(r"u?int\d+|(large_)?string(_view)?", kind)],
+    )
+    found = []
+    for flag, wanted, fitting, usual in zip(
+        ("--image-column", "--label-column"), asked, can, ("image", "label"), strict=True
+    ):
+        column = wanted or (usual if usual in fitting else fitting[0] if len(fitting) == 1 else None)
+        if column not in fitting:
+            raise InputError(f"{flag} {wanted or ''}: {source} has the columns {there}; name the one with the {usual}s")
+        found.append(column)
+    return found[0], found[1]
+
+
+def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pictures:
+    classes = sorted(set(labels), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+    if len(classes) < 2 or len(images) < LEAST_IMAGES:
+        raise InputError(
+            f"--data {source}: {len(images)} images of {len(classes)} classes; needs {LEAST_IMAGES} images of two classes"
+        )
+    number = {name: index for index, name in enumerate(classes)}
+    return Pixels(source, tuple(classes), torch.tensor([number[label] for label in labels]), images)
+
+
+def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
+    """The middle square of an image, (3, side, side) uint8."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise InputError(f"--data {source}: needs Pillow to read images: pip install 'posenc[vision]'") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(file) as opened:
+                if math.prod(opened.size) > MOST_PIXELS:
+                    raise InputError(f"--data {source}: {name} has {math.prod(opened.size)} pixels; make it smaller")
+                image = opened.convert("RGB")
+    except InputError:
+        raise
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        raise InputError(f"--data {source}: {name} cannot be read as an image ({reason}); leave it out") from None
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    square = image.crop((left, top, left + side, top + side))
+    return (
+        torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
+        .view(side, side, 3)
+        .permute(2, 0, 1)
+        .contiguous()
+    )
