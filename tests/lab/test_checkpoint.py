@@ -86,7 +86,7 @@ def test_with_both_damaged_it_begins_anew(run, corpus, tmp_path):
 
 def why(training, content):
     with pytest.raises(Damaged) as damaged:
-        loaded(training, Training(training.run, training.text).state(), content)
+        loaded(training, Training(training.run, training.part).state(), content)
     return str(damaged.value)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
@@ -11,12 +11,64 @@ from posenc.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison
-    from posenc.lab.data import Corpus
+    from posenc.lab.task import Corpus
+
+Flags: TypeAlias = tuple[tuple[str, Any, str], ...]
+METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
+
+
+SHARED: Flags = (
+    ("steps", int, "training steps"),
+    ("batch-size", int, "texts or images per step"),
+    ("dim", int, "width of the model"),
+    ("num-layers", int, "layers of the model"),
+    ("num-heads", int, "attention heads"),
+    ("head-dim", int, "width of a head"),
+    ("learning-rate", float, "of Muon, for the model's matrices"),
+    ("adamw-learning-rate", float, "of AdamW, for embedding and norms"),
+    ("position-learning-rate", float, "of AdamW, for an encoding's tables"),
+)
+"""Settings of every task: flag, type, and what it is."""
+
+OWN: dict[str, Flags] = {
+    "text": (
+        ("length", int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"),
+        ("factors", [int], "test lengths over the training length"),
+        ("windows", int, "held-out passages"),
+        ("targets", int, "scored tokens at the end of each passage"),
+        (
+            "tokenizer",
+            str,
+            "bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
+        ),
+        ("packed", bool, "fill training sequences with whole documents, each at positions of its own"),
+    ),
+    "vision": (
+        ("image-size", int, "pixels of a training image's side"),
+        ("patch-size", int, "pixels of a patch's side"),
+        ("test-sizes", [int], "sides of the test images; that of training is always among them"),
+        ("images", int, "held-out images that are tested"),
+    ),
+}
+"""Settings of one task, which another one refuses."""
+
+READING: dict[str, Flags] = {
+    "text": (
+        ("text-column", str, "column of rows (default: text, or the only one with strings)"),
+        ("data-tokens", int, "how much is read (default: 50 million tokens)"),
+    ),
+    "vision": (
+        ("image-column", str, "column of rows with the images (default: image, or the only one that can be)"),
+        ("label-column", str, "column of rows with their classes (default: label, or the only one that can be)"),
+        ("data-images", int, "how many images are drawn or read (default: 5000)"),
+    ),
+}
+"""How the data of one task are read."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     from posenc.lab.config import PRESETS
-    from posenc.lab.data import DATA_TOKENS
+    from posenc.lab.tasks import TASKS
 
     parser.epilog = (
         "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
@@ -24,62 +76,25 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     missing: Any = argparse.SUPPRESS
+    add("--task", default="text", help="text: predict the next token; vision: name the class of an image")
     add("--encodings", nargs="+", metavar="NAME", default=missing, help="what to compare (default: the preset's)")
     add("--preset", default="standard", help=f"size of the comparison: {', '.join(PRESETS)}")
     add(
         "--data",
-        default="pydoc",
-        metavar="TEXT",
-        help="pydoc (Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, or "
-        "hf:NAME[:CONFIG]",
-    )
-    add("--text-column", metavar="NAME", help="column of rows (default: text, or the only one with strings)")
-    add("--data-tokens", type=int, metavar="N", default=DATA_TOKENS, help="how much is read (default: %(default)s)")
-    add(
-        "--tokenizer",
+        default=missing,
         metavar="NAME",
-        default=missing,
-        help="bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
+        help="text: pydoc (default; Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of "
+        "them, or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
+        "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
     )
-    add(
-        "--packed",
-        action="store_true",
-        default=missing,
-        help="fill training sequences with whole documents, each at positions of its own",
-    )
-    read = ("data", "text_column", "data_tokens", "tokenizer", "packed")
-    add("--data-sha256", action=Digest, of=read, help="refuse a text that is another one; config.yaml says it")
+    read = tuple(_name(flag) for task in TASKS for flag, *_ in READING[task])
+    text = "refuse data that are other ones; config.yaml says it"
+    add("--data-sha256", action=Digest, of=("task", "data", "tokenizer", "packed", *read), help=text)
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
-    for flag, kind, text in (
-        ("--length", int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"),
-        ("--steps", int, "training steps"),
-        ("--batch-size", int, "texts per step"),
-        ("--dim", int, "width of the model"),
-        ("--num-layers", int, "layers of the model"),
-        ("--num-heads", int, "attention heads"),
-        ("--head-dim", int, "width of a head"),
-        ("--learning-rate", float, "of Muon, for the model's matrices"),
-        ("--adamw-learning-rate", float, "of AdamW, for embedding and norms"),
-        ("--position-learning-rate", float, "of AdamW, for an encoding's tables"),
-        ("--windows", int, "held-out passages"),
-        ("--targets", int, "scored tokens at the end of each passage"),
-    ):
-        add(
-            flag,
-            type=kind,
-            metavar="X" if kind is float else "N",
-            default=missing,
-            help=f"{text} (default: the preset's)",
-        )
-    add(
-        "--factors",
-        type=int,
-        nargs="+",
-        metavar="F",
-        default=missing,
-        help="test lengths over the training length (default: the preset's)",
-    )
+    _add_flags(parser, "", SHARED)
+    for task in TASKS:
+        _add_flags(parser, f"{task}: ", (*OWN[task], *READING[task]))
     add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
     add_engine(parser)
     add(
@@ -95,6 +110,22 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
     add("--json", action="store_true", help="print results.json instead of the table")
     parser.set_defaults(run=run_compare)
+
+
+def _add_flags(parser: argparse.ArgumentParser, of: str, flags: Flags) -> None:
+    """Settings, none of which has a default here: where one is not given, the preset's counts."""
+    for flag, kind, text in flags:
+        more: dict[str, Any] = {"type": kind, "metavar": METAVARS.get(kind)} if isinstance(kind, type) else {}
+        if kind is bool:
+            more = {"action": "store_true"}
+        elif isinstance(kind, list):
+            more = {"type": kind[0], "nargs": "+", "metavar": METAVARS[kind[0]]}
+        said = "" if "(default" in text or kind is bool else " (default: the preset's)"
+        parser.add_argument(f"--{flag}", default=argparse.SUPPRESS, help=f"{of}{text}{said}", **more)
+
+
+def _name(flag: str) -> str:
+    return flag.replace("-", "_")
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
@@ -151,44 +182,44 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 
 def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
-    """What is compared, a preset with what was said in its place, and the text.
+    """What is compared, a preset with what was said in its place, and the data.
 
     Raises:
-        InputError: what cannot be, does not fit into this machine, or is not the text that it was.
+        InputError: what cannot be, does not fit into this machine, or is not the data that they were.
     """
-    from dataclasses import fields, replace
-
     from posenc.lab.compare import Comparison, names
-    from posenc.lab.config import PRESETS, Settings
     from posenc.lab.cost import check_affordable
-    from posenc.lab.data import load
     from posenc.lab.parallel import processes
+    from posenc.lab.tasks import TASKS
 
-    if options.preset not in PRESETS:
-        raise unknown("--preset", options.preset, PRESETS)
-    preset = PRESETS[options.preset]
-    given = {f.name: getattr(options, f.name) for f in fields(Settings) if hasattr(options, f.name)}
-    if "factors" in given:
-        given["factors"] = tuple(given["factors"])
-    settings = replace(preset.settings, **given)
+    if options.task not in TASKS:
+        raise unknown("--task", options.task, TASKS)
+    task = TASKS[options.task]
+    for other in TASKS.keys() - {task.name}:
+        if foreign := _given(options, (*OWN[other], *READING[other])):
+            flag = next(iter(foreign)).replace("_", "-")
+            raise InputError(f"--{flag}: is for --task {other}; leave it out of --task {task.name}")
+    if options.preset not in task.presets:
+        raise unknown("--preset", options.preset, task.presets)
+    preset = task.presets[options.preset]
+    settings = preset.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
     check_affordable(settings, options.workers or 1, processes().world_size)
-    corpus = load(
-        options.data,
-        settings.tokenizer,
-        packed=settings.packed,
-        text_column=options.text_column,
-        max_tokens=options.data_tokens,
-    )
-    settings = replace(settings, vocab_size=corpus.vocab_size)
+    reading = {**task.reading, **_given(options, READING[task.name])}
+    vars(options).update({"data": getattr(options, "data", task.data), **reading})  # for config.yaml
+    corpus, settings = task.load(options.data, settings, **reading)
     check_affordable(settings, options.workers or 1, processes().world_size)
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
     return Comparison(encodings, getattr(options, "seeds", preset.seeds), settings), corpus
 
 
+def _given(options: argparse.Namespace, flags: Flags) -> dict[str, Any]:
+    """What was said of these settings."""
+    names = (_name(flag) for flag, *_ in flags)
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
+
+
 def resolved(comparison: "Comparison", corpus: "Corpus") -> dict[str, Any]:
     """What config.yaml says instead of a preset and of what may change."""
-    from dataclasses import asdict
-
     said = {"encodings": comparison.encodings, "seeds": comparison.seeds, "data_sha256": corpus.digest}
-    return asdict(comparison.settings) | said | {"preset": None}
+    return comparison.settings.said() | said | {"preset": None}

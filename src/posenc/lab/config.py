@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -59,6 +58,10 @@ class Recipe:
             raise InputError(
                 f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
             )
+
+    def changed(self, **values: Any) -> Self:
+        """The settings with other values; a list may stand for a tuple."""
+        return replace(self, **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})  # type: ignore[type-var]
 
     def said(self) -> dict[str, Any]:
         """The settings as results hold them."""
@@ -127,26 +130,23 @@ class Recipe:
         """The untrained host."""
         raise NotImplementedError
 
-    def with_options(
-        self, name: str, options: Callable[[type[Encoding]], Mapping[str, object]], **more: Any
-    ) -> Encoding:
-        """An encoding in the host's shape; `options` of each single encoding in the name are given to it, unless it says
-        them itself."""
+    def create(self, name: str, **places: Any) -> Encoding:
+        """An encoding in the host's shape; a learned table gives what lies past it its edge, unless its name says otherwise.
+
+        places: where tokens are in training, as `posenc.create` takes it.
+        """
         return create(
-            "/".join("+".join(_told(part, options) for part in split(layer)) for layer in name.split("/")),
-            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_layers=self.num_layers, **more,
+            "/".join("+".join(map(_clamped, split(layer))) for layer in name.split("/")),
+            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_layers=self.num_layers, **places,
         )  # fmt: skip
 
 
-def _told(part: str, options: Callable[[type[Encoding]], Mapping[str, object]]) -> str:
+def _clamped(part: str) -> str:
+    """An encoding's text, told what to do past its table unless it says so itself."""
     text, mapped, of_map = part.partition("@")
     cls = lookup(text.split(":")[0].strip())
-    missing = [
-        f":{name}={value}"
-        for name, value in options(cls).items()
-        if name in cls.arguments() and f":{name}=" not in text
-    ]
-    return "".join((text, *missing, mapped, of_map))
+    text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
+    return text + mapped + of_map
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,7 @@ class Settings(Recipe):
         return Transformer(self.model(), encoding)
 
     def make_encoding(self, name: str) -> Encoding:
-        """The encoding for the host. A learned table gives positions past the training length its last row, since
-        it has no other."""
-        return self.with_options(name, lambda cls: {"beyond": "clamp"}, max_positions=self.length, causal=True)
+        return self.create(name, max_positions=self.length, causal=True)
 
 
 def unit(tokenizer: str) -> str:

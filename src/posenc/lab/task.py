@@ -88,16 +88,18 @@ class Task(ABC, Generic[S, C]):
     """A kind of comparison.
 
     name: of --task. settings: what one may say of it. presets: named sizes. data: what it reads unless told otherwise.
+    reading: how, with what counts unless told otherwise.
     """
 
     name: ClassVar[str]
     settings: type[S]
     presets: ClassVar[Mapping[str, Preset]]
     data: ClassVar[str]
+    reading: ClassVar[Mapping[str, Any]]
 
     @abstractmethod
     def load(self, source: str, settings: S, **reading: Any) -> tuple[C, S]:
-        """The data behind a name, and the settings with what the data decide. reading: how it is read.
+        """The data behind a name, and the settings with what the data decide. reading: what is said in place of `self.reading`.
 
         Raises:
             InputError: there is no such data, or it cannot be read.

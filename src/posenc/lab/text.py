@@ -11,7 +11,7 @@ from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.lab import results, wording
 from posenc.lab.config import PRESETS, Run, Settings
-from posenc.lab.data import Batch, Corpus, Text, check_long_enough, draw, load
+from posenc.lab.data import DATA_TOKENS, Batch, Corpus, Text, check_long_enough, draw, load
 from posenc.lab.evaluate import arms, evaluate
 from posenc.lab.results import Row
 from posenc.lab.store import Cell
@@ -25,9 +25,14 @@ class TextTask(Task[Settings, Corpus]):
     settings = Settings
     presets = PRESETS
     data = "pydoc"
+    reading = {"text_column": None, "data_tokens": DATA_TOKENS}
 
     def load(self, source: str, settings: Settings, **reading: Any) -> tuple[Corpus, Settings]:
-        corpus = load(source, settings.tokenizer, packed=settings.packed, **reading)
+        said = self.reading | reading
+        corpus = load(
+            source, settings.tokenizer, packed=settings.packed, text_column=said["text_column"],
+            max_tokens=said["data_tokens"],
+        )  # fmt: skip
         return corpus, replace(settings, vocab_size=corpus.vocab_size)
 
     def check(self, corpus: Corpus, settings: Settings) -> None:

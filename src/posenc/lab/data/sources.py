@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cache
@@ -28,8 +28,11 @@ BATCH = 256
 Document = Iterable[bytes]
 """One document in pieces, so that a large file is never in memory as a whole."""
 
-Tables = Iterator[tuple[Any, Mapping[str, Any]]]
-"""Arrow tables, and the features of their columns."""
+Rows = Iterator[tuple[Any, ...]]
+"""What some columns hold, row by row."""
+
+Choose = Callable[[Mapping[str, str], Mapping[str, Any]], Sequence[str]]
+"""Which columns, of the types that they have and of what the dataset says of them, each by name."""
 
 Pattern = tuple[str, ...]
 """The parts of a path; "**" is any number of folders, also none."""
@@ -50,30 +53,31 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
         name = "pydoc_data.topics, the language reference in Python's standard library"
         return name, ((topics[topic].encode(),) for topic in sorted(topics))
     if source.startswith(HUB):
-        return source, _rows(source, text_column, tables_of_hub(source, "hf:roneneldan/TinyStories"))
+        return source, _texts(rows_of_hub(source, _column_of(source, text_column), "hf:roneneldan/TinyStories"))
     found = files(source, "text", TEXT_SUFFIXES | set(ROWS))
     return source, (document for path in found for document in _read(path, text_column))
 
 
-def tables_of_hub(source: str, example: str) -> Tables:
-    """The rows of "hf:NAME[:CONFIG]", see `tables`.
+def rows_of_hub(source: str, choose: Choose, example: str) -> Rows:
+    """Columns of the dataset that "hf:NAME[:CONFIG]" names.
 
     Raises:
-        InputError: no name, or what `tables` raises.
+        InputError: no name, or, on the way, what cannot be read.
     """
     path, _, config = source.removeprefix(HUB).partition(":")
     if not path:
         raise InputError(f"--data {HUB}: name a dataset, as in {example}")
     if os.path.isdir(path) and not _is(stat.S_ISDIR, path):
         raise InputError(f"--data {source}: is no ordinary folder; name a dataset")
-    return tables(source, path, name=config or None)
+    return _rows(source, choose, path, name=config or None)
 
 
-def tables_of_file(path: Path) -> Tables:
-    """The rows of a file of rows, see `tables`."""
-    return tables(
-        str(path), ROWS[kind_of(path)], data_files=glob.escape(str(path.absolute()))
-    )  # it takes names for patterns
+def rows_of_file(path: Path, choose: Choose) -> Rows:
+    """Columns of a file of rows, see `rows_of_hub`."""
+    if not path.stat().st_size:  # datasets has no word for a file without rows
+        return iter(())
+    # datasets takes names for patterns
+    return _rows(str(path), choose, ROWS[kind_of(path)], data_files=glob.escape(str(path.absolute())))
 
 
 def files(source: str, what: str, suffixes: Collection[str]) -> Iterator[Path]:
@@ -172,8 +176,8 @@ def kind_of(name: str | Path) -> str:
 def _read(path: Path, text_column: str | None) -> Iterator[Document]:
     if kind_of(path) not in ROWS:
         yield _pieces(path)
-    elif path.stat().st_size:  # datasets has no word for a file without rows
-        yield from _rows(str(path), text_column, tables_of_file(path))
+    else:
+        yield from _texts(rows_of_file(path, _column_of(str(path), text_column)))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -192,42 +196,30 @@ def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _rows(source: str, text_column: str | None, found: Tables) -> Iterator[Document]:
-    """The text column of rows: those that are empty are left out."""
-    column = None
-    for table, _ in found:
-        if column is None:
-            column = _column(source, text_column, types_of(table))
-        for row in table[column]:
-            if text := row.as_py():
-                yield (text.encode(errors="replace"),)
+def _texts(rows: Rows) -> Iterator[Document]:
+    """Rows of one text: those that are empty are left out."""
+    for (text,) in rows:
+        if text:
+            yield (text.encode(errors="replace"),)
 
 
-def types_of(table: Any) -> dict[str, str]:
-    """What the columns of a table hold, by their names."""
-    return {field.name: str(field.type) for field in table.schema}
-
-
-def tables(source: str, path: str, **options: Any) -> Tables:
-    """The rows of a dataset that is streamed, as Arrow tables, each with what the dataset says of its columns.
-
-    path, options: as `datasets.load_dataset` takes them.
-
-    Raises:
-        InputError: it cannot be read, or `datasets` is missing.
-    """
+def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
+    """Some columns of a dataset that is streamed, row by row. path, options: as `datasets.load_dataset` takes them."""
     try:
         import datasets
     except ImportError:
         raise InputError(f"--data {source}: needs the datasets package: pip install 'posenc[data]'") from None
-    seen = 0
+    columns, seen = None, 0
     with _quiet(datasets):
         try:
             stream = datasets.load_dataset(path, split="train", streaming=True, **options)
             features = stream.features or {}
             for table in stream.with_format("arrow").iter(batch_size=BATCH):
-                yield table, features
-                seen += len(table)
+                if columns is None:
+                    columns = choose({field.name: str(field.type) for field in table.schema}, features)
+                for row in zip(*(table[column] for column in columns), strict=True):
+                    seen += 1
+                    yield tuple(value.as_py() for value in row)
         except InputError:
             raise
         except StopIteration:  # what datasets says of a file of empty lines
@@ -239,16 +231,22 @@ def tables(source: str, path: str, **options: Any) -> Tables:
             raise InputError(f"--data {source}: {where or f'after {seen} rows: {reason}'}") from None
 
 
-def _column(source: str, asked: str | None, types: dict[str, str]) -> str:
-    """The column to read; `types` has what the columns hold."""
-    strings = [name for name, kind in types.items() if kind in ("string", "large_string", "string_view")]
-    there = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-    wanted = asked or ("text" if "text" in types else strings[0] if len(strings) == 1 else None)
-    if wanted is None or wanted not in types:
-        raise InputError(f"--text-column {asked or ''}: {source} has the columns {there}; name the one with the text")
-    if wanted not in strings and types[wanted] != "null":
-        raise InputError(f"--text-column {wanted}: holds {types[wanted]} in {source}, not text; it has {there}")
-    return wanted
+def _column_of(source: str, asked: str | None) -> Choose:
+    """Chooses the column with the text."""
+
+    def choose(types: Mapping[str, str], features: object) -> Sequence[str]:
+        strings = [name for name, kind in types.items() if kind in ("string", "large_string", "string_view")]
+        there = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+        wanted = asked or ("text" if "text" in types else strings[0] if len(strings) == 1 else None)
+        if wanted is None or wanted not in types:
+            raise InputError(
+                f"--text-column {asked or ''}: {source} has the columns {there}; name the one with the text"
+            )
+        if wanted not in strings and types[wanted] != "null":
+            raise InputError(f"--text-column {wanted}: holds {types[wanted]} in {source}, not text; it has {there}")
+        return (wanted,)
+
+    return choose
 
 
 def _first_bad_line(path: Path) -> str | None:

@@ -1,6 +1,5 @@
 """What a comparison of images is, as data: settings and presets."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from posenc.checks import check_value
@@ -121,15 +120,10 @@ class ImageSettings(Recipe):
         return VisionTransformer(config, encoding)
 
     def make_encoding(self, name: str) -> Encoding:
-        """The encoding for the host. A table is one for the grid of training, and gives what lies past it its edge."""
-        return self.with_options(name, self._options, max_positions=self.side**2, causal=False)
-
-    def _options(self, cls: type[Encoding]) -> Mapping[str, object]:
-        grid = {"height", "width"} <= cls.arguments().keys()
-        return {"beyond": "clamp"} | ({"height": self.side, "width": self.side} if grid else {})
+        return self.create(name, grid=(self.side, self.side), causal=False)
 
 
-CORE = ("none", "grid_table", "grid_sinusoidal", "axial_rope", "mixed_rope", "swin")
+CORE = ("none", "grid_table", "grid_sinusoidal", "axial_rope", "mixed_rope", "swin", "grid_alibi")
 
 PRESETS = {
     "quick": Preset(ImageSettings(steps=100), ("none", "grid_sinusoidal", "axial_rope", "swin"), 2),

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from posenc.blocks import Host
 from posenc.encoding import Encoding
-from posenc.encodings import GridSinusoidal, GridTable, LogWindow, WindowTable
+from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, WindowTable
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.lab.parallel import processes
 from posenc.lab.task import Arm, Scores
@@ -17,7 +17,7 @@ from posenc.lab.vision.pictures import ImageBatch, Images
 from posenc.positions import Positions
 
 BATCH_TOKENS = 8192
-RESCALED = (AxesRotary, GridSinusoidal, LogWindow)
+RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
 """Encodings that take fractional places."""
 
 
@@ -28,6 +28,8 @@ def arms(name: str, encoding: Encoding, settings: ImageSettings) -> list[Arm]:
     if len(s.test_sizes) == 1 or encoding.needs_length:
         return found
     if isinstance(encoding, GridTable | WindowTable):
+        if encoding.beyond == "resize":  # which it is by itself
+            return found
         table = encoding
         found.append(
             Arm(f"{name} + resized", lambda size: table.resized(s.side_at(size), s.side_at(size)), trained=False)

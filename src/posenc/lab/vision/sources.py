@@ -4,15 +4,16 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.lab.data.sources import HUB, Tables, files, kind_of, tables_of_file, tables_of_hub, types_of
+from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.vision.pictures import Pictures, Pixels
 from posenc.lab.vision.places import Places
 
@@ -25,7 +26,7 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".ti
 
 
 def load(
-    source: str, *, image_column: str | None = None, label_column: str | None = None, max_images: int = DATA_IMAGES
+    source: str, *, image_column: str | None = None, label_column: str | None = None, data_images: int = DATA_IMAGES
 ) -> Pictures:
     """The images behind a name, and their classes.
 
@@ -33,27 +34,27 @@ def load(
         source: "places" (`posenc.lab.vision.places`), "digits" (scikit-learn's), a folder with a sub-folder per class, a
             .parquet file or a folder of them, or "hf:NAME[:CONFIG]" for a Hugging Face dataset.
         image_column, label_column: of rows; None: the only ones that can be.
-        max_images: how many are drawn, or read at most; of folders they are spread over all.
+        data_images: how many are drawn, or read at most; of folders they are spread over all.
 
     Raises:
         InputError: no such images, fewer than two classes, an image that cannot be read, or a package that is missing.
     """
-    if not LEAST_IMAGES <= max_images <= MOST_IMAGES:
-        raise InputError(f"--data-images {max_images}: must lie between {LEAST_IMAGES} and {MOST_IMAGES}")
+    if not LEAST_IMAGES <= data_images <= MOST_IMAGES:
+        raise InputError(f"--data-images {data_images}: must lie between {LEAST_IMAGES} and {MOST_IMAGES}")
     if source == "places":
-        return Places(max_images)
+        return Places(data_images)
     if source == "digits":
-        return _digits(max_images)
-    columns = (image_column, label_column)
+        return _digits(data_images)
+    columns = _Columns(source, image_column, label_column)
     if source.startswith(HUB):
-        return _of_rows(source, tables_of_hub(source, "hf:ylecun/mnist"), columns, max_images)
+        return _of_rows(columns, rows_of_hub(source, columns, "hf:ylecun/mnist"), data_images)
     found = list(files(source, "image", IMAGE_SUFFIXES | {".parquet"}))
     rows = [path for path in found if kind_of(path) == ".parquet"]
     if rows and len(rows) < len(found):
         raise InputError(f"--data {source}: has image files and rows ({rows[0].name}); give a folder of one kind")
     if rows:
-        return _of_rows(source, chain.from_iterable(map(tables_of_file, rows)), columns, max_images)
-    return _of_files(source, found, max_images)
+        return _of_rows(columns, chain.from_iterable(rows_of_file(path, columns) for path in rows), data_images)
+    return _of_files(source, found, data_images)
 
 
 def _digits(max_images: int) -> Pictures:
@@ -77,45 +78,46 @@ def _of_files(source: str, found: Sequence[Path], max_images: int) -> Pictures:
     return _pixels(source, [name for name, _ in taken], [_read(source, str(path), path) for _, path in taken])
 
 
-def _of_rows(source: str, found: Tables, columns: tuple[str | None, str | None], max_images: int) -> Pictures:
+class _Columns:
+    """Chooses the columns of the images and of their classes. names: of classes that are numbers, where the data has some."""
+
+    def __init__(self, source: str, image: str | None, label: str | None) -> None:
+        self.source, self.image, self.label = source, image, label
+        self.names: Sequence[str] = ()
+
+    def __call__(self, types: Mapping[str, str], features: Mapping[str, Any]) -> Sequence[str]:
+        images = [name for name, kind in types.items() if "binary" in kind]
+        labels = [name for name, kind in types.items() if re.fullmatch(r"u?int\d+|(large_)?string(_view)?", kind)]
+        found = (
+            self._one("image", self.image, images, types),
+            self._one("label", self.label, labels, types),
+        )
+        self.names = getattr(features.get(found[1]), "names", ())
+        return found
+
+    def _one(self, usual: str, asked: str | None, fitting: Sequence[str], types: Mapping[str, str]) -> str:
+        column = asked or (usual if usual in fitting else fitting[0] if len(fitting) == 1 else "")
+        if column not in fitting:
+            there = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+            raise InputError(
+                f"--{usual}-column {asked or ''}: {self.source} has the columns {there}; name the one with the {usual}s"
+            )
+        return column
+
+
+def _of_rows(columns: _Columns, rows: Iterable[tuple[Any, Any]], max_images: int) -> Pictures:
     """Images in rows, the first ones; a class is a number or a word."""
     images: list[Tensor] = []
     labels: list[str] = []
-    for table, features in found:
-        image, label = _columns(source, columns, types_of(table))
-        names = getattr(features.get(label), "names", None)
-        for pixels, said in zip(table[image], table[label], strict=True):
-            if len(images) == max_images:
-                break
-            where, content, said = f"row {len(images) + 1}", pixels.as_py(), said.as_py()
-            content = content.get("bytes") if isinstance(content, dict) else content
-            if content is None or said is None:
-                raise InputError(
-                    f"--data {source}: {where} has no {'image' if content is None else 'class'}; leave it out"
-                )
-            images.append(_read(source, where, io.BytesIO(content)))
-            labels.append(names[said] if names and 0 <= said < len(names) else str(said))
-        if len(images) == max_images:
-            break
-    return _pixels(source, labels, images)
-
-
-def _columns(source: str, asked: tuple[str | None, str | None], types: Mapping[str, str]) -> tuple[str, str]:
-    """The columns of the images and of their classes."""
-    there = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-    can = (
-        [name for name, kind in types.items() if "binary" in kind],
-        [name for name, kind in types.items() if re.fullmatch(r"u?int\d+|(large_)?string(_view)?", kind)],
-    )
-    found = []
-    for flag, wanted, fitting, usual in zip(
-        ("--image-column", "--label-column"), asked, can, ("image", "label"), strict=True
-    ):
-        column = wanted or (usual if usual in fitting else fitting[0] if len(fitting) == 1 else None)
-        if column not in fitting:
-            raise InputError(f"{flag} {wanted or ''}: {source} has the columns {there}; name the one with the {usual}s")
-        found.append(column)
-    return found[0], found[1]
+    for number, (image, label) in enumerate(islice(rows, max_images), 1):
+        content = image.get("bytes") if isinstance(image, dict) else image
+        if content is None or label is None:
+            missing = "image" if content is None else "class"
+            raise InputError(f"--data {columns.source}: row {number} has no {missing}; leave it out")
+        images.append(_read(columns.source, f"row {number}", io.BytesIO(content)))
+        named = isinstance(label, int) and 0 <= label < len(columns.names)
+        labels.append(columns.names[label] if named else str(label))
+    return _pixels(columns.source, labels, images)
 
 
 def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pictures:

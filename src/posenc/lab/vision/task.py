@@ -18,7 +18,7 @@ from posenc.lab.vision import results, wording
 from posenc.lab.vision.config import PRESETS, ImageSettings
 from posenc.lab.vision.evaluate import arms, evaluate
 from posenc.lab.vision.pictures import ImageBatch, ImageCorpus, Images
-from posenc.lab.vision.sources import load
+from posenc.lab.vision.sources import DATA_IMAGES, load
 
 
 class VisionTask(Task[ImageSettings, ImageCorpus]):
@@ -28,9 +28,10 @@ class VisionTask(Task[ImageSettings, ImageCorpus]):
     settings = ImageSettings
     presets = PRESETS
     data = "places"
+    reading = {"image_column": None, "label_column": None, "data_images": DATA_IMAGES}
 
     def load(self, source: str, settings: ImageSettings, **reading: Any) -> tuple[ImageCorpus, ImageSettings]:
-        pictures = load(source, **reading)
+        pictures = load(source, **self.reading | reading)
         corpus = ImageCorpus.of(pictures, settings)
         return corpus, replace(settings, channels=corpus.channels, num_classes=len(corpus.classes))
 
