@@ -116,6 +116,65 @@ def loss_by_position(arms: Rows, trained_length: int, unit: str = "byte") -> go.
     return figure
 
 
+def accuracy_by_size(arms: Rows, trained: int, chance: float) -> go.Figure:
+    """The share of images whose class is found by their size, or its change from that of training. chance: of naming the
+    commonest class."""
+    figure, style = go.Figure(), styles(arms)
+    kinds = {kind: [[point[kind] for point in arm["sizes"]] for arm in arms] for kind in ("accuracy", "change")}
+    for arm, estimates in zip(arms, kinds["accuracy"], strict=True):
+        figure.add_scatter(
+            x=[point["patches"] for point in arm["sizes"]],
+            y=[100 * e["mean"] for e in estimates],
+            error_y={"type": "data", "symmetric": False, "thickness": 1.2, "width": 4, **_bars(estimates)},
+            customdata=[[point["size"]] for point in arm["sizes"]],
+            name=escape(arm["name"]),
+            mode="lines+markers",
+            line={**style[arm["name"]], "width": 2.2},
+            hovertemplate="%{y:.1f} at %{customdata[0]} pixels<extra>" + escape(arm["name"]) + "</extra>",
+        )
+    points = arms[0]["sizes"] if arms else []
+    sides = [point["patches"] for point in points]
+    at = next((point["patches"] for point in points if point["size"] == trained), None)
+    if at is not None:
+        figure.add_vline(x=at, line={"dash": "dot", "width": 1.5, "color": "#888"})
+        figure.add_annotation(x=at, y=1, yref="paper", text="training size", showarrow=False, xanchor="left", xshift=6)
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"width": 1.5, "color": "#888"}}
+    words = {"accuracy": "images whose class is found, %", "change": "change from the training size, points"}
+    heights = {"accuracy": 100 * chance, "change": 0}
+    shapes = {
+        kind: [*figure.to_dict()["layout"].get("shapes", ()), {**line, "y0": y, "y1": y}] for kind, y in heights.items()
+    }
+    bars = {kind: [_bars(estimates) for estimates in found] for kind, found in kinds.items()}
+    buttons = [
+        {
+            "label": label,
+            "method": "update",
+            "args": [
+                {
+                    "y": [[100 * e["mean"] for e in estimates] for estimates in kinds[kind]],
+                    "error_y.array": [each["array"] for each in bars[kind]],
+                    "error_y.arrayminus": [each["arrayminus"] for each in bars[kind]],
+                },
+                {"yaxis.title.text": words[kind], "shapes": shapes[kind]},
+            ],
+        }
+        for kind, label in (("accuracy", "accuracy"), ("change", "change"))
+    ]
+    menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+    figure.update_layout(updatemenus=[{**menu, "showactive": False, "buttons": buttons}], shapes=shapes["accuracy"])
+    figure.update_xaxes(title="patches per side of the test image", tickvals=sides, ticktext=sides)
+    figure.update_yaxes(title=words["accuracy"])
+    return figure
+
+
+def _bars(estimates: Rows) -> dict[str, list[float]]:
+    """The two halves of intervals of shares, in points."""
+    return {
+        "array": [100 * (e["high"] - e["mean"]) for e in estimates],
+        "arrayminus": [100 * (e["mean"] - e["low"]) for e in estimates],
+    }
+
+
 def training(arms: Rows, unit: str = "byte") -> go.Figure:
     """The loss of the training batches, mean over seeds."""
     trained = [arm for arm in arms if arm["trained"]]

@@ -7,9 +7,8 @@ from typing import Any
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
-from posenc.lab.config import unit
 from posenc.position_maps import MAPS
-from posenc.report import figures
+from posenc.report.compared import look
 from posenc.report.template import asset, filled
 from posenc.texts import summary
 
@@ -23,25 +22,20 @@ DESCRIPTIONS = {
     "rope": "queries and keys turned by an angle that grows with position (RoFormer, Llama)",
     "t5": "a learned number per head and range of distances, added to the scores (T5)",
     "alibi": "a fixed penalty proportional to the distance, added to the scores (ALiBi)",
+    "grid_table": "one learned vector per patch, added to the input (ViT)",
+    "grid_sinusoidal": "sines and cosines of row and column, side by side, added to the input (MAE, DETR)",
+    "axial_rope": "queries and keys turned, some pairs by the row and some by the column (RoPE in two dimensions)",
+    "mixed_rope": "queries and keys turned by learned mixtures of row and column (RoPE-mixed)",
+    "swin": "a learned number per head and offset in rows and columns, added to the scores (Swin)",
+    "grid_alibi": "a fixed penalty proportional to the distance of two patches, added to the scores (CROMA)",
 }
 
 
 def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
-    arms = results["arms"]
-    of = unit(results["settings"]["tokenizer"])
-    longer = {"change": figures.change_by_length(arms, of)} if len(results["settings"]["factors"]) > 1 else {}
-    shown = longer | {
-        "position": figures.loss_by_position(arms, results["settings"]["length"], of),
-        "training": figures.training(arms, of),
-    }
+    seen = look(results)
     return rendered(
-        "compare.html",
-        shown,
-        r=results,
-        unit=of,
-        factors=results["settings"]["factors"],
-        described=_described(results),
+        seen.template, seen.figures(results), r=results, described=_described(results), **seen.values(results)
     )
 
 
@@ -54,6 +48,9 @@ def rendered(name: str, shown: Mapping[str, Any], **values: Any) -> str:
         name,
         {
             "loss": _loss,
+            "accuracy": _accuracy,
+            "points": _points,
+            "points_lost": _points_lost,
             "signed": _signed,
             "half_width": _half_width,
             "count": _count,
@@ -90,6 +87,23 @@ def _loss(point: Mapping[str, Mapping[str, float]]) -> Markup:
     behind = point["behind_best"]
     small = "best" if behind["mean"] <= 0 else f"{_signed(behind['mean'])} {_half_width(behind)}"
     return Markup("{:.3f}<small>{}</small>").format(point["loss"]["mean"], small)
+
+
+def _accuracy(point: Mapping[str, Mapping[str, float]]) -> Markup:
+    behind = point["behind_best"]
+    small = (
+        "best" if behind["mean"] <= 0 else f"−{100 * behind['mean']:.1f} ± {50 * (behind['high'] - behind['low']):.1f}"
+    )
+    return Markup("{:.1f} %<small>{}</small>").format(100 * point["accuracy"]["mean"], small)
+
+
+def _points(estimate: Mapping[str, float]) -> Markup:
+    half = 50 * (estimate["high"] - estimate["low"])
+    return Markup("{}<small>± {:.1f}</small>").format(f"{100 * estimate['mean']:+.1f}".replace("-", "−"), half)
+
+
+def _points_lost(estimate: Mapping[str, float]) -> str:
+    return f"−{100 * estimate['mean']:.1f} ± {50 * (estimate['high'] - estimate['low']):.1f}"
 
 
 def _signed(value: float) -> str:

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 from posenc.errors import InputError
 from posenc.lab.compare import Progress
-from posenc.lab.config import Run, unit
+from posenc.lab.config import Run
 from posenc.lab.store import Cell
+from posenc.report.compared import look
 from posenc.texts import printable
 
 try:
@@ -89,29 +90,18 @@ class Terminal(ShowsProgress):
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
         out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-        settings = results["settings"]
-        lengths = [f * settings["length"] for f in settings["factors"]]
         for sentence in results["answer"]:
             out.print(f"- {sentence}", markup=False)
+        ranking = look(results).ranking(results)
         table = Table(box=None, pad_edge=False, header_style="bold")
-        rises = [f"rise at {n}" for n in lengths[1:]]
-        of = unit(settings["tokenizer"])
-        bits = ["bits per byte"] if of == "token" else []
-        for title in ("", "encoding", f"loss at {lengths[0]}", *bits, "behind the best", *rises, "verdict"):
-            table.add_column(title, justify="left" if title in ("encoding", "verdict") else "right", no_wrap=True)
-        for rank, arm in enumerate(results["arms"], 1):
-            changes = [_with_half_width(point["change"], "+.3f") for point in arm["lengths"][1:]]
-            first = arm["lengths"][0]
-            behind = _with_half_width(first["behind_best"], "+.3f") if first["behind_best"]["mean"] > 0 else "best"
-            losses = [f"{first['loss']['mean']:.3f}", *(f"{first['bits_per_byte']:.3f}" for _ in bits)]
-            table.add_row(str(rank), escape(arm["name"]), *losses, behind, *changes, arm["verdict"])
+        last = len(ranking.titles)
+        for column, title in enumerate(("", *ranking.titles)):
+            table.add_column(title, justify="left" if column in (1, last) else "right", no_wrap=True)
+        for rank, row in enumerate(ranking.rows, 1):
+            table.add_row(str(rank), *map(escape, row))
         out.print()
         out.print(table)
         out.print()
-        out.print(f"Nats per {of}, lower is better; ± is half a 95 % interval.", markup=False)
+        out.print(ranking.note, markup=False)
         out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
         out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
-
-
-def _with_half_width(estimate: Mapping[str, float], form: str) -> str:
-    return f"{estimate['mean']:{form}} ± {(estimate['high'] - estimate['low']) / 2:.3f}"
