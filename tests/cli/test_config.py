@@ -18,7 +18,7 @@ from posenc.errors import InputError
 from posenc.evals.config import PRESETS as EVALUATIONS
 from posenc.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
-from posenc.lab.config import PRESETS
+from posenc.lab.tasks import TASKS
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
 
@@ -270,8 +270,10 @@ def settings_in(folder):
     return yaml.safe_load((Path(folder) / "config.yaml").read_text())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_comparison_comes_back_whole_without_its_preset(preset, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("task", "preset"), [(name, preset) for name, task in TASKS.items() for preset in task.presets]
+)
+def test_a_comparison_comes_back_whole_without_its_preset(task, preset, tmp_path, monkeypatch, capsys):
     asked = []
 
     def planned(comparison, corpus, directory, *, progress, **_):
@@ -280,12 +282,13 @@ def test_a_comparison_comes_back_whole_without_its_preset(preset, tmp_path, monk
         raise InputError("far enough")
 
     monkeypatch.setattr("posenc.lab.compare.compare", planned)
-    assert cli.main(["compare", "--preset", preset, "--out", str(tmp_path / "a")]) == 2
+    assert cli.main(["compare", "--task", task, "--preset", preset, "--out", str(tmp_path / "a")]) == 2
     assert cli.main(["compare", "--config", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b")]) == 2
     assert "far enough" in capsys.readouterr().err
     assert asked[0] == asked[1]
-    p = PRESETS[preset]
-    assert asked[0][0] == Comparison(p.encodings, p.seeds, p.settings)
+    p, decided = TASKS[task].presets[preset], asked[0][0].settings
+    of_data = {name: getattr(decided, name) for name in ("num_classes", "channels") if hasattr(decided, name)}
+    assert asked[0][0] == Comparison(p.encodings, p.seeds, p.settings.changed(**of_data))
     assert "preset" not in settings_in(tmp_path / "a")
 
 

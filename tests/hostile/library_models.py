@@ -16,6 +16,7 @@ from hostile.library import HEADS, Row
 from posenc import analysis, tasks
 from posenc.evals.config import Settings as EvalSettings
 from posenc.lab.config import Settings
+from posenc.lab.vision.config import ImageSettings
 from posenc.pretrained.nbce import combine
 
 LENGTH = 16
@@ -100,6 +101,7 @@ def rows() -> dict[str, Row]:
         "tasks.create": Row(tasks.create, lambda: {"text": "passkey"}),
         "evals.Settings": Row(EvalSettings, lambda: {"tasks": ("passkey",)}, only=("samples", "seeds", "batch_size")),
         "lab.Settings": Row(Settings, dict),
+        "lab.ImageSettings": Row(ImageSettings, dict),
     }  # fmt: skip
     for name in OF_A_SUBJECT:
         found[f"analysis.{name}"] = Row(

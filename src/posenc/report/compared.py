@@ -84,7 +84,7 @@ class VisionLook(Look):
         trained, sizes = settings["image_size"], settings["test_sizes"]
         return {
             "token": "patch", "trained": trained, "largest": sizes[-1], "larger": sizes[-1] > trained,
-            "smaller": sizes[0] < trained, "others": [size for size in sizes if size != trained],
+            "others": [size for size in sizes if size != trained],
             "batch": f"{settings['batch_size']} images of {trained} × {trained} pixels",
         }  # fmt: skip
 

@@ -32,7 +32,7 @@ function draw(name) {
   }
   const ink = { textfont: { color: css("--ink"), size: narrow.matches ? 11 : 14 } };
   const seen = data.map(trace => ({ ...trace, ...(trace.type === "heatmap" && ink), visible: !hidden.has(trace.meta) }));
-  Plotly.react(element, seen, layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+  Plotly.react(element, seen, layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"], ...(narrow.matches && { displayModeBar: false }) });
   const key = element.closest(".panel")?.querySelector(".key");
   if (key) key.hidden = own.showlegend !== false;
 }

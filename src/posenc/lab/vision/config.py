@@ -24,16 +24,16 @@ class ImageSettings(Recipe):
     image_size: int = 32
     patch_size: int = 4
     test_sizes: tuple[int, ...] = (16, 32, 48, 64)
-    steps: int = 200
+    steps: int = 160
     batch_size: int = 32
     dim: int = 64
     num_layers: int = 2
     num_heads: int = 4
     head_dim: int | None = None
-    learning_rate: float = 0.02
+    learning_rate: float = 0.03
     adamw_learning_rate: float = 0.005
-    position_learning_rate: float = 0.02
-    images: int = 320
+    position_learning_rate: float = 0.03
+    images: int = 240
     channels: int = 3
     num_classes: int = 2
 
@@ -127,6 +127,6 @@ CORE = ("none", "grid_table", "grid_sinusoidal", "axial_rope", "mixed_rope", "sw
 
 PRESETS = {
     "quick": Preset(ImageSettings(steps=100), ("none", "grid_sinusoidal", "axial_rope", "swin"), 2),
-    "standard": Preset(ImageSettings(), CORE, 3),
+    "standard": Preset(ImageSettings(), CORE, 4),
     "thorough": Preset(ImageSettings(steps=600, num_layers=4, dim=96), (*CORE, "beit", "swin_v2"), 5),
 }

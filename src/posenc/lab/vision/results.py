@@ -1,7 +1,7 @@
 """From what the runs measured on images to every number of the report, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from posenc.lab.config import Run
@@ -37,17 +37,24 @@ def control(arm: Row, settings: ImageSettings) -> Estimate:
     return estimate(arm.values(size, seeds, ACCURACY) - arm.values(size, seeds, SHUFFLED_ACCURACY))
 
 
-def verdict(arm: Row, sizes: Sequence[int], settings: ImageSettings) -> str:
+def at_chance(arm: Row, chance: float, settings: ImageSettings) -> bool:
+    """Whether an arm is not measurably better, at the size of training, than always naming the commonest class."""
+    return level(arm, settings.image_size, ACCURACY).low <= chance
+
+
+def verdict(arm: Row, sizes: Sequence[int], chance: float, settings: ImageSettings) -> str:
     """What happens from the size of training over others, in a word or three."""
+    if sizes and at_chance(arm, chance, settings):
+        return "at chance"
     return told([fall(arm, size, settings) for size in sizes], HOLDS)
 
 
-def numbers(arms: Sequence[Row], settings: ImageSettings) -> dict[str, Any]:
-    """The measured part of results.json, for ranked arms."""
+def numbers(arms: Sequence[Row], chance: float, settings: ImageSettings) -> dict[str, Any]:
+    """The measured part of results.json, for ranked arms. chance: the share of the commonest class."""
     leading = {size: best(arms, size) for size in settings.test_sizes}
     named = {arm.name: arm for arm in arms}
     return {
-        "arms": [_row(arm, leading, settings) for arm in arms],
+        "arms": [_row(arm, leading, chance, settings) for arm in arms],
         "extensions": [
             {
                 "arm": arm.name,
@@ -63,7 +70,7 @@ def numbers(arms: Sequence[Row], settings: ImageSettings) -> dict[str, Any]:
     }
 
 
-def _row(arm: Row, leading: Mapping[int, Row], settings: ImageSettings) -> dict[str, Any]:
+def _row(arm: Row, leading: Mapping[int, Row], chance: float, settings: ImageSettings) -> dict[str, Any]:
     s, trained = settings, settings.image_size
     sizes = [
         {
@@ -71,7 +78,7 @@ def _row(arm: Row, leading: Mapping[int, Row], settings: ImageSettings) -> dict[
             "patches": s.side_at(size),
             "loss": asdict(level(arm, size)),
             "loss_change": asdict(change(arm, size, trained)),
-            "accuracy": asdict(level(arm, size, ACCURACY)),
+            "accuracy": asdict(_share(level(arm, size, ACCURACY))),
             "change": asdict(change(arm, size, trained, ACCURACY)),
             "behind_best": asdict(difference(leading[size], arm, size, ACCURACY)),
         }
@@ -79,14 +86,19 @@ def _row(arm: Row, leading: Mapping[int, Row], settings: ImageSettings) -> dict[
     ]
     shuffled = {
         "loss": asdict(level(arm, trained, SHUFFLED_LOSS)),
-        "accuracy": asdict(level(arm, trained, SHUFFLED_ACCURACY)),
+        "accuracy": asdict(_share(level(arm, trained, SHUFFLED_ACCURACY))),
         "lost": asdict(control(arm, s)),
     }
     return {
         **identity(arm),
-        "verdict": verdict(arm, s.larger, s),
-        "verdict_smaller": verdict(arm, s.smaller, s),
+        "verdict": verdict(arm, s.larger, chance, s),
+        "verdict_smaller": verdict(arm, s.smaller, chance, s),
         "sizes": sizes,
         "shuffled": shuffled,
         **course(arm),
     }
+
+
+def _share(e: Estimate) -> Estimate:
+    """An estimate of a share, whose interval ends at 0 and 1."""
+    return replace(e, low=max(e.low, 0.0), high=min(e.high, 1.0))

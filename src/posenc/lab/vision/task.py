@@ -75,7 +75,7 @@ class VisionTask(Task[ImageSettings, ImageCorpus]):
         return results.ranked(cells, settings)
 
     def numbers(self, rows: Sequence[Row], corpus: ImageCorpus, settings: ImageSettings) -> dict[str, Any]:
-        return results.numbers(rows, settings)
+        return results.numbers(rows, corpus.chance, settings)
 
     def answer(self, rows: Sequence[Row], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
         return wording.answer(rows, corpus, settings)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from posenc.lab.results import Row, difference, level
+from posenc.encodings import GridALiBi
+from posenc.lab.results import Row, change, difference, level
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, ImageSettings
 from posenc.lab.vision.pictures import ImageCorpus
 from posenc.lab.vision.places import CELLS
-from posenc.lab.vision.results import best, control, fall, verdict
+from posenc.lab.vision.results import at_chance, best, control, verdict
 from posenc.lab.wording import general_limits, listed
 from posenc.statistics import Estimate
 
@@ -21,10 +22,13 @@ def answer(arms: Sequence[Row], corpus: ImageCorpus, settings: ImageSettings) ->
         return []
     lines = [_best(trained, s.image_size, s, "At the training size of")]
     lines += [_best(arms, sizes[-1], s, "At") for sizes in (s.larger, s.smaller) if sizes]
+    lost = [arm.name for arm in trained if at_chance(arm, corpus.chance, s)]
+    if lost:
+        lines.append(f"No better than always naming the commonest class ({percent(corpus.chance)}): {listed(lost)}.")
     for sizes, way in ((s.larger, "larger"), (s.smaller, "smaller")):
-        lines += _by_verdict(trained, sizes, way, s)
-    lines.append(_shuffled(trained, corpus, s))
-    return lines + _without_retraining(arms, s)
+        lines += _by_verdict(trained, sizes, way, corpus.chance, s)
+    lines.append(_shuffled(trained, s))
+    return lines + [_fitted(arms, sizes[-1]) for sizes in (s.larger, s.smaller) if sizes and len(arms) > len(trained)]
 
 
 def _best(arms: Sequence[Row], size: int, settings: ImageSettings, opening: str) -> str:
@@ -38,25 +42,26 @@ def _best(arms: Sequence[Row], size: int, settings: ImageSettings, opening: str)
     )
 
 
-def _by_verdict(trained: Sequence[Row], sizes: Sequence[int], way: str, settings: ImageSettings) -> list[str]:
+def _by_verdict(
+    trained: Sequence[Row], sizes: Sequence[int], way: str, chance: float, settings: ImageSettings
+) -> list[str]:
     if not sizes:
         return []
     openings = {
-        "holds": (f"Holds its accuracy on {way} images", sizes[-1]),
-        "degrades": (f"Degrades on {way} images, at {sizes[-1]} pixels by", sizes[-1]),
-        "breaks at once": (f"Breaks as soon as images are {way}, at {sizes[0]} pixels by", sizes[0]),
+        "holds": (f"Holds its accuracy on {way} images, to {sizes[-1]} pixels", sizes[-1]),
+        "degrades": (f"Degrades on {way} images, at {sizes[-1]} pixels", sizes[-1]),
+        "breaks at once": (f"Breaks as soon as images are {way}, at {sizes[0]} pixels", sizes[0]),
     }
     lines = []
     for outcome, (opening, size) in openings.items():
-        which = [arm for arm in trained if verdict(arm, sizes, settings) == outcome]
+        which = [arm for arm in trained if verdict(arm, sizes, chance, settings) == outcome]
         if which:
-            lines.append(
-                f"{opening}: {listed([f'{arm.name} ({points(fall(arm, size, settings))})' for arm in which])}."
-            )
+            found = [f"{arm.name} ({points(change(arm, size, settings.image_size, ACCURACY))})" for arm in which]
+            lines.append(f"{opening}: {listed(found)}.")
     return lines
 
 
-def _shuffled(trained: Sequence[Row], corpus: ImageCorpus, settings: ImageSettings) -> str:
+def _shuffled(trained: Sequence[Row], settings: ImageSettings) -> str:
     """How much of the answer comes from where things are."""
     size = settings.image_size
     by = max(trained, key=lambda arm: control(arm, settings).mean)
@@ -65,26 +70,20 @@ def _shuffled(trained: Sequence[Row], corpus: ImageCorpus, settings: ImageSettin
     without = f"; a model without positions finds {percent(level(bag[0], size, ACCURACY).mean)}" if bag else ""
     return (
         f"With the patches of the test images shuffled, the accuracy of {by.name} falls from {percent(whole)} to "
-        f"{percent(moved)}{without}. Always naming the commonest class finds {percent(corpus.chance)}."
+        f"{percent(moved)}{without}."
     )
 
 
-def _without_retraining(arms: Sequence[Row], settings: ImageSettings) -> list[str]:
+def _fitted(arms: Sequence[Row], size: int) -> str:
+    """What fitting positions to a size without retraining does."""
     named = {arm.name: arm for arm in arms}
-    lines = []
+    by_outcome: dict[str, list[str]] = {"helps": [], "harms": [], "makes no measurable difference to": []}
     for arm in (arm for arm in arms if not arm.trained and arm.encoding in named):
-        sizes = [size for size in settings.test_sizes if size != settings.image_size]
-        found = {size: difference(arm, named[arm.encoding], size, ACCURACY) for size in sizes}
-        by = ", ".join(f"{100 * e.mean:+.1f}" for e in found.values())
-        better = [str(size) for size, e in found.items() if e.low > 0]
-        worse = [str(size) for size, e in found.items() if e.high < 0]
-        parts = [f"{word} at {listed(at)} pixels" for word, at in (("better", better), ("worse", worse)) if at]
-        outcome = " and ".join(parts) or "neither better nor worse"
-        lines.append(
-            f"{arm.name}, without retraining, is measurably {outcome} than {arm.encoding} as trained ({by} points at "
-            f"{listed([str(size) for size in sizes])} pixels)."
-        )
-    return lines
+        e = difference(arm, named[arm.encoding], size, ACCURACY)
+        outcome = list(by_outcome)[0 if e.low > 0 else 1 if e.high < 0 else 2]
+        by_outcome[outcome].append(f"{arm.encoding} ({points(e)})")
+    said = "; it ".join(f"{outcome} {listed(which)}" for outcome, which in by_outcome.items() if which)
+    return f"At {size} pixels, fitting positions to the image without retraining {said}."
 
 
 def limits(arms: Sequence[Row], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
@@ -92,13 +91,23 @@ def limits(arms: Sequence[Row], corpus: ImageCorpus, settings: ImageSettings) ->
     s, notes = settings, []
     trained = [arm for arm in arms if arm.trained]
     top = max((level(arm, s.image_size, ACCURACY).mean for arm in trained), default=0.0)
-    late = [arm.name for arm in trained if level(arm, s.image_size, ACCURACY).mean < top - UNDERTRAINED]
+    late = [
+        arm.name
+        for arm in trained
+        if not at_chance(arm, corpus.chance, s) and level(arm, s.image_size, ACCURACY).mean < top - UNDERTRAINED
+    ]
     if late:
         notes.append(
             f"After {s.steps} steps {listed(late)} {'is' if len(late) == 1 else 'are'} still more than "
             f"{100 * UNDERTRAINED:.0f} points below the best. A model that finds little has little to lose at other sizes, "
             "so a flat curve is no merit there."
         )
+    for arm in trained:
+        if isinstance(s.make_encoding(arm.encoding), GridALiBi):
+            notes.append(
+                f"{arm.name} knows how far apart two patches are, not in which direction: an image and its mirror image are "
+                "the same to it."
+            )
     if corpus.scaled and len(s.test_sizes) > 1:
         notes.append(
             "Images of another size are the same pixels, resized (bilinear, smoothed where they shrink): a larger image shows "
@@ -131,4 +140,4 @@ def percent(share: float) -> str:
 
 def points(e: Estimate) -> str:
     """An estimate of a difference of shares, in points of a hundred."""
-    return f"{100 * e.mean:.1f} ± {50 * (e.high - e.low):.1f} points"
+    return f"{100 * e.mean:+.1f} ± {50 * (e.high - e.low):.1f} points".replace("-", "−")

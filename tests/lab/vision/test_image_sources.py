@@ -1,0 +1,193 @@
+"""Images from scikit-learn, folders, rows and datasets: pixels, classes, the split, and what is refused."""
+
+import io
+import json
+
+import pytest
+import torch
+
+from lab.vision.conftest import TINY
+from posenc import InputError
+from posenc.lab.tasks import TASKS
+from posenc.lab.vision.pictures import HELD_OUT, ImageCorpus, Pixels, png
+from posenc.lab.vision.sources import load
+
+Image = pytest.importorskip("PIL.Image")
+COLOURS = {"cat": (200, 40, 10), "dog": (10, 90, 220), "10": (0, 0, 0), "9": (255, 255, 255)}
+
+
+def picture(name, number, size=(13, 9)):
+    """An image whose middle is of the class's colour, and whose number can be read off it."""
+    image = Image.new("RGB", size, COLOURS[name])
+    image.putpixel((size[0] // 2, size[1] // 2), (number, number, number))
+    return image
+
+
+def encoded(image, form="PNG"):
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name / "deeper").mkdir(parents=True)
+        for n in range(10):
+            where = tmp_path / "images" / name / ("deeper" if n % 2 else "") / f"{n}.{'png' if n else 'bmp'}"
+            picture(name, n).save(where)
+        (tmp_path / "images" / name / "notes.txt").write_text("no image")
+    return tmp_path / "images"
+
+
+def test_a_folder_has_a_class_per_sub_folder(folder):
+    found = load(str(folder))
+    assert (found.classes, found.labels.tolist()) == (("cat", "dog"), [0] * 10 + [1] * 10)
+    assert found.images[0].shape == (3, 9, 9)  # the middle square
+    assert found.images[0][:, 0, 0].tolist() == list(COLOURS["cat"])
+    assert sorted(int(image[0, 4, 4]) for image in found.images[:10]) == list(range(10))
+    assert found.at(6, torch.tensor([3])).shape == (1, 3, 6, 6)
+    few = load(str(folder), data_images=10)
+    assert few.labels.bincount().tolist() == [5, 5]
+    assert few.digest != found.digest == load(str(folder)).digest
+
+
+def parquet(path, rows, features=None):
+    datasets = pytest.importorskip("datasets")
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(path)
+    return path
+
+
+def rows(names):
+    return [
+        {"image": {"bytes": encoded(picture(name, n)), "path": None}, "label": name} for n, name in enumerate(names)
+    ]
+
+
+def test_rows_and_datasets_give_what_a_folder_gives(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    names = ["dog", "cat"] * 8
+    (tmp_path / "set").mkdir()
+    as_words = load(str(parquet(tmp_path / "set" / "train.parquet", rows(names))))
+    as_dataset = load(f"hf:{tmp_path / 'set'}")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    numbered = [row | {"label": ["cat", "dog"].index(row["label"])} for row in rows(names)]
+    (tmp_path / "more").mkdir()
+    as_numbers = load(str(parquet(tmp_path / "more" / "train.parquet", numbered, features)))
+    for found in (as_words, as_dataset, as_numbers):
+        assert found.classes == ("cat", "dog")
+        assert found.labels.tolist() == [1, 0] * 8
+        assert [int(image[0, 4, 4]) for image in found.images] == list(range(16))
+    assert as_words.digest == as_dataset.digest == as_numbers.digest
+    assert len(load(f"hf:{tmp_path / 'set'}", data_images=10).images) == 10
+
+
+def test_numbers_are_sorted_as_numbers(tmp_path):
+    plain = [{"picture": encoded(picture(name, n)), "said": int(name)} for n, name in enumerate(["10", "9"] * 6)]
+    assert load(str(parquet(tmp_path / "a.parquet", plain))).classes == ("9", "10")
+
+
+def test_digits_are_those_of_scikit_learn():
+    sklearn = pytest.importorskip("sklearn.datasets")
+    found, true = load("digits"), sklearn.load_digits()
+    assert torch.equal(found.labels, torch.from_numpy(true.target))
+    grey = found.at(8, torch.arange(1797))[:, 0].numpy()
+    assert abs(grey / 255 * 16 - true.images).max() < 0.05
+    corpus, settings = TASKS["vision"].load("digits", TINY)
+    assert (settings.channels, settings.num_classes, len(corpus.train), corpus.held_out) == (1, 10, 1438, 359)
+
+
+def test_the_split_is_fixed_and_sizes_are_of_the_same_images(small):
+    corpus, settings = small
+    pixels = Pixels(
+        "x", ("a", "b"), torch.arange(40) % 2, [torch.full((1, 8, 8), n, dtype=torch.uint8) for n in range(40)]
+    )
+    split = ImageCorpus.of(pixels, settings)
+    trained = set(split.train.sizes[8][:, 0, 0, 0].tolist())
+    tested = [split.test.sizes[size][:, 0, 0, 0].tolist() for size in settings.test_sizes]
+    assert trained == {n for n in range(40) if n % HELD_OUT != HELD_OUT - 1}
+    assert tested[0] == tested[1] == tested[2] == [4, 9, 14, 24, 29, 39]
+    assert split.test.labels.tolist() == [n % 2 for n in tested[0]]
+    assert corpus.held_out == 8
+
+
+def test_a_corpus_comes_back_from_a_folder(small, tmp_path):
+    corpus, _ = small
+    corpus.write(tmp_path)
+    again = ImageCorpus.read(tmp_path)
+    assert again.facts() == corpus.facts()
+    for part in ("train", "test"):
+        one, two = getattr(corpus, part), getattr(again, part)
+        assert torch.equal(one.labels, two.labels)
+        assert one.sizes.keys() == two.sizes.keys()
+        assert all(torch.equal(one.sizes[size], two.sizes[size]) for size in one.sizes)
+    assert json.dumps(corpus.facts())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_samples_are_images(channels):
+    image = torch.arange(channels * 35, dtype=torch.uint8).view(channels, 5, 7)
+    with Image.open(io.BytesIO(png(image))) as read:
+        assert read.size == (7, 5)
+        assert read.tobytes() == image.permute(1, 2, 0).contiguous().numpy().tobytes()
+
+
+def test_what_cannot_serve_is_named(folder, tmp_path):
+    for source, message in (
+        ("", "--data '': name a file or folder of image"),
+        ("nowhere", r"--data nowhere: no such file or folder"),
+        ("hf:", "--data hf:: name a dataset, as in hf:ylecun/mnist"),
+        (str(folder / "cat" / "0.bmp"), "a folder with a sub-folder of images per class"),
+        (str(folder / "cat" / "deeper"), "a folder with a sub-folder of images per class"),
+        (str(folder / "cat"), "5 images of 1 classes; needs 10 images of two"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load(source)
+    with pytest.raises(InputError, match=r"--data-images 3: must lie between 10"):
+        load("places", data_images=3)
+    good = parquet(tmp_path / "a.parquet", rows(["cat", "dog"] * 5))
+    for asked, message in (
+        ({"image_column": "label"}, r"--image-column label: .* has the columns image \(struct.*\), label \(string\)"),
+        ({"label_column": "\x1b[31m"}, "--label-column "),
+    ):
+        with pytest.raises(InputError, match=message):
+            load(str(good), **asked)
+    empty = [row | {"image": None} if n == 6 else row for n, row in enumerate(rows(["cat", "dog"] * 5))]
+    with pytest.raises(InputError, match="row 7 has no image; leave it out"):
+        load(str(parquet(tmp_path / "b.parquet", empty)))
+    for content, reason in (
+        (b"", "cannot identify"),
+        (encoded(picture("cat", 1))[:60], ""),
+        (b"\x89PNG\r\n\x1a\n" * 9, ""),
+    ):
+        (folder / "cat" / "broken.png").write_bytes(content)
+        with pytest.raises(InputError, match=rf"cat/broken\.png cannot be read as an image \(.*{reason}.*leave it out"):
+            load(str(folder))
+    (folder / "cat" / "broken.png").unlink()
+    (folder / "rows.parquet").write_bytes(good.read_bytes())
+    with pytest.raises(InputError, match=r"image files and rows \(rows\.parquet\)"):
+        load(str(folder))
+
+
+def test_an_image_that_would_fill_the_memory_is_not_opened(folder):
+    head = png(torch.zeros(1, 1, 1, dtype=torch.uint8))
+    bomb = head[:16] + (60_000).to_bytes(4, "big") * 2 + head[24:]
+    (folder / "cat" / "bomb.png").write_bytes(bomb)
+    with pytest.raises(InputError, match=r"cat/bomb\.png (has 3600000000 pixels|cannot be read as an image)"):
+        load(str(folder))
+
+
+def test_data_that_do_not_fit_the_settings_are_refused(small):
+    from dataclasses import replace
+
+    corpus, settings = small
+    task = TASKS["vision"]
+    task.check(corpus, settings)
+    for change, message in (
+        ({"images": 9}, r"--images 9: .* 8 images are held out"),
+        ({"test_sizes": (8, 12)}, r"test_sizes=\(8, 12\)"),
+        ({"num_classes": 5}, "num_classes=5: the images have 3 and 4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            task.check(corpus, replace(settings, **change))

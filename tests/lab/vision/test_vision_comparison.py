@@ -1,0 +1,287 @@
+"""Comparisons of images end to end: numbers, words, resumption, checkpoints, the report and the command."""
+
+import json
+import re
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.vision.conftest import TINY
+from posenc import InputError, cli
+from posenc.engines import create
+from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.compare import Comparison, Progress, compare
+from posenc.lab.config import Run
+from posenc.lab.results import Row
+from posenc.lab.store import ArmScores, Cell, Store
+from posenc.lab.tasks import TASKS
+from posenc.lab.train import Training
+from posenc.lab.vision import results as vision
+from posenc.lab.vision.wording import answer, limits
+from posenc.report.page import page
+
+SIZES = {
+    "image_size": 8, "patch_size": 2, "test_sizes": (4, 16), "steps": 3, "batch_size": 2, "dim": 8, "num_layers": 1,
+    "num_heads": 2, "head_dim": 4, "images": 6, "data_images": 40, "workers": 1, "task": "vision",
+}  # fmt: skip
+FLAGS = [
+    word for name, value in SIZES.items()
+    for word in (f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value]))
+]  # fmt: skip
+ENCODINGS = ("none", "axial_rope", "grid_table")
+
+
+@pytest.fixture(scope="module")
+def finished(small, tmp_path_factory):
+    corpus, settings = small
+    folder = tmp_path_factory.mktemp("vision")
+    found = compare(
+        Comparison(ENCODINGS, 2, settings),
+        corpus,
+        folder,
+        engine=create("here"),
+        command="posenc compare '<b>'",
+        render=page,
+    )
+    return settings, corpus, folder, found
+
+
+def test_results_hold_every_number(finished):
+    settings, corpus, folder, results = finished
+    assert json.loads((folder / "results.json").read_text()) == results
+    assert (results["schema"], results["task"], results["complete"]) == (1, "vision", True)
+    assert results["settings"]["test_sizes"] == [4, 8, 16]
+    assert results["data"]["sha256"] == corpus.digest
+    assert {arm["name"] for arm in results["arms"]} == {*ENCODINGS, "axial_rope + rescaled", "grid_table + resized"}
+    accuracies = [arm["sizes"][-1]["accuracy"]["mean"] for arm in results["arms"]]
+    assert accuracies == sorted(accuracies, reverse=True)
+    cells = {run: Store(folder).load(run) for run in Comparison(ENCODINGS, 2, settings).runs(corpus)}
+    for arm in results["arms"]:
+        scores = [s for run, cell in cells.items() for s in cell.arms if s.name == arm["name"]]
+        for point in arm["sizes"]:
+            assert point["patches"] == point["size"] // 2
+            losses, hits = (
+                torch.tensor([found[str(point["size"])] for found in measured], dtype=torch.float64)
+                for measured in ([s.paired for s in scores], [s.also["accuracy"] for s in scores])
+            )
+            assert point["loss"]["mean"] == pytest.approx(losses.mean().item())
+            assert point["accuracy"]["mean"] == pytest.approx(hits.mean().item())
+            assert 0 <= point["accuracy"]["low"] <= point["accuracy"]["high"] <= 1
+        assert arm["sizes"][1]["change"]["mean"] == 0
+        bag = arm["shuffled"]["accuracy"]["mean"]
+        assert arm["shuffled"]["lost"]["mean"] == pytest.approx(arm["sizes"][1]["accuracy"]["mean"] - bag)
+    assert [(e["arm"], e["size"]) for e in results["extensions"]] == [
+        (arm["name"], size) for arm in results["arms"] if not arm["trained"] for size in (4, 16)
+    ]
+
+
+def test_finished_runs_are_kept_and_missing_ones_run_again(finished, tmp_path):
+    settings, corpus, folder, results = finished
+    (tmp_path / "cells").mkdir()
+    cells = sorted((folder / "cells").iterdir())
+    for path in cells[1:]:
+        (tmp_path / "cells" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "cells" / cells[1].name).write_bytes(cells[1].read_bytes()[:-90])
+    ran = []
+    progress = Progress(finished=lambda run, cell: ran.append(run.id))
+    with pytest.warns(UserWarning, match="its checksum is wrong"):
+        again = compare(Comparison(ENCODINGS, 2, settings), corpus, tmp_path, engine=create("here"), progress=progress)
+    assert set(ran) == {cells[0].stem, cells[1].stem}
+    assert [arm["sizes"] for arm in again["arms"]] == [arm["sizes"] for arm in results["arms"]]
+
+
+def test_a_cell_that_lacks_a_measure_is_not_taken(finished, tmp_path):
+    settings, corpus, folder, _ = finished
+    run = Comparison(ENCODINGS, 2, settings).runs(corpus)[0]
+    cell = Store(folder).load(run)
+    scores = replace(cell.arms[0], also={k: v for k, v in cell.arms[0].also.items() if k != "shuffled_accuracy"})
+    store = Store(tmp_path)
+    store.save(run, replace(cell, arms=[scores]))
+    with pytest.warns(UserWarning, match="none has not 6 examples under every condition"):
+        assert store.load(run) is None
+
+
+@pytest.mark.parametrize("name", ["mixed_rope", "swin"])
+def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
+    corpus, settings = small
+    run = Run(name, 1, replace(settings, steps=6), corpus.digest)
+    whole = Training(run, corpus.train)
+    while not whole.finished:
+        whole.advance()
+    killed = Training(run, corpus.train)
+    checkpoint = Checkpoints(tmp_path, 1e-9).of(killed)
+    for _ in range(3):
+        killed.advance()
+        checkpoint.keep_if_due()
+    torch.manual_seed(12345)  # another process has another state
+    resumed = Training(run, corpus.train)
+    Checkpoints(tmp_path, 1e-9).of(resumed)
+    assert len(resumed.losses) == 3
+    while not resumed.finished:
+        resumed.advance()
+    assert resumed.losses == whole.losses
+    pairs = zip(whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, two) for (_, one), two in pairs)
+
+
+def measured(folder):
+    """Everything but times."""
+    arms = json.loads((Path(folder) / "results.json").read_text())["arms"]
+    return [{key: arm[key] for key in ("name", "sizes", "shuffled", "training", "verdict")} for arm in arms]
+
+
+def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("posenc.cli.compare.read_engine", lambda *_, **__: create("here"))
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert cli.main(["compare", *FLAGS, "--encodings", "swin", "--seeds", "2", "--out", str(one)]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy at 8" in shown
+    assert "change at 16" in shown
+    assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 0
+    assert measured(one) == measured(two)
+    said = (one / "config.yaml").read_text()
+    assert {"task: vision", "data: places", "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(said.splitlines())
+    capsys.readouterr()
+    changed = ["compare", "--config", str(one / "config.yaml"), "--out", str(tmp_path / "three"), "--data-images", "50"]
+    assert cli.main([*changed, "--steps", "0"]) == 2  # the digest went with the flag
+    assert "--steps 0" in capsys.readouterr().err
+    (one / "config.yaml").write_text(re.sub("data_sha256: .*", f"data_sha256: {'0' * 64}", said))
+    assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 2
+    assert "--data places: has changed" in capsys.readouterr().err
+
+
+def test_flags_of_another_task_are_refused_by_name(tmp_path, capsys):
+    for task, flag in (
+        ("vision", "--length"),
+        ("vision", "--text-column"),
+        ("text", "--image-size"),
+        ("text", "--data-images"),
+    ):
+        assert cli.main(["compare", "--task", task, flag, "8", "--out", str(tmp_path / "x")]) == 2
+        other = "text" if task == "vision" else "vision"
+        assert f"{flag}: is for --task {other}; leave it out of --task {task}" in capsys.readouterr().err
+    assert cli.main(["compare", "--task", "visoin"]) == 2
+    assert "did you mean 'vision'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_says_what_was_measured(finished):
+    _, _, folder, results = finished
+    text = (folder / "report.html").read_text()
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
+    for arm in results["arms"]:
+        assert escape(arm["name"]) in text
+        assert f"{100 * arm['sizes'][1]['accuracy']['mean']:.1f} %" in text
+    for sentence in (*results["answer"], *results["limits"]):
+        assert escape(sentence, quote=False) in text.replace("&#39;", "'").replace("&#34;", '"')
+    assert text.count('<img src="data:image/png;base64,') == 6
+    assert "&#39;&lt;b&gt;&#39;" in text
+    assert "bytes" not in text.split("<script>")[0].split("</style>")[1]
+    alone = json.loads(json.dumps(results))
+    alone["settings"]["test_sizes"], alone["extensions"] = [8], []
+    alone["arms"] = [arm | {"sizes": arm["sizes"][1:2]} for arm in alone["arms"] if arm["trained"]]
+    assert "plot-sizes" not in page(alone).split("<script>")[0]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_browser_shows_it_without_complaint(finished, browser, width):
+    _, _, folder, results = finished
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    complaints = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto((folder / "report.html").as_uri())
+    tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 2")
+    assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    read = "document.getElementById('plot-sizes').data.map(t => [t.name, Array.from(t.y)])"
+    for kind, button in (("accuracy", 0), ("change", 1)):
+        tab.locator("#plot-sizes .updatemenu-button").nth(button).click()
+        for arm, (name, ys) in zip(results["arms"], tab.evaluate(read), strict=True):
+            assert name == arm["name"]
+            assert ys == pytest.approx([100 * point[kind]["mean"] for point in arm["sizes"]])
+    assert complaints == []
+    tab.close()
+
+
+# -------------------------------------------------------------------- words, on numbers made up here
+
+
+def row(name, encoding, *shares, shuffled=0.25, seeds=3, images=40):
+    """An arm that is right for these shares of the images, at 4, 8 and 16 pixels; a few images differ by seed."""
+    cells = {}
+    for seed in range(seeds):
+        hits = {str(n): [float((i * 7 + seed) % images < share * images) for i in range(images)]
+                for n, share in zip((4, 8, 16), shares, strict=True)}  # fmt: skip
+        bag = [float((i * 7 + seed) % images < shuffled * images) for i in range(images)]
+        also = {"accuracy": hits, "shuffled_accuracy": {"8": bag}, "shuffled_loss": {"8": bag}}
+        cells[seed] = ArmScores(name, name == encoding, hits, [], 1.0, also)
+    return Row(name, encoding, name == encoding, {s: Cell({}, [], [1.0], 1, 1, 1.0, 1.0, 1) for s in cells}, cells)
+
+
+@pytest.fixture
+def made_up():
+    return [
+        row("axial_rope + rescaled", "axial_rope", 0.9, 1.0, 1.0),
+        row("swin", "swin", 0.95, 0.95, 0.95),
+        row("axial_rope", "axial_rope", 0.85, 1.0, 0.5),
+        row("none", "none", 0.25, 0.25, 0.25),
+        row("grid_alibi", "grid_alibi", 0.25, 0.25, 0.25),
+    ]
+
+
+def test_the_answer_follows_from_the_numbers(made_up, small):
+    corpus, settings = small
+    assert corpus.chance >= 0.25
+    words = answer(made_up, corpus, settings)
+    text = " ".join(words)
+    assert words[0].startswith(
+        "At the training size of 8 x 8 pixels (4 x 4 patches), axial_rope is right most often (100.0 %)"
+    )
+    assert "At 16 x 16 pixels (8 x 8 patches), axial_rope + rescaled is right most often (100.0 %)" in text
+    assert re.search(r"No better than always naming the commonest class \(\d\d\.\d %\): none and grid_alibi\.", text)
+    assert "Holds its accuracy on larger images, to 16 pixels: swin (+0.0" in text
+    assert "Degrades on larger images, at 16 pixels: axial_rope (−50.0 ±" in text
+    assert "Degrades on smaller images, at 4 pixels: axial_rope (−15.0 ±" in text
+    assert "the accuracy of axial_rope falls from 100.0 % to 25.0 %; a model without positions finds 25.0 %" in text
+    assert "At 16 pixels, fitting positions to the image without retraining helps axial_rope (+50.0 ±" in text
+    notes = " ".join(limits(made_up, corpus, settings))
+    assert "grid_alibi knows how far apart two patches are, not in which direction" in notes
+    assert "resized (bilinear" not in notes
+    assert "At 4 pixels a patch of 2 does not lie within one of the 4 x 4 cells" in notes
+    assert "resized (bilinear" in " ".join(limits(made_up, replace(corpus, scaled=True), settings))
+    assert answer([], corpus, settings) == []
+
+
+def test_verdicts_are_of_accuracy(made_up, small):
+    corpus, settings = small
+    found = {arm.name: [vision.verdict(arm, sizes, corpus.chance, settings) for sizes in (settings.larger, settings.smaller)]
+             for arm in made_up}  # fmt: skip
+    assert found["swin"] == ["holds", "holds"]
+    assert found["axial_rope"] == ["degrades", "degrades"]
+    assert found["none"] == ["at chance", "at chance"]
+    assert vision.verdict(made_up[0], (), corpus.chance, settings) == "not tested"
+    rows = vision.numbers(made_up, corpus.chance, settings)
+    assert rows["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
+
+
+def test_refusals_come_before_any_file(small, tmp_path):
+    corpus, settings = small
+    for comparison, message in (
+        (Comparison(("axial_rop",), 1, settings), "did you mean 'axial_rope'"),
+        (Comparison(("swin",), 1, replace(settings, images=30)), "--images 30: .* 8 images are held out"),
+        (
+            Comparison(("grid_table:beyond=error",), 1, settings),
+            "--encodings grid_table:beyond=error: .*outside the table",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            compare(comparison, corpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    task = TASKS["vision"]
+    with pytest.raises(InputError, match="multiples of 4, not 6"):
+        task.load("places", replace(TINY, image_size=6), data_images=40)
