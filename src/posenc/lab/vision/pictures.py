@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.errors import InputError
 from posenc.lab.data.text import mapped
 from posenc.lab.vision.config import ImageSettings
+from posenc.machine import free_bytes
 from posenc.positions import Positions
 
 HELD_OUT = 5
@@ -135,10 +137,21 @@ class ImageCorpus:
 
     @classmethod
     def of(cls, pictures: Pictures, settings: ImageSettings) -> "ImageCorpus":
-        """Cut in two, always alike: every fifth image is held out."""
+        """Cut in two, always alike: every fifth image is held out.
+
+        Raises:
+            InputError: more than the memory that is free.
+        """
         index = torch.arange(len(pictures.labels))
         held_out, train = index[index % HELD_OUT == HELD_OUT - 1], index[index % HELD_OUT < HELD_OUT - 1]
         count = min(settings.images, len(held_out))
+        pixels = len(train) * settings.image_size**2 + count * sum(size**2 for size in settings.test_sizes)
+        needed, free = pixels * pictures.channels, free_bytes(torch.device("cpu"))
+        if needed > free:
+            raise InputError(
+                f"--image-size {settings.image_size}: the images need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
+                "free; give smaller --image-size and --test-sizes, or fewer --data-images"
+            )
         tested = held_out[torch.linspace(0, len(held_out) - 1, count, dtype=torch.float64).long()]
         return cls(
             pictures.name, pictures.digest, pictures.classes, pictures.channels, pictures.scaled, len(held_out),
