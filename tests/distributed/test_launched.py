@@ -115,7 +115,7 @@ def test_ctrl_c_keeps_what_had_finished(text, tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [("missing.txt", "missing.txt"), ("other.txt", "rank 1 reads another text than rank 0; give all the same")],
+    [("missing.txt", "missing.txt"), ("other.txt", "rank 1 reads other data than rank 0; give all the same")],
 )
 def test_a_mistake_on_one_rank_is_told_by_the_first(data, message, text, tmp_path):
     (tmp_path / "other.txt").write_text(TEXT.replace("line", "LINE"))

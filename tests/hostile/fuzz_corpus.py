@@ -112,7 +112,7 @@ KEPT = {
     "cell": {
         "run": {"id": RUN.id, "encoding": RUN.encoding, "seed": RUN.seed},
         "arms": [{"name": "learned", "trained": True, "paired": {"1": [2.5, 3]}, "by_position": [[2.5], [3.5]],
-                  "tokens_per_second": 9.5}],
+                  "tokens_per_second": 9.5, "also": {}}],
         "losses": [3.5, 3, 2.5], "parameters": 99, "position_parameters": 32, "training_seconds": 0.5,
         "tokens_per_second": 8.0, "memory_bytes": 512,
     },
