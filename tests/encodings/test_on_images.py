@@ -1,6 +1,7 @@
 """Every encoding of images: the same on packed and padded images as on each alone, on patches taken as where the others
 are hidden, with tokens without a place, and at another size than it was made for."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -183,3 +184,16 @@ def test_a_grid_gives_an_encoding_its_shape():
     for grid in ((3,), (3, 0), (3, 2.5), (1, 2, 3, 4)):
         with pytest.raises(InputError, match=r"grid="):
             posenc.create("swin", grid=grid, **shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("axial_rope", r"sdpa: no bias, and nothing hidden"), ("grid_table", r"sdpa: no bias"),
+        ("swin", r"sdpa: a bias of places with several coordinates: a dense float mask; \d+ bytes extra$"),
+        ("beit", r"several coordinates"), ("swin_v2", r"several coordinates"), ("grid_alibi", r"several coordinates"),
+    ],
+)  # fmt: skip
+def test_explain_says_how_images_are_attended(name, why):
+    q = torch.randn(1, HEADS, 12, WIDTH)
+    assert re.search(why, str(posenc.explain(q, q, q, made(name).float(), Positions.grid(*GRID))))
