@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import visibility
-from posenc.checks import check_device, check_flags, checked, is_whole
+from posenc.checks import check_device, check_flags, is_whole
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
 from posenc.ids import Ids, as_indices, check_range, first_frame, prefix_places, taken
@@ -249,7 +249,6 @@ class Placement:
         part = None if self.part is None else replace(self.part, whole=self.part.whole.to(device))
         return replace(self, **moved, part=part, _shared={})
 
-    @checked
     def take(self, index: Ids) -> Self:
         """Some of the tokens, in this order: (m,) indices, or (batch, m), for each row its own. Patches are dropped (He et
         al. 2022, "MAE") or reordered so; who sees whom stays as it is.

@@ -116,6 +116,7 @@ class GridALiBi(ALiBi):
     name = "grid_alibi"
     papers = ("fuller2023croma",)
     extrapolates = "yes: to larger images"
+    equal_to = "the formula"
 
     def bias(  # type: ignore[override]
         self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0

@@ -96,7 +96,7 @@ class WindowTable(_Window):
 
     name = "swin"
     papers = ("liu2021swin",)
-    extrapolates = "no: undefined past the window; the table can be resized"
+    extrapolates = "partly: to other windows by interpolation"
     equal_to = "transformers' Swin"
 
     special_rows = 0
