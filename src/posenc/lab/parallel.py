@@ -126,7 +126,13 @@ class Processes(Alone):
         for block in model.blocks:
             assert isinstance(block, Block)
             fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)  # embedding, head and encoding, which every block reads
+        empty = {
+            parameter for parameter in model.parameters() if not parameter.numel()
+        }  # tokens that a host has none of
+        for parameter in empty:
+            parameter.requires_grad_(False)
+        # embedding, head and encoding, which every block reads
+        fully_shard(model, mesh=mesh, ignored_params=empty)
         return model
 
     def check(self, run: Run) -> None:

@@ -1,6 +1,7 @@
 """Testing a trained model at other resolutions, paired: the same images at every size."""
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -30,10 +31,9 @@ def arms(name: str, encoding: Encoding, settings: ImageSettings) -> list[Arm]:
     if isinstance(encoding, GridTable | WindowTable):
         if encoding.beyond == "resize":  # which it is by itself
             return found
-        table = encoding
-        found.append(
-            Arm(f"{name} + resized", lambda size: table.resized(s.side_at(size), s.side_at(size)), trained=False)
-        )
+        resizing = copy(encoding)  # of the same parameters
+        resizing.beyond = "resize"
+        found.append(Arm(f"{name} + resized", lambda size: resizing, trained=False))
     elif isinstance(encoding, RESCALED):
         places = lambda size: rescaled(s.side_at(size), s.side)  # noqa: E731
         found.append(Arm(f"{name} + rescaled", lambda size: encoding, trained=False, positions=places))
