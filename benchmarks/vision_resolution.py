@@ -32,6 +32,8 @@ def measured(data: str, folder: Path, workers: int) -> dict:
     found = compare(
         Comparison(CORE, SEEDS, settings), corpus, folder / data, workers=workers, progress=told, render=page
     )
+    if not found["complete"]:
+        raise SystemExit(f"{data}: interrupted; the same command goes on from there")
     facts = {name: found["data"][name] for name in ("name", "sha256", "train_images", "held_out_images", "chance")}
     arms = [{name: arm[name] for name in KEPT} for arm in found["arms"]]
     return {name: found[name] for name in ("settings", "machine", "answer", "limits")} | {"data": facts, "arms": arms}

@@ -24,7 +24,7 @@ class ImageSettings(Recipe):
     image_size: int = 32
     patch_size: int = 4
     test_sizes: tuple[int, ...] = (16, 32, 48, 64)
-    steps: int = 160
+    steps: int = 140
     batch_size: int = 32
     dim: int = 64
     num_layers: int = 2
@@ -33,7 +33,7 @@ class ImageSettings(Recipe):
     learning_rate: float = 0.03
     adamw_learning_rate: float = 0.005
     position_learning_rate: float = 0.03
-    images: int = 240
+    images: int = 200
     channels: int = 3
     num_classes: int = 2
 
