@@ -11,9 +11,6 @@ from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
 from posenc.report import analysis, evaluation, explorer, page, schedules
 from report import eval_results
-from report.conftest import browser
-
-__all__ = ["browser"]
 
 HOSTILE = (
     'mark <img src=x onerror=window.pwned=1><a href="javascript:window.pwned=1">a</a></script><script>window.pwned=1'
