@@ -144,8 +144,8 @@ def test_work_is_in_tested_tokens(tiny):
         ({"factors": (1, 4, 2)}, "--factors 1 4 2"),
         ({"targets": 500}, "--targets 500"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0"),
-        ({"learning_rate": float("nan")}, "--learning-rate nan"),
-        ({"position_learning_rate": float("inf")}, "--position-learning-rate inf"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"position_learning_rate": float("inf")}, "position_learning_rate=inf"),
         ({"dim": 10, "num_heads": 4, "head_dim": None}, "--dim 10: must be a multiple"),
     ],
 )
