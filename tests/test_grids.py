@@ -202,7 +202,7 @@ def test_mixed_positions_with_a_cache_are_the_last_ones():
         (lambda: Positions.grid(2, 0), r"width=0"),
         (lambda: Positions.grid(2, 2, 0), r"frames=0"),
         (lambda: Positions.grid(2, 2, prefix=-1), r"prefix=-1"),
-        (lambda: Positions.grids([]), r"grids=\[\]"),
+        (lambda: Positions.grids([]), r"sizes=\[\]"),
         (lambda: Positions.grids([(2, 3), (2, 2, 2)]), r"images or videos, not both"),
         (lambda: Positions.grids([(2, 2.5)]), r"width=2.5"),
         (lambda: Positions.grids([4, 5]), r"pass \(height, width\)"),
