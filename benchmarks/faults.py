@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -136,7 +137,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 def folders(place: Path) -> Rows:
     """Two runs in one folder, a folder that goes away, and what is no folder."""
     run = subject(place)
-    first = run.start()
+    first = run.start("--steps", "100000")  # until it is stopped
     first.begun()
     twice = Tally()
     for _ in range(2):
@@ -144,7 +145,9 @@ def folders(place: Path) -> Rows:
         twice.injected += 1
         refused(twice, code, said)
         twice.check(f"process {first.process.pid} on" in said, f"it does not say who: {said}")
-    code, said = first.end()
+    os.killpg(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    code, said = run.start().end()
     twice.check(code == 0, said)
     removed = Tally(injected=1)
     other = Subject(run.command[:-2], place / "removed")

@@ -1,11 +1,14 @@
 """Positions of images: aspect ratios, videos, tokens without a place, patches taken, several images, text between them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+import posenc
 from posenc import InputError, Positions
 from posenc.ids import prefix_places, prefix_tokens
 
@@ -91,6 +94,22 @@ def test_taking_text_apart_keeps_what_is_causal():
     assert taken.q.tolist() == [[4, 1, 2]]
     assert taken.mask()[0, 0].tolist() == [[True, True, True], [False, True, False], [False, True, True]]
     assert taken.visible_counts().tolist() == [[3, 1, 2]]
+
+
+@pytest.mark.parametrize("name", ["rope+alibi", "cope", "t5", "log_n:train_length=2+rope"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "flex"])
+def test_text_taken_apart_is_attended_as_where_the_rest_is_hidden(name, backend):
+    encoding = posenc.create(name, head_dim=8, num_heads=2, causal=True).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    whole, index = Positions.arange(6, causal=True), torch.tensor([5, 1, 4, 2])
+    q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.float64)
+    shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, index, True)
+    hidden = replace(whole, valid=shown, q_valid=shown)
+    with torch.no_grad():
+        want = posenc.attention(q, k, v, encoding, hidden, backend="reference")[:, :, index]
+        found = posenc.attention(*(x[:, :, index] for x in (q, k, v)), encoding, whole.take(index), backend=backend)
+    torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
 
 
 def test_places_among_the_tokens_before_the_patches():
@@ -183,7 +202,7 @@ def test_mixed_positions_with_a_cache_are_the_last_ones():
         (lambda: Positions.grid(2, 0), r"width=0"),
         (lambda: Positions.grid(2, 2, 0), r"frames=0"),
         (lambda: Positions.grid(2, 2, prefix=-1), r"prefix=-1"),
-        (lambda: Positions.grids([]), r"grids=\[\]"),
+        (lambda: Positions.grids([]), r"sizes=\[\]"),
         (lambda: Positions.grids([(2, 3), (2, 2, 2)]), r"images or videos, not both"),
         (lambda: Positions.grids([(2, 2.5)]), r"width=2.5"),
         (lambda: Positions.grids([4, 5]), r"pass \(height, width\)"),

@@ -337,8 +337,10 @@ def _check_numbers(
 
 def _check_dims(**tensors: Tensor) -> None:
     for name, x in tensors.items():
-        if x.dim() != 4 or 0 in x.shape[:2] or 0 in x.shape[3:]:
-            raise InputError(f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim), not empty")
+        if x.dim() != 4 or 0 in (x.shape[1], x.shape[3]):
+            raise InputError(
+                f"{name} of shape {tuple(x.shape)}: pass (batch, heads, seq, head_dim), with heads and channels"
+            )
 
 
 def _check_positions(q: Tensor, k: Tensor, positions: Positions) -> None:

@@ -118,16 +118,18 @@ def check_flags(**flags: Any) -> None:
             raise InputError(f"{name}={shown(flag)}: pass True or False")
 
 
-def check_tensor(name: str, x: Any, *, whole: bool = False) -> None:
+def check_tensor(name: str, x: Any, *, whole: bool = False, meta: bool = False) -> None:
     """Refuse what is no dense tensor of real numbers, without reading one, so that no GPU waits.
 
-    whole: of integers only.
+    whole: of integers only. meta: it may be on meta, where tensors have no values, as while a model is made there.
     """
     if not isinstance(x, Tensor):
         raise InputError(f"{name}={shown(x)}: pass a tensor")
     _check_dense(name, x)
     if x.dtype == torch.bool or (whole and x.is_floating_point()):
         raise InputError(f"{name} of {x.dtype}: pass {'integers' if whole else 'numbers'}")
+    if x.is_meta and not meta and not torch.compiler.is_compiling():
+        raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
 
 
 def as_numbers(

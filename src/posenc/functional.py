@@ -199,7 +199,7 @@ def t5_bucket(
     Raises:
         InputError: too few buckets, or max_distance not beyond the exact ones.
     """
-    check_tensor("relative_position", relative_position)
+    check_tensor("relative_position", relative_position, meta=True)
     relative_position = relative_position if relative_position.is_floating_point() else relative_position.long()
     per_side = num_buckets // 2 if bidirectional else num_buckets
     exact = per_side // 2
@@ -230,7 +230,7 @@ def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int =
     Raises:
         InputError: an odd number of buckets or less than 4, or max_distance not beyond the exact ones.
     """
-    check_tensor("distance", distance)
+    check_tensor("distance", distance, meta=True)
     distance = distance if distance.is_floating_point() else distance.long()
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:

@@ -27,24 +27,21 @@ def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ..
     return size
 
 
-def sizes_of(grids: Any) -> list[tuple[int, ...]]:
+def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
     """`size_of` of several images, (height, width) or (height, width, frames) each.
 
     Raises:
         InputError: none, another number of sizes, or images next to videos.
     """
-    if isinstance(grids, Tensor):
-        grids = grids.tolist()
-    if (
-        not isinstance(grids, (tuple, list))
-        or not grids
-        or not all(isinstance(g, (tuple, list)) and len(g) in (2, 3) for g in grids)
-    ):
-        raise InputError(f"grids={shown(grids)}: pass (height, width) or (height, width, frames) of each image")
-    found = [size_of(*grid) for grid in grids]
+    if isinstance(sizes, Tensor):
+        sizes = sizes.tolist()
+    listed = isinstance(sizes, (tuple, list)) and all(isinstance(size, (tuple, list)) for size in sizes)
+    if not listed or not sizes or not all(len(size) in (2, 3) for size in sizes):
+        raise InputError(f"sizes={shown(sizes)}: pass (height, width) or (height, width, frames) of each image")
+    found = [size_of(*size) for size in sizes]
     if len({len(size) for size in found}) > 1 or sum(map(math.prod, found)) > MOST_TOKENS:
         raise InputError(
-            f"grids={shown(grids)}: pass images or videos, not both, of at most {MOST_TOKENS} patches in all"
+            f"sizes={shown(sizes)}: pass images or videos, not both, of at most {MOST_TOKENS} patches in all"
         )
     return found
 

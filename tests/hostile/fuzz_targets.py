@@ -164,7 +164,7 @@ def settings(data: bytes) -> None:
         again = Path(folder) / "config.yaml"
         told = Namespace(command="compare", typed=text_of(data), parser=COMPARE, **found)
         again.write_text(dump(told), encoding="utf-8")
-        kept = {name: value for name, value in found.items() if name != "out" and value != []}  # an empty list is none
+        kept = {name: value for name, value in found.items() if name != "out" and value != []}
         assert not kept or repr(sorted(read(again, COMPARE).items())) == repr(sorted(kept.items()))
 
 

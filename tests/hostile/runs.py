@@ -22,8 +22,8 @@ METHODS = "--tasks copying:segment=8 --methods rerope:window=16"
 EVAL = f"{METHODS} --lengths 80 96 --samples 2 --seeds 6 --no-attention".split()
 PATIENCE = 180
 """Seconds for anything of these runs to happen."""
-TIMES = re.compile(r"seconds|per_second|created|command|kept_from_before|set_aside|sha256|peak|_bytes$|^fed$")
-"""What two runs of the same differ in: when, how fast, how resumed, and under what memory."""
+TIMES = re.compile(r"seconds|per_second|created|command|kept_from_before|set_aside|sha256|peak|_bytes$|^fed$|^load$")
+"""What two runs of the same differ in: when, how fast, how resumed, under what memory, and beside what else."""
 
 
 class Subject:

@@ -78,7 +78,7 @@ def combinations(name: str, data: st.DataObject) -> None:
     arguments, hints = library.good_arguments(row), row.hints()
     chosen = data.draw(st.lists(st.sampled_from(sorted(hints)), min_size=1, max_size=3, unique=True))
     bad = {n: data.draw(st.sampled_from(list(bad_values(hints[n], arguments.get(n)))), label=n) for n in chosen}
-    found, why = library.outcome(row, arguments, bad)
+    found, why = library.outcome(row, arguments, bad, library.outcome_of(row, library.good_arguments(row)))
     assert found != "wrong", why
 
 

@@ -20,6 +20,7 @@ from posenc.lab.measure import measure
 from posenc.lab.results import HOLDS, collect, difference, numbers, ranked, verdict
 from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.wording import answer, limits
+from posenc.machine import flushed_denormals
 from posenc.report.page import page
 
 ENCODINGS = ("none", "rope", "t5")
@@ -65,9 +66,8 @@ def test_worker_processes_measure_what_this_process_measures(finished):
     settings, text, directory, _, _ = finished
     run = Run("t5", 1, settings, text.digest)
     kept = Store(directory).load(run)
-    torch.set_flush_denormal(True)
-    here = measure(run, text)
-    torch.set_flush_denormal(False)
+    with flushed_denormals():
+        here = measure(run, text)
     assert here.losses == pytest.approx(kept.losses, abs=1e-4)
     assert here.arms[0].paired["2"] == pytest.approx(kept.arms[0].paired["2"], abs=1e-4)
     assert here.memory_bytes == kept.memory_bytes

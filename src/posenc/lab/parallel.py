@@ -19,6 +19,7 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Run
 from posenc.lab.task import Batch
+from posenc.machine import flushed_denormals
 from posenc.positions import Positions
 
 DDP, FSDP = "ddp", "fsdp"
@@ -230,10 +231,10 @@ def joint(parallel: str, sequence_shards: int = 1) -> Iterator[Processes]:
     parallel, sequence_shards: see `Processes`.
     """
     global _current
-    torch.set_flush_denormal(True)  # as a worker process of the lab does
     _current = found = Processes(parallel, sequence_shards)
     try:
-        yield found
+        with flushed_denormals():  # as in `posenc.lab.sweep`
+            yield found
     finally:
         _current = ALONE
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
-import torch
-
 from posenc.engines import Engine, Interrupted, Work
 from posenc.engines.work import Tick
 from posenc.lab.checkpoint import Checkpoints
@@ -13,6 +11,7 @@ from posenc.lab.config import Run
 from posenc.lab.measure import measure
 from posenc.lab.store import Cell, Store
 from posenc.lab.task import Corpus
+from posenc.machine import flushed_denormals
 
 Ticks = Callable[[Run, int], None]
 
@@ -43,5 +42,5 @@ def sweep(
 
 def measured(checkpoints: Checkpoints | None, corpus: Corpus, run: Run, tick: Tick) -> Cell:
     """One run, in a worker: `measure` with the settings of the processor that every worker has."""
-    torch.set_flush_denormal(True)  # steep biases underflow to denormals, which are slow and mean nothing here
-    return measure(run, corpus, tick, checkpoints)
+    with flushed_denormals():
+        return measure(run, corpus, tick, checkpoints)
