@@ -19,7 +19,9 @@ from posenc.lab.config import Run, Settings
 from posenc.lab.data import making
 from posenc.lab.measure import measure
 from posenc.lab.parallel import joint
+from posenc.lab.tasks import TASKS
 from posenc.lab.train import Training, build
+from posenc.lab.vision.config import ImageSettings
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +31,15 @@ PACKED = making.build("notes", [(TEXT[i : i + 9 + 7 * (i % 5)],) for i in range(
 SETTINGS = Settings(
     length=16, factors=(1, 2), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, windows=5, targets=8
 )
+READING = "randomized:max_length=64+learned:max_positions=64+rope"
+"""Positions that are drawn in training, read by a table and by rotations."""
+IMAGES, IMAGE_SETTINGS = TASKS["vision"].load(
+    "places",
+    ImageSettings(8, 2, (4, 8, 16), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, images=5),
+    data_images=30,
+)
+OTHERS = {"packed": (READING, PACKED), "images": ("grid_table+swin", IMAGES)}
+"""What is trained on other data: encoding and corpus."""
 NAMES = (
     "rope",
     "t5",
@@ -38,14 +49,13 @@ NAMES = (
     "randomized:testing=random:max_length=64+learned:max_positions=64",
 )
 SHARDED = ("t5", "cape+rope")
-READING = "randomized:max_length=64+learned:max_positions=64+rope"
-"""Positions that are drawn in training, read by a table and by rotations."""
 CLOSE = 1e-3
 """Muon rounds to bfloat16: a sum in another order is carried on at that precision."""
 
 
 def run_of(name, corpus=CORPUS):
-    return Run(name, 3, replace(SETTINGS, packed=corpus.packed), corpus.digest)
+    settings = IMAGE_SETTINGS if corpus is IMAGES else replace(SETTINGS, packed=corpus.packed)
+    return Run(name, 3, settings, corpus.digest)
 
 
 def train_and_resume(name, corpus=CORPUS):
@@ -105,7 +115,10 @@ def work(rank, folder):
         with joint(parallel) as group:
             for name in NAMES:
                 found[parallel, name] = train_and_resume(name)
-            found[parallel, "packed"] = train_and_resume(READING, PACKED)
+            for name, other in OTHERS.items():
+                found[parallel, name] = train_and_resume(*other)
+            with pytest.raises(InputError, match=r"--sequence-shards 2: an image is read whole"):
+                IMAGE_SETTINGS.check_shards(2)
             with pytest.raises(InputError, match=r"--batch-size 1: 2 processes share"):
                 group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
             wild = replace(SETTINGS, learning_rate=1e30, adamw_learning_rate=1e30)
@@ -141,6 +154,7 @@ def check_same(cell, alone):
     assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
     for arm, own in zip(cell.arms, alone.arms, strict=True):
         assert arm.paired.keys() == own.paired.keys()
+        assert arm.also.keys() == own.also.keys()
         for factor, losses in own.paired.items():
             assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
         for ours, theirs in zip(arm.by_position, own.by_position, strict=True):
@@ -148,9 +162,9 @@ def check_same(cell, alone):
     assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "packed"])
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_two_processes_measure_what_one_does(name, found):
-    alone, _, shapes = train_and_resume(READING, PACKED) if name == "packed" else train_and_resume(name)
+    alone, _, shapes = train_and_resume(*OTHERS.get(name, (name,)))
     sharded = ("ddp, shards", "fsdp, shards") if name in (*SHARDED, "packed") else ()
     for way in ("ddp", "fsdp", *sharded):
         cell, same, theirs = found[way, name]
