@@ -97,7 +97,7 @@ class VisionTransformer(Host):
     ) -> Tensor:
         """images: a batch of one size, or a list of images (channels, height, width) of any sizes, which are packed
         into one sequence and see only themselves (Dehghani et al. 2023, "NaViT"). positions: of all tokens, those of
-        `config.prefix` first; None: `Positions.grid` of the images' own patches, `Positions.grids` of a list. keep:
+        `config.prefix` first; None: those of the images' own patches, see `Positions.grids`. keep:
         (batch, m) or (m,), the patches that are read, in this order, with their positions (MAE drops the others);
         only with a batch.
 
@@ -113,7 +113,8 @@ class VisionTransformer(Host):
         tokens = [self.tokens(part) for part in parts]
         x, lengths = torch.cat(tokens, 1), [each.shape[1] for each in tokens]
         if positions is None:
-            positions = self._places(parts)
+            grids = [self.grid(part) for part in parts]
+            positions = Positions.grids(grids, prefix=self.config.prefix, device=x.device)
         if positions.part is not None or positions.num_queries != x.shape[1] or positions.num_keys != x.shape[1]:
             raise InputError(
                 f"positions of {positions.num_queries} queries and {positions.num_keys} keys for {x.shape[1]} tokens, "
@@ -176,12 +177,6 @@ class VisionTransformer(Host):
             return x.mean(1)
         seen = valid[:, self.config.prefix :, None].to(x.dtype)
         return (x * seen).sum(1) / seen.sum(1).clamp(min=1)
-
-    def _places(self, parts: Sequence[Tensor]) -> Positions:
-        grids = [self.grid(part) for part in parts]
-        if len(parts) == 1:
-            return Positions.grid(*grids[0], prefix=self.config.prefix, device=parts[0].device)
-        return Positions.grids(grids, prefix=self.config.prefix, device=parts[0].device)
 
     def _kept(self, keep: Tensor, x: Tensor) -> Tensor:
         """The tokens that are read, (batch or 1, config.prefix + m): those before the patches, then the ones kept."""
