@@ -18,7 +18,7 @@ from posenc.pretrained.learned_table import TableExtension, extend_table, has_le
 from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
 from posenc.pretrained.report import Extension
 from posenc.pretrained.rope_config import hf_config, pinned
-from posenc.pretrained.vision.libraries import library_of
+from posenc.pretrained.vision.libraries import Timm, library_of
 from posenc.pretrained.vision.resize import restore_size
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
@@ -79,14 +79,15 @@ def extend(
 def restore(model: nn.Module) -> bool:
     """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back. Whether
     there was anything to undo."""
-    if library_of(model) is not None:
-        return restore_size(model)
+    resized = restore_size(model)
+    if isinstance(library_of(model), Timm):
+        return resized
     if has_learned_table(model):
         return restore_table(model)
     record = attached(unwrapped(model))
     if record is not None:
         detach(record)
-    return record is not None
+    return resized or record is not None
 
 
 def _target(body: Anatomy, factor: float | None, target_length: int | None) -> int | None:

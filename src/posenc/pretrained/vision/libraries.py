@@ -250,35 +250,26 @@ class Timm(Library):
 
 
 def library_of(model: nn.Module) -> Library | None:
-    """The library of a vision model that posenc knows, None: it is none.
-
-    Raises:
-        InputError: a model of transformers with several image towers.
-    """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+    """The library of a vision model that posenc knows, None: it is none, or has several image towers."""
+    inner = _unwrapped(model)
     if hasattr(inner, "patch_embed") and hasattr(inner.patch_embed, "grid_size") and hasattr(inner, "set_input_size"):
         return Timm(inner)
-    if not hasattr(getattr(inner, "config", None), "model_type"):
-        return None
-    towers: dict[str, Any] = {}
-    for name, module in inner.named_modules():
-        if _is_tower(module):
-            towers[name] = module
-    towers = {n: m for n, m in towers.items() if not _wraps(n, m, towers)}
-    if len(towers) > 1:
-        raise InputError(f"{type(inner).__name__} has several image towers ({', '.join(towers)}): pass one of them")
-    return next((HuggingFace(inner, name, tower) for name, tower in towers.items()), None)
+    towers = _towers(inner)
+    return HuggingFace(inner, *next(iter(towers.items()))) if len(towers) == 1 else None
 
 
 def required(model: nn.Module) -> Library:
     """The library of a vision model.
 
     Raises:
-        InputError: it is none that posenc knows.
+        InputError: it is none that posenc knows, or has several image towers.
     """
     found = library_of(model)
     if found is None:
-        kind = getattr(getattr(model, "config", None), "model_type", None)
+        inner = _unwrapped(model)
+        if towers := _towers(inner):
+            raise InputError(f"{type(inner).__name__} has several image towers ({', '.join(towers)}): pass one of them")
+        kind = getattr(getattr(inner, "config", None), "model_type", None)
         if isinstance(kind, str):
             raise unknown("vision model type", kind, FAMILIES)
         raise InputError(
@@ -293,19 +284,26 @@ def shared_copy(model: nn.Module) -> Any:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
-def _model_type(module: nn.Module) -> str:
-    return str(getattr(getattr(module, "config", None), "model_type", ""))
+def _unwrapped(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
 
 
-def _is_tower(module: nn.Module) -> bool:
-    reads = "pixel_values" in inspect.signature(type(module).forward).parameters
-    return reads and hasattr(module, "get_input_embeddings") and _model_type(module) in FAMILIES
+def _towers(model: nn.Module) -> dict[str, Any]:
+    """By name, what reads images by a configuration that is known; the innermost where a model with a head holds one."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if getattr(getattr(module, "config", None), "model_type", None) in FAMILIES and _reads_images(module):
+            found[name] = module
+    return {name: m for name, m in found.items() if not any(_within(other, name) for other in found)}
 
 
-def _wraps(name: str, module: Any, towers: dict[str, Any]) -> bool:
-    """Whether a module only holds another tower of the same configuration, as a model with a head does."""
-    inside = f"{name}." if name else ""
-    return any(n != name and n.startswith(inside) and m.config is module.config for n, m in towers.items())
+def _reads_images(module: nn.Module) -> bool:
+    takes = inspect.signature(type(module).forward).parameters
+    return "pixel_values" in takes and hasattr(module, "get_input_embeddings")
+
+
+def _within(name: str, outer: str) -> bool:
+    return name != outer and (not outer or name.startswith(f"{outer}."))
 
 
 def _pair(value: Any) -> Grid:
