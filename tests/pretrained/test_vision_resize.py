@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ def test_windows_change_where_it_is_asked(model_type):
     model = of_transformers(model_type)
     report = posenc.resize(model, 48, window_size=6)
     assert model.config.window_size == 6
-    assert {(part.old, part.new) for part in report.parts} == {((4, 4), (6, 6) if model_type == "swin" else (4, 4))}
+    assert {(part.old, part.new) for part in report.parts} == {((4, 4), (6, 6))}
     if model_type == "swinv2":
         assert model.config.pretrained_window_sizes == [4, 4], "offsets keep the scale they were trained in"
     want = out(model, images(48, 48))
@@ -292,6 +293,16 @@ def test_the_windows_of_timms_swin():
     model = of_timm("swin")
     report = posenc.resize(model, 48, window_size=3, method="bicubic")
     assert {(part.new, part.method) for part in report.parts} == {((3, 3), "bicubic")}
+
+
+def test_timms_swin_v2_counts_offsets_in_the_new_window():
+    model = of_timm("swin_v2")
+    before = model.layers[0].blocks[0].attn.relative_coords_table[0, 3, 4].clone()  # one patch to the right
+    assert "timm scales offsets to the new window" in str(posenc.resize(model, 64))
+    after = model.layers[0].blocks[0].attn.relative_coords_table[0, 7, 8]
+    assert_close(before, torch.tensor([0.0, math.log2(1 + 8 / 3) / 3]))
+    assert_close(after, torch.tensor([0.0, math.log2(1 + 8 / 7) / 3]))
+    assert "timm scales" not in str(posenc.resize(model, SIZE))
 
 
 # ---------------------------------------------------------------- refusals

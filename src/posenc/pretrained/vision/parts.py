@@ -53,13 +53,13 @@ class Part:
     method: str = ""
 
 
-def fixed_parts(tower: nn.Module, prefix: str, old: Grid, new: Grid) -> list[Part]:
-    """What knows places by a formula, so that any grid is alike to it."""
+def fixed_parts(before: nn.Module, after: nn.Module, prefix: str, old: Grid, new: Grid) -> list[Part]:
+    """What knows places by a formula, so that any grid is alike to it. before, after: the same model for both."""
     found = []
-    for name, module in tower.named_modules(prefix=prefix):
+    for (name, module), twin in zip(before.named_modules(prefix=prefix), after.modules(), strict=True):
         kind = type(module).__name__.lower()
         if any(hasattr(module, each) for each in FUNCTIONS):
-            found.append(Part(name, FUNCTION, 0, *(window_of(module) or old,) * 2))
+            found.append(Part(name, FUNCTION, 0, window_of(module) or old, window_of(twin) or new))
         elif ("rope" in kind or "rotary" in kind) and not any(module.children()):
             found.append(Part(name, ROTATION, 0, old, new))
     return found

@@ -253,7 +253,7 @@ def _differences(
             parts.append(part)
             if old != new:
                 changes.append(_Change(module, name, nn.Parameter(made, requires_grad=mine.requires_grad)))
-    return changes, parts + fixed_parts(library.tower, library.prefix, *grids)
+    return changes, parts + fixed_parts(before, after, library.root_name, *grids)
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
@@ -316,6 +316,11 @@ def _notes(library: Library, report: Resizing) -> Iterator[str]:
         yield (
             "never pass interpolate_pos_encoding=True to it: transformers takes the table for that of a square image, "
             "which fails, or mixes up the patches where their number is a square"
+        )
+    if library.name == "timm" and any(part.kind == FUNCTION and part.old != part.new for part in report.parts):
+        yield (
+            "timm scales offsets to the new window, so that neighbouring patches get another bias; Swin v2's authors keep "
+            "the scale of the window that was trained (pretrained_window_sizes)"
         )
     if getattr(getattr(library.model, "config", None), "image_token_id", None) is not None:
         yield "the model joins images and text: let its processor place as many image tokens as there are patches now"
