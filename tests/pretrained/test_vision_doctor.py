@@ -97,10 +97,10 @@ def test_the_offset_of_dinov2s_authors_is_a_share_of_the_rows():
     model, theirs = of_transformers("dinov2"), of_transformers("dinov2")
     posenc.resize(model, 64)
     posenc.resize(theirs, 64, method="bicubic_offset")
-    a, b = (m.embeddings.position_embeddings[0, 1:].detach() for m in (model, theirs))
-    assert float(
-        (a - b).std() / of_transformers("dinov2").embeddings.position_embeddings[0, 1:].std()
-    ) == pytest.approx(finding.measured, rel=1e-4)
+    first, second, rows = (
+        m.embeddings.position_embeddings.detach()[0, 1:] for m in (model, theirs, of_transformers("dinov2"))
+    )
+    assert finding.measured == pytest.approx(float((first - second).std() / rows.std()), rel=1e-4)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -110,8 +110,8 @@ def check_long_enough(corpus: Corpus, settings: Settings) -> None:
     if len(corpus.test) < need_test or len(corpus.train) < need_train:
         raise InputError(
             f"--data {corpus.name}: {have} {settings.unit}s are too short to test at {settings.longest} tokens with "
-            f"{settings.windows} windows; needs about {need} {settings.unit}s: give a longer text, a smaller --length, "
-            "fewer --factors, --windows or --batch-size"
+            f"{settings.windows} windows; needs about {need} {settings.unit}s: give a longer text, more --data-tokens, "
+            "a smaller --length, fewer --factors, --windows or --batch-size"
         )
     if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
         raise InputError(

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.checks import checked
+from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.pretrained.attach import Absent
 from posenc.pretrained.vision.libraries import HuggingFace, Library, library_of, required
@@ -27,6 +28,9 @@ from posenc.pretrained.vision.tables import Grid
 
 RECORD = "_posenc_resized"
 """Attribute of a resized model that holds what it was."""
+
+LARGEST = 2**13
+"""Pixels of an image's side: more than any model is used at."""
 
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 """Attributes of modules that may say a size."""
@@ -197,10 +201,10 @@ def held(library: Library) -> list[Part]:
 
 
 def _size(image_size: int | Sequence[int]) -> Grid:
-    sides = [image_size, image_size] if isinstance(image_size, int) else list(image_size)
-    if len(sides) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and 0 < n < 2**16 for n in sides):
-        raise InputError(f"image_size={image_size}: pass pixels, as 384 or (height, width), from 1 to {2**16 - 1}")
-    return sides[0], sides[1]
+    sides: list[Any] = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
+    if len(sides) != 2 or not all(isinstance(n, Integral) and 0 < n <= LARGEST for n in sides):
+        raise InputError(f"image_size={shown(image_size)}: pass pixels, as 384 or (height, width), from 1 to {LARGEST}")
+    return int(sides[0]), int(sides[1])
 
 
 def _twins(library: Library, new: Grid, window_size: int | None) -> tuple[nn.Module, nn.Module]:
