@@ -202,7 +202,7 @@ def held(library: Library) -> list[Part]:
 
 def _size(image_size: int | Sequence[int]) -> Grid:
     sides: list[Any] = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
-    if len(sides) != 2 or not all(isinstance(n, Integral) and 0 < n <= LARGEST for n in sides):
+    if len(sides) != 2 or not all(isinstance(n, Integral) and 0 < int(n) <= LARGEST for n in sides):
         raise InputError(f"image_size={shown(image_size)}: pass pixels, as 384 or (height, width), from 1 to {LARGEST}")
     return int(sides[0]), int(sides[1])
 
