@@ -1,6 +1,8 @@
 """What posenc.doctor says of vision models: each hazard made, found, and not found where it is not."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,3 +140,12 @@ def test_other_models_are_refused():
     config = transformers.AutoConfig.for_model("convnext", hidden_sizes=[8], depths=[1], num_stages=1)
     with pytest.raises(posenc.InputError, match=r"convnext"):
         posenc.doctor(transformers.AutoModel.from_config(config))
+    for call in (posenc.doctor, lambda model: posenc.resize(model, 48)):
+        with pytest.raises(posenc.InputError, match=r"model: it has no weights"):
+            call(of_transformers("vit").to("meta"))
+
+
+def test_the_page_tells_each_finding_as_the_code_does():
+    page = (Path(__file__).parents[2] / "docs" / "vision-pretrained.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", page, flags=re.MULTILINE)
+    assert rows == [(name, kind.severity, kind.meaning, kind.remedy) for name, kind in VISION_FINDINGS.items()]

@@ -48,15 +48,17 @@ VISION_FINDINGS: dict[str, Kind] = {
         "interpolate (interpolate_pos_encoding=True).",
         "Never pass interpolate_pos_encoding=True; use posenc.resize(model, (height, width))",
     ),
-    "formula_interpolated": Kind(
-        "hazard",
-        "The table follows MAE's formula, which has a value for any grid, and the library interpolates it instead.",
-        "posenc.resize(model, (height, width)), which computes it",
-    ),
     "decoder_in_a_line": Kind(
         "hazard",
         "The decoder interpolates its table along the line of all patches, row after row, not in the image.",
         "posenc.resize(model, image_size) before the decoder is used at another size",
+    ),
+    "formula_interpolated": Kind(
+        "note",
+        "The table follows MAE's formula. Its library interpolates it, which sets patches closer together than they were in "
+        "training; posenc.resize computes it, which keeps their distance and gives codes that were never seen beyond the "
+        "grid that was trained.",
+        'Measure both: posenc.resize(model, image_size), and posenc.resize(model, image_size, method="bicubic")',
     ),
     "another_sampling": Kind(
         "note",
@@ -96,7 +98,12 @@ class VisionDescription:
 
 
 def describe(library: Library) -> VisionDescription:
-    """What a model is, and what in it knows places."""
+    """What a model is, and what in it knows places.
+
+    Raises:
+        InputError: a model without weights, or a table with rows that posenc cannot explain.
+    """
+    library.check_weights()
     record: Any = getattr(library.model, RECORD, None)
     dtype = next(p.dtype for p in library.tower.parameters())
     return VisionDescription(
@@ -133,7 +140,7 @@ def _of_tables(library: Library, parts: tuple[Part, ...]) -> Symptom:
             worst = float((made - exact).abs().max())
             yield (
                 "formula_interpolated",
-                f"{part.where}: for {by(new)} patches its interpolation is off by up to {worst:.2g}, of values up to 1",
+                f"{part.where}: for {by(new)} patches interpolated and computed codes differ by up to {worst:.2g}",
                 worst,
             )
 

@@ -112,9 +112,18 @@ class Library(ABC):
             )
         return image_size[0] // self.patch_size[0], image_size[1] // self.patch_size[1]
 
+    def check_weights(self) -> None:
+        """Refuse a model that cannot be run.
+
+        Raises:
+            InputError: it has no weights.
+        """
+        if next(self.tower.parameters()).is_meta:
+            raise InputError("model: it has no weights (they are on the device 'meta'); load them first")
+
     def images(self, image_size: Grid) -> Tensor:
         """Noise of a size, (1, channels, height, width), as the model takes it."""
-        weight = next(p for p in self.tower.parameters() if p.dim() == 4 or p.shape[-1] > 1)
+        weight = next(self.tower.parameters())
         noise = torch.randn(1, self.channels, *image_size, generator=torch.Generator().manual_seed(0))
         return noise.to(weight.device, weight.dtype)
 

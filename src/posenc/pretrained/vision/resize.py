@@ -172,6 +172,7 @@ def restore_size(model: nn.Module) -> bool:
 def _resized(library: Library, new: Grid, window_size: int | None, method: str | None, verify: bool) -> _Record:
     if window_size is not None and window_size < 1:
         raise InputError(f"window_size={window_size}: patches of a window's side, at least 1")
+    library.check_weights()
     grids = library.grid(library.image_size), library.grid(new)
     before, after = _twins(library, new, window_size)
     images = library.images(new) if verify else None
