@@ -217,6 +217,52 @@ def test_a_model_of_images_and_text_has_its_tower_resized(tmp_path):
     assert model.config.vision_config.image_size == 32
 
 
+def test_a_model_that_writes_about_images_is_told_of_its_processor(tmp_path):
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8, "projection_dim": 8}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**shape | vision), image_token_id=3,
+        text_config=transformers.LlamaConfig(**shape, vocab_size=20),
+    )  # fmt: skip
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    assert "as many image tokens as there are patches now" in str(posenc.resize(model, 48))
+    model.save_pretrained(tmp_path)
+    plain = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path).eval()
+    tokens = torch.tensor([[1, *[3] * 36, 2]])
+    with torch.no_grad():
+        here, there = (m(input_ids=tokens, pixel_values=images(48, 48)[:1]).logits for m in (model, plain))
+    assert torch.equal(here, there)
+
+
+def test_adapters_are_left_alone():
+    peft = pytest.importorskip("peft")
+    model = of_transformers("vit")
+    want = of_transformers("vit")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    report = posenc.resize(adapted, 48)
+    posenc.resize(want, 48)
+    assert [part.where for part in report.parts] == ["embeddings.position_embeddings"]
+    with torch.no_grad():
+        assert torch.equal(adapted(images(48, 48)).last_hidden_state, out(want, images(48, 48)))
+    assert posenc.restore(adapted)
+
+
+def test_a_copy_of_a_resized_model_is_restored_alone():
+    model = of_transformers("vit")
+    posenc.resize(model, 48)
+    other = copy.deepcopy(model)
+    assert posenc.restore(other)
+    assert other.embeddings.position_embeddings.shape[1] == 17
+    assert model.embeddings.position_embeddings.shape[1] == 37
+    assert posenc.restore(model)
+
+
+def test_several_towers_are_named():
+    both = torch.nn.ModuleList([of_transformers("vit"), of_transformers("deit")])
+    with pytest.raises(InputError, match=r"ModuleList has several image towers \(0, 1\): pass one of them"):
+        posenc.resize(both, 48)
+
+
 def test_a_model_with_a_head_is_resized_whole(tmp_path):
     model = transformers.ViTForImageClassification(of_transformers("vit").config).eval()
     report = posenc.resize(model, (64, 32))

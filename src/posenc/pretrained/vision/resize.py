@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from numbers import Integral
 from typing import Any
@@ -111,8 +112,16 @@ class _Record:
     report: Resizing
 
     def swap(self) -> None:
-        for change in self.changes:
-            change.swap()
+        """Wholly or not at all."""
+        done: list[_Change] = []
+        try:
+            for change in self.changes:
+                change.swap()
+                done.append(change)
+        except BaseException:
+            for change in reversed(done):
+                change.swap()
+            raise
 
 
 @checked
@@ -236,29 +245,31 @@ def _differences(
     modules, were = dict(library.root.named_modules()), dict(before.named_modules())
     for path, twin in after.named_modules():
         was, module = were[path], modules.get(path)
-        found = {name: value for name, value in _state(twin).items() if not _same(_state(was).get(name), value)}
-        if found and module is None:
+        name_of = partial(_joined, library.root_name, path)
+        plain = {name: value for name, value in _state(twin).items() if not _same(_state(was).get(name), value)}
+        tables = {
+            name: weight
+            for name, weight in twin.named_parameters(recurse=False)
+            if table_kind(name_of(name)) or weight.shape != getattr(was, name).shape
+        }
+        if (plain and module is None) or not all(isinstance(getattr(module, name, None), Tensor) for name in tables):
             raise InputError(
-                f"{path} depends on the image size, and is wrapped by another library: resize before it is"
+                f"{name_of()} depends on the image size, and is not as {library.name} has it: resize it before"
             )
-        changes += [_Change(module, name, value) for name, value in found.items()]
-        for name, weight in twin.named_parameters(recurse=False):
-            full, mine = (
-                ".".join(filter(None, (library.root_name, path, name))),
-                dict(module.named_parameters(recurse=False)).get(name) if module else None,
-            )
-            kind = table_kind(full)
-            if kind is None and mine is not None and mine.shape == weight.shape:
-                continue
-            if mine is None:
-                raise InputError(f"{full} is not where {library.name} has it: resize the model before it is wrapped")
+        changes += [_Change(module, name, value) for name, value in plain.items()]
+        for name, weight in tables.items():
+            kind, mine = table_kind(name_of(name)), getattr(module, name)
             old, new = (window_of(was) or grids[0], window_of(twin) or grids[1]) if kind == OFFSETS else grids
             count = weight.numel() // weight.shape[-1]
-            part, made = remade(full, mine, count, old, new, method, library.usual(kind or LEARNED))
+            part, made = remade(name_of(name), mine, count, old, new, method, library.usual(kind or LEARNED))
             parts.append(part)
             if old != new:
                 changes.append(_Change(module, name, nn.Parameter(made, requires_grad=mine.requires_grad)))
     return changes, parts + fixed_parts(before, after, library.root_name, *grids)
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
@@ -327,7 +338,8 @@ def _notes(library: Library, report: Resizing) -> Iterator[str]:
             "timm scales offsets to the new window, so that neighbouring patches get another bias; Swin v2's authors keep "
             "the scale of the window that was trained (pretrained_window_sizes)"
         )
-    if getattr(getattr(library.model, "config", None), "image_token_id", None) is not None:
+    config = getattr(library.model, "config", None)
+    if hasattr(config, "image_token_id") or hasattr(config, "image_token_index"):
         yield "the model joins images and text: let its processor place as many image tokens as there are patches now"
     if isinstance(library, HuggingFace):
         yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
