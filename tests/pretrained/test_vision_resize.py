@@ -234,6 +234,21 @@ def test_a_model_that_writes_about_images_is_told_of_its_processor(tmp_path):
     assert torch.equal(here, there)
 
 
+def test_a_size_that_cuts_its_images_is_kept_and_left():
+    """As that of SigLIP so400m: 384 pixels, patches of 14."""
+    model = of_transformers("siglip_vision_model", image_size=37)
+    assert posenc.resize(model, 37).parts[0].new == (4, 4)
+    with pytest.raises(
+        InputError, match=r"image_size=\(53, 53\): no whole number of patches of 8 x 8; take \(56, 56\)"
+    ):
+        posenc.resize(model, 53)
+    want = out(model, images(56, 56), interpolate_pos_encoding=True)
+    posenc.resize(model, 56)
+    assert_close(out(model, images(56, 56)), want, rtol=0, atol=2e-6)
+    posenc.restore(model)
+    assert model.config.image_size == 37
+
+
 def test_adapters_are_left_alone():
     peft = pytest.importorskip("peft")
     model = of_transformers("vit")

@@ -146,8 +146,8 @@ def _of_tables(library: Library, parts: tuple[Part, ...]) -> Symptom:
 
 
 def _of_sizes(library: Library) -> Symptom:
-    height, width = library.image_size
-    larger = 2 * height, 2 * width
+    rows, columns = library.grid(library.image_size)
+    larger = (rows + 1) * library.patch_size[0], (columns + 1) * library.patch_size[1]
     if error := _error(library, larger):
         yield "one_size", f"an image of {by(larger)} gives: {error}", None
 

@@ -58,14 +58,13 @@ PAIRED = ("clip", "siglip")
 class Library(ABC):
     """A vision model of one library.
 
-    model: as it was given, without a PEFT wrapper. tower: the part that reads images. prefix: its name in the model.
+    model: as it was given, without a PEFT wrapper. tower: the part that reads images.
     root, root_name: the part that is made from the tower's configuration: the model, or in one of images and text the tower.
     image_size: (height, width) that it is for. patch_size: likewise.
     """
 
     model: Any
     tower: Any
-    prefix: str
     root: Any
     root_name: str
     name: str
@@ -99,18 +98,22 @@ class Library(ABC):
         """What the model gives for images, (batch, tokens, dim). Its modules stay as they are."""
 
     def grid(self, image_size: Grid) -> Grid:
-        """Patches of an image.
+        """Patches of an image; what is left over at its edges is not read."""
+        return image_size[0] // self.patch_size[0], image_size[1] // self.patch_size[1]
+
+    def check_size(self, image_size: Grid) -> None:
+        """Refuse another size than the model's own that is cut at the edges.
 
         Raises:
-            InputError: no whole number of them.
+            InputError: no whole number of patches.
         """
-        if any(n % p or n < p for n, p in zip(image_size, self.patch_size, strict=True)):
+        whole = all(n % p == 0 for n, p in zip(image_size, self.patch_size, strict=True))
+        if not whole and image_size != self.image_size:
             near = tuple(max(round(n / p), 1) * p for n, p in zip(image_size, self.patch_size, strict=True))
             raise InputError(
                 f"image_size={image_size}: no whole number of patches of {self.patch_size[0]} x {self.patch_size[1]}; "
                 f"take {near}"
             )
-        return image_size[0] // self.patch_size[0], image_size[1] // self.patch_size[1]
 
     def check_weights(self) -> None:
         """Refuse a model that cannot be run.
@@ -138,10 +141,10 @@ class HuggingFace(Library):
 
     name = "transformers"
 
-    def __init__(self, model: Any, prefix: str, tower: Any) -> None:
-        self.model, self.prefix, self.tower = model, prefix, tower
+    def __init__(self, model: Any, name: str, tower: Any) -> None:
+        self.model, self.tower = model, tower
         self.config: Any = tower.config
-        self.root, self.root_name = (model, "") if model.config is tower.config else (tower, prefix)
+        self.root, self.root_name = (model, "") if model.config is tower.config else (tower, name)
         self.model_type = str(self.config.model_type)
         self.family = FAMILIES[self.model_type]
         self.image_size, self.patch_size = _pair(self.config.image_size), _pair(self.config.patch_size)
@@ -216,7 +219,7 @@ class Timm(Library):
     """A model of timm that cuts images into patches, told by what it holds."""
 
     name = "timm"
-    prefix = root_name = ""
+    root_name = ""
 
     def __init__(self, model: Any) -> None:
         self.model = self.root = self.tower = model

@@ -182,6 +182,7 @@ def _resized(library: Library, new: Grid, window_size: int | None, method: str |
     if window_size is not None and window_size < 1:
         raise InputError(f"window_size={window_size}: patches of a window's side, at least 1")
     library.check_weights()
+    library.check_size(new)
     grids = library.grid(library.image_size), library.grid(new)
     before, after = _twins(library, new, window_size)
     images = library.images(new) if verify else None
