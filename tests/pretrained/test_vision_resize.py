@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import InputError
 from posenc.pretrained.vision.libraries import FAMILIES, library_of
-from references.small_vision import SIZE, TIMM, images, of_timm, of_transformers
+from references.small_vision import SIZE, assert_unchanged, images, of_transformers, state
 
 SQUARE_ONLY = tuple(name for name, family in FAMILIES.items() if family.square)
 ROTATES = ("dinov3_vit", "pixtral")
@@ -32,29 +31,6 @@ def out(model, pixels, **options):
     with torch.no_grad():
         found = tower(pixel_values=pixels, **options)
     return found.last_hidden_state
-
-
-def state(model):
-    """All that a call may change: tensors by name with the objects that hold them, and what the configuration says."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    plain = {
-        f"{path}.{name}": value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, int | float | str | tuple | list | type(None))
-    }
-    config = model.config.to_dict() if hasattr(model, "config") else None
-    return {name: (id(t), t.detach().clone()) for name, t in tensors.items()}, plain, copy.deepcopy(config)
-
-
-def assert_unchanged(model, before):
-    after = state(model)
-    assert before[0].keys() == after[0].keys()
-    parameters = dict(model.named_parameters())
-    for name, (identity, value) in before[0].items():
-        assert torch.equal(value, after[0][name][1]), name
-        assert name not in parameters or identity == after[0][name][0], name
-    assert before[1:] == after[1:]
 
 
 @EACH
@@ -310,60 +286,6 @@ def test_a_model_that_was_cast_in_between_is_restored_in_its_new_dtype():
     posenc.restore(model)
     assert torch.equal(model.embeddings.position_embedding.weight, before.double())
     assert model.embeddings.position_ids.dtype == torch.long
-
-
-# ---------------------------------------------------------------- timm
-
-
-@pytest.mark.parametrize("size", [(48, 48), (48, 64), (32, 16)], ids=str)
-@pytest.mark.parametrize("kind", TIMM)
-def test_it_is_timm_at_the_new_size(kind, size, recwarn):
-    model, theirs = of_timm(kind), of_timm(kind)
-    want_before, before = model(images(SIZE, SIZE)), state(model)
-    theirs.set_input_size(img_size=size)
-    report = posenc.resize(model, size)
-    tables = dict(theirs.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert_close(parameter, tables[name], rtol=1e-5, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
-    assert_close(model(images(*size)), theirs(images(*size)), rtol=0, atol=1e-4)
-    assert report.difference < 1e-4
-    assert report.parts
-    made, ours = (
-        {name: b for name, b in m.named_buffers() if "pos_embed" not in name or b.is_floating_point()}
-        for m in (theirs, model)
-    )
-    assert made.keys() == ours.keys()
-    assert all(torch.equal(b, ours[name]) for name, b in made.items())
-    assert posenc.restore(model)
-    assert_unchanged(model, before)
-    assert torch.equal(model(images(SIZE, SIZE)), want_before)
-    assert not posenc.restore(model)
-
-
-def test_what_timm_notes_of_a_size_is_noted_and_taken_back():
-    model = of_timm("vit")
-    posenc.resize(model, (48, 64))
-    assert tuple(model._traits["img_size"]) == (48, 64)
-    assert model.patch_embed.img_size == (48, 64)
-    posenc.restore(model)
-    assert not hasattr(model, "_traits")
-    assert model.patch_embed.grid_size == (4, 4)
-
-
-def test_the_windows_of_timms_swin():
-    model = of_timm("swin")
-    report = posenc.resize(model, 48, window_size=3, method="bicubic")
-    assert {(part.new, part.method) for part in report.parts} == {((3, 3), "bicubic")}
-
-
-def test_timms_swin_v2_counts_offsets_in_the_new_window():
-    model = of_timm("swin_v2")
-    before = model.layers[0].blocks[0].attn.relative_coords_table[0, 3, 4].clone()  # one patch to the right
-    assert "timm scales offsets to the new window" in str(posenc.resize(model, 64))
-    after = model.layers[0].blocks[0].attn.relative_coords_table[0, 7, 8]
-    assert_close(before, torch.tensor([0.0, math.log2(1 + 8 / 3) / 3]))
-    assert_close(after, torch.tensor([0.0, math.log2(1 + 8 / 7) / 3]))
-    assert "timm scales" not in str(posenc.resize(model, SIZE))
 
 
 # ---------------------------------------------------------------- refusals

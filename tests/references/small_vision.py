@@ -1,6 +1,7 @@
 """Random vision models of transformers and timm, small enough for a test: images of 32 x 32, four patches a side unless a
 model has windows. Their tables are of unit size, so that a wrong one shows."""
 
+import copy
 from typing import Any
 
 import torch
@@ -109,3 +110,27 @@ def unit_tables(model: nn.Module) -> None:
 def images(height: int, width: int, seed: int = 1) -> torch.Tensor:
     """Two images of noise."""
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def state(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """All that a call may change: tensors by name with the objects that hold them, and what the configuration says."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    plain = {
+        f"{path}.{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str | tuple | list | type(None))
+    }
+    config = model.config.to_dict() if hasattr(model, "config") else None
+    return {name: (id(t), t.detach().clone()) for name, t in tensors.items()}, plain, copy.deepcopy(config)
+
+
+def assert_unchanged(model: nn.Module, before: tuple[Any, ...]) -> None:
+    """`state` is what it was, and parameters are the very objects."""
+    after = state(model)
+    assert before[0].keys() == after[0].keys()
+    parameters = dict(model.named_parameters())
+    for name, (identity, value) in before[0].items():
+        assert torch.equal(value, after[0][name][1]), name
+        assert name not in parameters or identity == after[0][name][0], name
+    assert before[1:] == after[1:]
