@@ -57,6 +57,12 @@ def test_a_finding_is_made_where_it_holds(name):
     assert posenc.doctor(sick).wrong == (finding.severity == "wrong") or name not in ("table_of_zeros", "shift_lost")
 
 
+def test_a_table_of_zeros_beside_one_of_offsets_is_no_finding():
+    model = transformers.BeitModel(of_transformers("beit").config).eval()
+    assert not model.embeddings.position_embeddings.any()
+    assert found(model) == {}
+
+
 def test_a_small_image_stays_with_swin():
     """What the finding says, without posenc."""
     model, pixels = of_transformers("swin"), images(SIZE, SIZE)

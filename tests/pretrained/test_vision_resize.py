@@ -254,6 +254,26 @@ def test_several_towers_are_named():
         posenc.resize(both, 48)
 
 
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [
+        ("BeitBackbone", "beit"), ("Dinov2Backbone", "dinov2"), ("Dinov2ForImageClassification", "dinov2"),
+        ("SwinBackbone", "swin"), ("ViTForMaskedImageModeling", "vit"), ("DeiTForImageClassificationWithTeacher", "deit"),
+        ("CLIPVisionModelWithProjection", "clip_vision_model"),
+    ],
+)  # fmt: skip
+def test_models_around_a_tower(name, model_type, tmp_path):
+    model = getattr(transformers, name)(of_transformers(model_type).config).eval()
+    assert posenc.resize(model, 48).difference == 0
+    model.save_pretrained(tmp_path)
+    plain = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        here, there = (m(images(48, 48)).to_tuple() for m in (model, plain))
+    for one, other in zip(here, there, strict=True):
+        assert_close(one, other, rtol=0, atol=0)
+    assert posenc.restore(model)
+
+
 def test_a_model_with_a_head_is_resized_whole(tmp_path):
     model = transformers.ViTForImageClassification(of_transformers("vit").config).eval()
     report = posenc.resize(model, (64, 32))
