@@ -74,3 +74,14 @@ def test_timms_swin_v2_counts_offsets_in_the_new_window():
     assert_close(before, torch.tensor([0.0, math.log2(1 + 8 / 3) / 3]))
     assert_close(after, torch.tensor([0.0, math.log2(1 + 8 / 7) / 3]))
     assert "timm scales" not in str(posenc.resize(model, SIZE))
+    for kind in ("relpos_mlp", "swin_v2_cr"):  # which count patches
+        told = str(posenc.resize(of_timm(kind), 64))
+        assert "function of offsets" in told
+        assert "timm scales" not in told
+
+
+def test_what_holds_nothing_says_so():
+    model = of_timm("eva", use_abs_pos_emb=False, use_rot_pos_emb=False)
+    report = posenc.resize(model, 48)
+    assert report.parts == ()
+    assert "nothing in it is known to posenc to know places" in str(report)

@@ -49,6 +49,7 @@ _TIMM = {
     "relpos": ("vision_transformer_relpos.VisionTransformerRelPos", {"rel_pos_type": "bias", "init_values": None}),
     "relpos_mlp": ("vision_transformer_relpos.VisionTransformerRelPos", {"rel_pos_type": "mlp", "init_values": None}),
     "swin": ("swin_transformer.SwinTransformer", _WINDOWS),
+    "swin_v2_cr": ("swin_transformer_v2_cr.SwinTransformerV2Cr", _WINDOWS),
     "swin_v2": ("swin_transformer_v2.SwinTransformerV2", _WINDOWS),
 }  # fmt: skip
 TIMM = tuple(_TIMM)

@@ -32,8 +32,9 @@ TABLES = {
 LAST = ("positional_embedding_vlm",)
 """Tables whose rows of tokens without a place come after those of the patches (Llama 4)."""
 
-FUNCTIONS = ("continuous_position_bias_mlp", "cpb_mlp", "rel_coords_log")
-"""What a module has that makes the bias of an offset by a formula, which fits any grid (Swin v2; timm's RelPosMlp)."""
+FUNCTIONS = ("continuous_position_bias_mlp", "cpb_mlp", "meta_mlp", "rel_coords_log")
+"""What a module has that makes the bias of an offset by a formula, which fits any grid (Swin v2; timm's too, and its
+RelPosMlp)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ def fixed_parts(before: nn.Module, after: nn.Module, prefix: str, old: Grid, new
         elif ("rope" in kind or "rotary" in kind) and not any(module.children()):
             found.append(Part(name, ROTATION, 0, old, new))
     return found
+
+
+def scales_offsets(module: nn.Module) -> bool:
+    """Whether a formula of offsets counts them in the window as it is, not in the one that was trained."""
+    trained = getattr(module, "pretrained_window_size", None)
+    return trained is not None and max(trained) == 0 and getattr(module, "mode", "swin") == "swin"
 
 
 def table_kind(name: str) -> str | None:

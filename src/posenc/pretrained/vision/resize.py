@@ -22,6 +22,7 @@ from posenc.pretrained.vision.parts import (
     Part,
     fixed_parts,
     remade,
+    scales_offsets,
     table_kind,
     window_of,
 )
@@ -67,6 +68,8 @@ class Resizing:
 
 def grouped(parts: Sequence[Part]) -> Iterator[str]:
     """A line for each kind of part; tables of layers that are alike share one."""
+    if not parts:
+        yield "nothing in it is known to posenc to know places"
     for (kind, prefix, old, new, method), group in groupby(parts, _alike):
         names = [part.where for part in group]
         where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} alike"
@@ -334,7 +337,8 @@ def _notes(library: Library, report: Resizing) -> Iterator[str]:
             "never pass interpolate_pos_encoding=True to it: transformers takes the table for that of a square image, "
             "which fails, or mixes up the patches where their number is a square"
         )
-    if library.name == "timm" and any(part.kind == FUNCTION and part.old != part.new for part in report.parts):
+    moved = any(part.kind == FUNCTION and part.old != part.new for part in report.parts)
+    if library.name == "timm" and moved and any(map(scales_offsets, library.model.modules())):
         yield (
             "timm scales offsets to the new window, so that neighbouring patches get another bias; Swin v2's authors keep "
             "the scale of the window that was trained (pretrained_window_sizes)"
