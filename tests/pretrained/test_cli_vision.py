@@ -92,6 +92,11 @@ def test_load_takes_the_class_that_was_saved(tmp_path):
     assert type(found) is transformers.ViTForImageClassification
     assert tokenizer is None
     assert not found.training
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    for name in ("LlamaForCausalLM", "pipeline", "nothing"):  # what is none for the configuration is not called
+        (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+        with pytest.raises(posenc.InputError, match=r"of the weights of ViTModel are not in its files"):
+            posenc.load(tmp_path / "vit")
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.CLIPConfig(
         vision_config=shape | {"image_size": 32, "patch_size": 8}, text_config=shape | {"max_position_embeddings": 9}

@@ -163,7 +163,6 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 
 def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool) -> tuple[nn.Module, Any]:
-    import transformers
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
@@ -176,11 +175,11 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         config = AutoConfig.from_pretrained(name, **safe)
         said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
         kinds = stored.get("architectures") or _CAUSAL
-        auto: Any = (
-            AutoModel if encoders and not any(kind.endswith(_CAUSAL) for kind in kinds) else AutoModelForCausalLM
-        )
+        auto: Any = AutoModelForCausalLM
         if config.model_type in (*FAMILIES, *PAIRED):
-            auto = getattr(transformers, kinds[0], AutoModel)
+            auto = _class_of(config, kinds[0])
+        elif encoders and not any(kind.endswith(_CAUSAL) for kind in kinds):
+            auto = AutoModel
         read: Any = auto.from_pretrained(name, **said, **safe)
         model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
@@ -208,6 +207,15 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         told = "was scaled by a configuration without rope_theta: transformers takes its default"
         warnings.warn(f"posenc: {name} {told}, {config.rope_parameters['rope_theta']:.10g}", stacklevel=3)
     return model, tokenizer
+
+
+def _class_of(config: Any, name: str) -> Any:
+    """The class of transformers' that a model says it was saved as, if it is one for its configuration."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    fits = isinstance(found, type) and getattr(found, "config_class", None) is type(config)
+    return found if fits else transformers.AutoModel
 
 
 def _complete(name: str, model: nn.Module, found: Mapping[str, Any]) -> None:
