@@ -122,14 +122,9 @@ def _resized(options: argparse.Namespace, command: str) -> int:
     """The same for a vision model and another image size."""
     from posenc.pretrained.vision.resize import resize
 
-    text = {
-        "option": options.option,
-        "text": options.text,
-        "verify-tokens": options.verify_tokens,
-        "finetune": options.finetune,
-    }
-    for name in (name for name, value in text.items() if value):
-        raise InputError(f"--{name}: is for language models, leave it out beside --image-size")
+    for name in ("option", "text", "verify_tokens", "finetune"):
+        if getattr(options, name):
+            raise InputError(f"--{name.replace('_', '-')}: is for language models, leave it out beside --image-size")
     sides = options.image_size.lower().split("x")
     if not 1 <= len(sides) <= 2 or not all(side.isdecimal() for side in sides):
         raise InputError(f"--image-size {options.image_size}: write pixels, as 384 or 384x512 (height x width)")
