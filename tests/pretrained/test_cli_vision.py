@@ -50,6 +50,8 @@ def test_the_report_is_shown(folder, capsys):
     [
         (["--image-size", "large"], "--image-size large: write pixels, as 384 or 384x512"),
         (["--image-size", "3x3x3"], "--image-size 3x3x3: write pixels"),
+        (["--image-size", "9" * 5000], "write pixels"),
+        (["--image-size", "48", "--steps", "5"], "--steps: is for fine-tuning"),
         (["--image-size", "33"], "image_size=(33, 33): no whole number of patches"),
         (["--image-size", "48", "--factor", "2"], "not allowed with argument"),
         (["--image-size", "48", "--finetune", "a.txt"], "--finetune: is for language models"),

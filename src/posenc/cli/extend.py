@@ -125,8 +125,9 @@ def _resized(options: argparse.Namespace, command: str) -> int:
     for name in ("option", "text", "verify_tokens", "finetune"):
         if getattr(options, name):
             raise InputError(f"--{name.replace('_', '-')}: is for language models, leave it out beside --image-size")
+    _training(options)  # what belongs to --finetune is refused without it
     sides = options.image_size.lower().split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.isdecimal() for side in sides):
+    if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and len(side) < 10 for side in sides):
         raise InputError(f"--image-size {options.image_size}: write pixels, as 384 or 384x512 (height x width)")
     size = tuple(map(int, sides)) if len(sides) == 2 else int(sides[0])
     _check_out(options.out)
