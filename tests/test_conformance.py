@@ -5,6 +5,7 @@ import pytest
 import posenc
 from posenc.conformance.checks import CHECKS, SLOW, Inapplicable, Subject
 from posenc.conformance.matrix import named
+from posenc.conformance.suite import run
 
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
@@ -35,4 +36,14 @@ def test_conforms(name, check):
     try:
         CHECKS[check](subject)
     except Inapplicable:
-        assert subject.traits.needs_length, "only what depends on the final length may leave a check out"
+        only = "only what depends on the final length may leave a check out, and what is for a line that of images"
+        assert subject.traits.needs_length or check == "images_are_separate", only
+
+
+def test_what_has_places_in_an_image():
+    found = {name for name in posenc.ENCODINGS if run("images_are_separate", Subject(named(name))).holds}
+    without_place = {"none", "cope", "shape", "cape", "softmax_n", "sink", "log_n", "temperature"}
+    assert found - without_place == {
+        "axial_table", "grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2",
+        "grid_alibi",
+    }  # fmt: skip

@@ -13,12 +13,15 @@ from posenc.layout import convert_layout
 from posenc.linear_attention import linear_attention
 from posenc.positions import Positions
 from posenc.re_rotation import re_rotate
+from posenc.transformer import Transformer, TransformerConfig
+from posenc.vision import VisionConfig, VisionTransformer
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "attention", "cite", "convert_layout",
-    "explain", "frequencies", "functional", "linear_attention", "position_maps", "re_rotate",
+    "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
+    "VisionConfig", "VisionTransformer", "attention", "cite", "convert_layout", "explain", "frequencies", "functional",
+    "linear_attention", "position_maps", "re_rotate",
 ]  # fmt: skip
 __all__ += encodings.__all__
 

@@ -215,7 +215,7 @@ def _hints(function: Any) -> dict[str, Any]:
 
 def is_whole(value: object) -> bool:
     """Whether a value is an integer, which no bool is."""
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    return isinstance(value, (int, torch.SymInt, Integral)) and not isinstance(value, bool)
 
 
 def _too_large(error: Exception, given: Mapping[str, Any]) -> InputError | None:

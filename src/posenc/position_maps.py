@@ -15,7 +15,8 @@ from torch import Tensor
 
 from posenc.checks import checked
 from posenc.errors import InputError, unknown
-from posenc.positions import Positions, exact
+from posenc.ids import exact
+from posenc.positions import Positions
 from posenc.regions import Branch, Region
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from posenc.positions import Positions
+    from posenc.placement import Placement
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -31,8 +31,8 @@ def grid_indices(
     return axis(batch, 0), axis(heads, 1), axis(queries, 2), axis(keys, 3)
 
 
-def mask_mod(p: "Positions") -> MaskMod:
-    """See `Positions.mask_mod`."""
+def mask_mod(p: "Placement") -> MaskMod:
+    """See `Placement.mask_mod`."""
     q_order, k_order = rowwise(p.q_order), rowwise(p.k_order)
     valid, q_valid = (None if known is None else rowwise(known) for known in (p.valid, p.q_valid))
     documents = None
@@ -55,7 +55,7 @@ def mask_mod(p: "Positions") -> MaskMod:
     return visible
 
 
-def lengths(p: "Positions") -> Tensor:
+def lengths(p: "Placement") -> Tensor:
     """Tokens in each query's own document (or row), (batch or 1, num_queries), where the queries are the keys."""
     if p.q_document is None and p.valid is None:
         return torch.full_like(p.q_order, p.num_keys)
@@ -68,7 +68,7 @@ def lengths(p: "Positions") -> Tensor:
     return counts.scatter_add_(1, index, valid.long()).gather(1, index)
 
 
-def counts(p: "Positions") -> Tensor:
+def counts(p: "Placement") -> Tensor:
     """How many keys each query sees, (batch or 1, num_queries), whatever is padded, packed or out of order: keys in line
     by document and order, so that two searches find those of a query."""
     rows = p.batch

@@ -173,7 +173,7 @@ class NoBackend(Encoding):
 
 WRONG = {
     "position_matters": Blind, "backends_agree": NoBackend, "cached_is_full": Indices, "ragged_cache": FirstRow,
-    "generates_alike": IndexCodes, "padded_is_unpadded": IndexCodes, "packed_is_separate": IndexCodes, "rows_do_not_meet": FirstRow,
+    "generates_alike": IndexCodes, "padded_is_unpadded": IndexCodes, "packed_is_separate": IndexCodes, "images_are_separate": IndexCodes, "rows_do_not_meet": FirstRow,
     "shift_invariant_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
     "inference_then_training": Remembers, "copies_are_equal": Forgetful, "state_and_spec_bring_it_back": lambda: Stateful(),
     "meta_is_normal": Buffered, "bfloat16_stays_near": Coarse, "compiled_is_eager": Reads, "exported_is_eager": Reads,

@@ -311,7 +311,7 @@ def test_gradients(encoding):
         (lambda: GridTable(4, height=0), "height=0"),
         (lambda: GridTable(4, prefix=-1), "prefix=-1"),
         (lambda: GridTable(4).resized(0, 3), "height=0"),
-        (lambda: codes(GridTable(4, 2, 2), Positions.grid(3, 2)), r"position 2 is outside.*resized\(height, width\)"),
+        (lambda: codes(GridTable(4, 2, 2), Positions.from_ids(Positions.grid(3, 2).q)), r"position 2 is outside.*resized\(height, width\)"),
         (lambda: codes(GridTable(4, 2, 2), Positions.arange(5)), r"position 4 is outside the table of 4.*resized"),
         (lambda: codes(GridTable(4, 2, 2), Positions.from_ids([[[-1, 0]]])), "position -1 is negative"),
         (lambda: codes(GridTable(4, 2, 2), Positions.from_ids([0.5])), "integer positions only"),

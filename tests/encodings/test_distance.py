@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import posenc
-from posenc import KERPLE, ALiBi, Positions, Sandwich, Sines, functional
+from posenc import KERPLE, ALiBi, GridALiBi, Positions, Sandwich, Sines, functional
 from references import biases
 from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against_loops, dense, of_distance, qkv, random
 
@@ -20,6 +20,56 @@ def _seed():
 def at_distances(encoding, distances, heads):
     """(heads, distances): the bias of queries that far after a key at 0."""
     return dense(encoding, Positions.from_ids(distances, [0] * len(distances)), heads)[0, :, :, 0]
+
+
+# ---------------------------------------------------------------- ALiBi of images
+
+HALVES = Positions.from_ids(torch.rand(2, 5, 2, generator=torch.Generator().manual_seed(0)) * 9 - 1)
+IMAGES = {
+    "wide": Positions.grid(2, 5),
+    "prefix": Positions.grid(3, 2, prefix=2),
+    "video": Positions.grid(2, 2, frames=3, prefix=1),
+    "taken": Positions.grid(4, 5).take([[7, 0, 19], [3, 4, 5]]),
+    "packed": Positions.grids([(2, 3), (3, 1)], prefix=1),
+    "two images": Positions.cross(Positions.grid(2, 3), Positions.grid(4, 2)),
+    "fractions": HALVES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "flex"])
+@pytest.mark.parametrize("positions", IMAGES.values(), ids=IMAGES.keys())
+def test_grid_alibi_is_the_papers_formula(positions, backend):
+    def formula(q, k, seen):
+        def bias(b, h, i, j):
+            at = (positions.q[b % len(positions.q), i], positions.k[b % len(positions.k), j])
+            return biases.grid_alibi(h, 4, *(x.tolist() for x in at))
+
+        return bias
+
+    with torch.no_grad():
+        check_against_loops(GridALiBi(4), positions, formula, backend, heads=4)
+
+
+@EVERYWHERE
+def test_grid_alibi_of_text_is_alibi(positions):
+    assert torch.equal(dense(GridALiBi(3), positions, 3), dense(ALiBi(3), positions, 3))
+
+
+@given(height=st.integers(1, 5), width=st.integers(1, 5))
+def test_grid_alibi_is_the_same_up_down_left_and_right(height, width):
+    bias = dense(GridALiBi(3), Positions.grid(height, width), 3)[0].unflatten(1, (height, width))
+    bias = bias.unflatten(3, (height, width))
+    turned = dense(GridALiBi(3), Positions.grid(width, height), 3)[0].unflatten(1, (width, height))
+    assert torch.equal(bias, turned.unflatten(3, (width, height)).permute(0, 2, 1, 4, 3))
+    assert torch.equal(bias, bias.flip(1, 3))
+    assert torch.equal(bias, bias.flip(2, 4))
+    row = dense(GridALiBi(3), Positions.grid(1, width), 3)
+    assert torch.equal(row, dense(ALiBi(3), Positions.arange(width), 3)), "one row is ALiBi"
+
+
+def test_grid_alibi_known_answer():
+    bias = dense(GridALiBi(1), Positions.grid(4, 5), 1)[0, 0]
+    assert bias[0, 3 * 5 + 4].item() == -5 / 2**8, "3 rows and 4 columns away, at the only slope 2^-8"
 
 
 # ---------------------------------------------------------------- KERPLE

@@ -311,11 +311,11 @@ def test_gradients(encoding):
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
 
 
-SQUARE, VIDEO = Positions.grid(3, 3), Positions.grid(2, 2, frames=2)
+SQUARE, VIDEO = Positions.from_ids(Positions.grid(3, 3).q), Positions.grid(2, 2, frames=2)
 REFUSED = {
     "rows": (lambda: dense(WindowTable(2, 2, 3), SQUARE, 2), "2 rows and 2 columns.*window of 2 x 3.*resized"),
     "columns": (lambda: dense(WindowTable(2, 3, 2), SQUARE, 2), "window of 3 x 2.*clamp"),
-    "beit too": (lambda: dense(ClassWindowTable(2, 2, 3), Positions.grid(3, 3, prefix=1), 2), "window of 2 x 3"),
+    "beit too": (lambda: dense(ClassWindowTable(2, 2, 3), SQUARE, 2), "window of 2 x 3"),
     "class": (lambda: dense(WindowTable(2), Positions.grid(2, 2, prefix=1), 2), "without a place.*beit"),
     "class in v2": (lambda: dense(LogWindow(2), Positions.grid(2, 2, prefix=1), 2), "without a place.*beit"),
     "axes": (lambda: dense(WindowTable(2), VIDEO, 2), "2 coordinates per token or one, not 3"),

@@ -24,10 +24,12 @@ from torch import Tensor
 import posenc
 from hostile.values import REFUSED, SAME, Bad, bad_values
 from posenc import Encoding, InputError, Positions
+from posenc.blocks import Cache
 from posenc.encoding import PerLayer, Sum
 from posenc.frequencies import Frequencies
 from posenc.statistics import estimate, t_quantile, wilson
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
+from posenc.vision import VisionConfig, VisionTransformer
 
 INTERNAL = ("check_even", "table_device", "Difference", "PositionMap")
 """Helpers of other modules, and results, which nobody makes."""
@@ -110,6 +112,7 @@ def used(encoding: Encoding) -> list[Tensor]:
     positions = Positions.arange(SEQ, causal=True)
     if encoding.__class__.__name__ in (
         "AxialRotary",
+        "GridALiBi",
         "MixedRotary",
         "GridSinusoidal",
         "GridTable",
@@ -158,6 +161,8 @@ def special() -> dict[str, Row]:
     frequencies = lambda: posenc.frequencies.default(HEAD_DIM)  # noqa: E731
     config = TransformerConfig(11, DIM, 1, HEADS)
     model = lambda: Transformer(config, posenc.Rotary(DIM // HEADS)).eval()  # noqa: E731
+    pictured = VisionConfig(5, 2, channels=1, dim=DIM, num_layers=1, num_heads=HEADS, class_token=True)
+    seeing = lambda: VisionTransformer(pictured, posenc.AxialRotary(DIM // HEADS)).eval()  # noqa: E731
     packed = Positions.packed([2, 4])
     vector = torch.arange(5.0)
     return {
@@ -167,7 +172,7 @@ def special() -> dict[str, Row]:
         "re_rotate": Row(posenc.re_rotate, lambda: {"keys": tensors()["k"], "encoding": rope(), "positions": ids, "to": ids + 4, "into": rope()}),
         "convert_layout": Row(posenc.convert_layout, lambda: {"weights": torch.randn(DIM, 3), "head_dim": HEAD_DIM, "source": "half", "target": "interleaved"}),
         "cite": Row(posenc.cite, lambda: {"encoding": "rope"}),
-        "create": Row(posenc.create, lambda: {"name": "rope", "head_dim": HEAD_DIM, "dim": DIM, "num_heads": HEADS}, used),
+        "create": Row(posenc.create, lambda: {"name": "rope", "head_dim": HEAD_DIM, "dim": DIM, "num_heads": HEADS, "grid": (2, 3)}, used),
         "from_spec": Row(posenc.from_spec, lambda: {"spec": {"name": "rope", "head_dim": HEAD_DIM}}, used),
         "Mapped": Row(posenc.Mapped, lambda: {"encoding": rope(), "map": posenc.position_maps.rerope(2)}, used),
         "Sum": Row(lambda first, second: Sum(first, second), lambda: {"first": rope(), "second": posenc.NoPE()}, used),
@@ -201,6 +206,9 @@ def special() -> dict[str, Row]:
         "Positions.packed of cu_seqlens": Row(lambda cu_seqlens: Positions.packed(cu_seqlens=cu_seqlens), lambda: {"cu_seqlens": torch.tensor([0, 2, 6])}),
         "Positions.packed of document_ids": Row(lambda document_ids: Positions.packed(document_ids=document_ids), lambda: {"document_ids": torch.tensor([0, 0, 1, 1])}),
         "Positions.grid": Row(Positions.grid, lambda: {"height": 2, "width": 3, "frames": 2, "prefix": 1}),
+        "Positions.grids": Row(Positions.grids, lambda: {"sizes": [(2, 3), (1, 2)], "prefix": 1, "padded": True}),
+        "Positions.mixed": Row(Positions.mixed, lambda: {"parts": [2, (2, 3), 1], "num_queries": 2}),
+        "Positions.take": Row(packed.take, lambda: {"index": torch.tensor([3, 0])}),
         "Positions.cross": Row(Positions.cross, lambda: {"queries": where(), "keys": where()}),
         "Positions.with_causal": Row(packed.with_causal, lambda: {"causal": True}),
         "Positions.mask": Row(packed.mask, lambda: {"first": 1, "end": 3}),
@@ -218,6 +226,9 @@ def special() -> dict[str, Row]:
         "Transformer": Row(Transformer, lambda: {"config": config, "encoding": posenc.Rotary(DIM // HEADS)}),
         "Transformer.forward": Row(lambda tokens, positions, cache: model()(tokens, positions, cache), lambda: {"tokens": ids[None], "positions": where(), "cache": Cache()}),
         "Transformer.generate": Row(model().generate, lambda: {"tokens": ids[None], "new_tokens": 2, "attention_mask": torch.ones(1, SEQ, dtype=torch.long)}),
+        "VisionConfig": Row(VisionConfig, lambda: {"num_classes": 5, "patch_size": 2, "channels": 1, "dim": DIM, "num_layers": 1, "num_heads": HEADS, "registers": 1, "class_token": True}, lambda c: VisionTransformer(c, posenc.NoPE())(torch.zeros(1, c.channels, 2 * c.patch_size, c.patch_size) if c.tubelet_size is None else torch.zeros(1, c.channels, c.tubelet_size, c.patch_size, c.patch_size))),
+        "VisionTransformer": Row(VisionTransformer, lambda: {"config": pictured, "encoding": posenc.AxialRotary(DIM // HEADS)}),
+        "VisionTransformer.forward": Row(lambda images, positions, keep: seeing()(images, positions, keep), lambda: {"images": torch.randn(2, 1, 4, 6), "positions": Positions.grid(2, 3, prefix=1), "keep": torch.tensor([4, 1])}),
         "Cache": Row(Cache, lambda: {"rotated": True}),
     }  # fmt: skip
 

@@ -45,6 +45,14 @@ def cope(q: Tensor, keys: list[Tensor], embeddings: Tensor) -> float:
     return (1 - (p - below)) * z[0] + (p - below) * z[1]
 
 
+def grid_alibi(head: int, heads: int, i: list[float], j: list[float]) -> float:
+    """Fuller et al. 2023: ALiBi's slopes, for a power of two of heads, times the Euclidean distance of two places; nothing
+    where one of them, at -1 on every axis, is none."""
+    if all(x == -1 for x in i) or all(x == -1 for x in j):
+        return 0.0
+    return -(2 ** (-8 * (head + 1) / heads)) * math.dist(i, j)
+
+
 def swin_row(dy: int, dx: int, height: int, width: int) -> int:
     """The row of Swin's table: offsets numbered from the most negative, row by row."""
     offsets = [(y, x) for y in range(1 - height, height) for x in range(1 - width, width)]

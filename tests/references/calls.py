@@ -47,9 +47,11 @@ def at_distances(encoding: posenc.Encoding, distances: list[float], heads: int) 
     return dense(encoding, Positions.from_ids(distances, [0] * len(distances)), heads)[0, :, :, 0]
 
 
-def check_against_loops(encoding, positions, formula, backend: str = "auto", kv_heads: int = 3) -> None:
+def check_against_loops(
+    encoding, positions, formula, backend: str = "auto", kv_heads: int | None = None, heads: int = 3
+) -> None:
     """Attention equals the loops, with formula(b, h, i, j) for the bias of a query and key index."""
-    q, k, v = qkv(positions, kv_heads=kv_heads)
+    q, k, v = qkv(positions, heads, heads if kv_heads is None else kv_heads)
     seen = positions.mask()
     want = loops.attend(
         q, k, v, scale=0.5, visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]), bias=formula(q, k, seen)

@@ -27,7 +27,7 @@ LEARNED |= {"pope", "fire"}
 OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope"}
 """Encodings whose effect depends on queries or keys, which are not on the page."""
 
-GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2"}
+GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}
 """Encodings of places with several coordinates."""
 
 WITHOUT_CODES = {"shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature"}

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.blocks import Attention
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
-from posenc.transformer import Attention, Transformer
+from posenc.transformer import Transformer
 
 NAME = "posenc_first_layer"
 """What transformers knows the attention by that looks at the first layer."""
@@ -276,7 +277,7 @@ class _Ours(_Host):
         config = self.attention.config
         queries, *others = (found[name].unflatten(-1, (-1, config.width)).transpose(1, 2) for name in names)
         keys, values = (x.repeat_interleave(config.num_heads // config.kv_heads, 1) for x in others)
-        visible = Positions.arange(tokens.shape[1]).with_causal(config.causal).mask()
+        visible = Positions.arange(tokens.shape[1]).with_causal(self.model.config.causal).mask()
         return _Seen(queries, keys, values, self.model.encoding.scale_of(0, config.width), visible)
 
     def loss(self, tokens: Tensor, weights: Tensor) -> float:

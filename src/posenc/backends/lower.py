@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.problem import Problem
-from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative
+from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative
 from posenc.segments import Segments, segments
 
 
@@ -36,6 +36,8 @@ def obstacle(problem: Problem) -> Refused | None:
         return Refused("what is visible is not made of rectangles", "padding and documents in one piece")
     if problem.branches and not found.regular:
         return Refused("positions are not contiguous", "contiguous positions")
+    if any(isinstance(t, Relative | Positional) and t.positions.axes > 1 for t in problem.bias):
+        return Refused("a bias of places with several coordinates")
     by_distance = [t for t in problem.bias if isinstance(t, Relative | QueryRelative | KeyRelative)]
     if (by_distance or problem.values is not None) and (problem.positions.span is None or not found.regular):
         return Refused("positions are not contiguous", "contiguous positions")

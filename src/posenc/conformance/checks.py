@@ -12,11 +12,12 @@ from torch import Tensor
 
 from posenc.attention import attention
 from posenc.backends import BACKENDS
+from posenc.blocks import Cache
 from posenc.encoding import Encoding, PerLayer
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -209,6 +210,26 @@ def packed_is_separate(s: Subject) -> None:
         equal(model(x, Positions.packed([2, 4, 3])), alone, "packing")
 
 
+def images_are_separate(s: Subject) -> None:
+    """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
+    as if the others were hidden."""
+    config = DECODER if s.traits.causal_only else ENCODER
+    model, sizes = s.host(config), [(2, 3), (1, 3)]
+    one, two = tokens(1, 6), tokens(1, 3, seed=5)
+    try:
+        alone = [model(x, Positions.grid(*size)) for x, size in zip((one, two), sizes, strict=True)]
+    except Exception as refusal:  # one of text need not know of images, not even to refuse them
+        raise Inapplicable(f"it has no places in an image: {refusal}") from None
+    equal(model(torch.cat((one, two), 1), Positions.grids(sizes)), torch.cat(alone, 1), "packed images")
+    rows = torch.cat((one, torch.cat((two, two), 1)))
+    padded = model(rows, Positions.grids(sizes, padded=True))
+    equal(torch.cat((padded[:1], padded[1:, :3]), 1), torch.cat(alone, 1), "padded images")
+    image, kept = Positions.grid(2, 3), torch.tensor([4, 0, 5])
+    shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, kept, True)
+    hidden = model(one, replace(image, valid=shown, q_valid=shown))
+    equal(model(one[:, kept], image.take(kept)), hidden[:, kept], "patches taken")
+
+
 def rows_do_not_meet(s: Subject) -> None:
     """Permuting the rows of a batch, each at positions of its own, permutes the output."""
     for config in s.configs():
@@ -346,7 +367,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     f.__name__: f
     for f in (
         position_matters, backends_agree, cached_is_full, ragged_cache, generates_alike, padded_is_unpadded,
-        packed_is_separate, rows_do_not_meet, shift_invariant_as_declared, gradients_arrive, gradients_are_right,
+        packed_is_separate, images_are_separate, rows_do_not_meet, shift_invariant_as_declared, gradients_arrive, gradients_are_right,
         inference_then_training, copies_are_equal, state_and_spec_bring_it_back, meta_is_normal, bfloat16_stays_near,
         compiled_is_eager, exported_is_eager,
     )

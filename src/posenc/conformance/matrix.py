@@ -18,7 +18,7 @@ CHECKED_AS = {
 COLUMNS = {
     "position_matters": "order as declared", "backends_agree": "backends agree", "cached_is_full": "cached = full",
     "ragged_cache": "ragged cache", "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded",
-    "packed_is_separate": "packed = separate", "rows_do_not_meet": "batch rows", "shift_invariant_as_declared": "shift as declared",
+    "packed_is_separate": "packed = separate", "images_are_separate": "images packed = separate", "rows_do_not_meet": "batch rows", "shift_invariant_as_declared": "shift as declared",
     "gradients_arrive": "gradients arrive", "gradients_are_right": "gradcheck", "inference_then_training": "inference, then training",
     "copies_are_equal": "copies", "state_and_spec_bring_it_back": "state and spec", "meta_is_normal": "meta device",
     "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled", "exported_is_eager": "exported",
@@ -80,7 +80,7 @@ def page() -> str:
             "## What holds for each",
             "",
             "Each in a small decoder (with grouped-query heads) and encoder, in float64 unless the check is about another dtype. "
-            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached · ✗ fails. "
+            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached, and not every encoding has places in an image · ✗ fails. "
             "`posenc.conformance.check` runs the same on an encoding of yours.",
             "",
             *holds(),

@@ -1,11 +1,12 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc import position_maps
-from posenc.checks import checked
+from posenc.checks import checked, is_whole, shown
 from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -13,7 +14,7 @@ from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.contextual import CoPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN, StepTemperature, Temperature
-from posenc.encodings.distance import KERPLE, T5, ALiBi, Sandwich, Sines
+from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
 from posenc.encodings.grid import GridSinusoidal
@@ -35,7 +36,7 @@ from posenc.texts import check_options, literal, named, read_options, split
 __all__ = [
     "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
-    "DecoupledRotary", "EnhancedMaskDecoder", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
+    "DecoupledRotary", "EnhancedMaskDecoder", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
     "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "WindowTable", "XLNet", "XPos", "create", "from_spec",
@@ -54,7 +55,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
         # on the scores, by distance
-        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow,
+        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
         # on positions themselves, in training
         SHAPE, CAPE, Randomized,
         # on the softmax
@@ -80,6 +81,7 @@ def create(
     num_layers: int | None = None,
     max_positions: int | None = None,
     causal: bool | None = None,
+    grid: Sequence[int] | None = None,
     **options: Any,
 ) -> Encoding:
     """An encoding by name for a model of the given shape; each takes of the shape what it needs.
@@ -88,14 +90,15 @@ def create(
     after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" when layers take turns
     ("rope/rope/rope/none"). options: keyword arguments of
     the class; they go with a single name. max_positions: the training length, for tables and for those that scale
-    by it.
+    by it. grid: (height, width) or (frames, height, width), in patches, of the images trained on: for tables of a
+    grid, for the number of axes, and for max_positions where that is not given.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
     shape: dict[str, Any] = {
         "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
-        "max_positions": max_positions, "causal": causal,
+        "max_positions": max_positions, "causal": causal, "grid": grid,
     }  # fmt: skip
     if options and any(sign in name for sign in ("/", "+", "@")):
         raise InputError(f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half")
@@ -121,8 +124,12 @@ def create(
             raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     if head_dim is None and dim is not None and num_heads is not None:
         head_dim = dim // num_heads
+    if grid is not None:
+        check_grid(grid)
+        max_positions = math.prod(grid) if max_positions is None else max_positions
+    height, width = (None, None) if grid is None else grid[-2:]
     given = {
-        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
+        "height": height, "width": width, "columns": width, "axes": None if grid is None else len(grid), "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
         "num_layers": num_layers, "max_positions": max_positions, "rows": max_positions, "train_length": max_positions,
         "bidirectional": None if causal is None else not causal,
     }  # fmt: skip
@@ -135,6 +142,18 @@ def create(
     except (RuntimeError, MemoryError, OverflowError) as error:  # of torch, at a size that nothing can have
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{name}: cannot be made of {options or shape}: {told}; give smaller sizes") from None
+
+
+def check_grid(grid: Sequence[int]) -> None:
+    """Refuse what is no size of an image or a video.
+
+    Raises:
+        InputError: names it.
+    """
+    if len(grid) not in (2, 3) or not all(is_whole(n) and 1 <= n <= LARGEST_COUNT for n in grid):
+        raise InputError(
+            f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches, each at least 1"
+        )
 
 
 @checked

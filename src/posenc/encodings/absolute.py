@@ -12,7 +12,8 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_beyond, check_sizes, check_std, check_word
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
-from posenc.positions import Positions, prefix_tokens
+from posenc.ids import prefix_tokens
+from posenc.positions import Positions
 
 MERGES = ("add", "multiply", "product", "concat")
 
@@ -145,7 +146,7 @@ def rows_of(
     """The rows that the queries' positions (or the keys') name in a learned table of a line or a grid: (batch or 1, n).
 
     sizes: of the table's axes. A position is a place along each, or one number that counts the cells row by row.
-    beyond: what a position outside gets, "error" or "clamp" (the nearest row). remedy: what an error advises.
+    beyond: what a position outside gets: "clamp" the nearest row, else an error. remedy: what an error advises.
     prefix: tokens at -1 on every axis are let through, as -1.
 
     Raises:
@@ -172,7 +173,7 @@ def rows_of(
         for low, high, size in zip(lows, highs, sizes, strict=True):
             if low < 0:
                 raise InputError(f"{name}: position {low} is negative; positions start at 0")
-            if high >= size and beyond == "error":
+            if high >= size and beyond != "clamp":
                 raise InputError(f"{name}: position {high} is outside the table of {size}; {remedy}")
         if at.is_inference():
             at = at.clone()  # positions made in inference mode may meet training later

@@ -12,7 +12,8 @@ from torch import Tensor
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_sizes, check_word
 from posenc.errors import InputError
-from posenc.positions import Positions, exact, prefix_tokens
+from posenc.ids import exact, prefix_tokens
+from posenc.positions import Positions
 
 
 class SHAPE(Encoding):

@@ -7,7 +7,8 @@ from torch.nn.functional import linear
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
-from posenc.positions import Positions, exact
+from posenc.ids import exact
+from posenc.positions import Positions
 
 
 class ComplexOrder(Encoding):

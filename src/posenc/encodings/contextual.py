@@ -47,9 +47,17 @@ class CoPE(Encoding):
         q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scale = self.scale(self.head_dim)
         gates = torch.sigmoid(scale * (q @ k.mT)) * positions.mask()
-        counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.num_counts - 1)
+        counts = _from_the_last(gates, positions).clamp(max=self.num_counts - 1)
         of_count = q @ self.embeddings[self.own_layer(layer)].to(dtype) * (scale if self.scaled else 1.0)
         below, above = counts.floor(), counts.ceil()
         share = counts - below
         term = of_count.gather(-1, below.long()) * (1 - share) + of_count.gather(-1, above.long()) * share
         return Dense(term)
+
+
+def _from_the_last(gates: Tensor, positions: Positions) -> Tensor:
+    """Each key's gate and those of all keys after it in their order, added up."""
+    if positions.diagonal is not None:  # keys lie in their order
+        return gates.flip(-1).cumsum(-1).flip(-1)
+    last_first = positions.k_order.argsort(1, descending=True)[:, None, None].expand_as(gates)
+    return torch.empty_like(gates).scatter(-1, last_first, gates.gather(-1, last_first).cumsum(-1))

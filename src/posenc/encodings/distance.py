@@ -6,12 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import Relative
+from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_heads, check_sizes, check_std, check_word
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
-from posenc.positions import Positions, exact
+from posenc.ids import exact, prefix_tokens
+from posenc.positions import Positions
 
 
 class _DistanceBias(Encoding):
@@ -100,6 +101,37 @@ class ALiBi(_DistanceBias):
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         return -self.slopes.to(head.device, dtype)[head] * distance.abs()
+
+
+class GridALiBi(ALiBi):
+    """ALiBi between the patches of an image: -slope_h * their Euclidean distance, nothing learned.
+
+    num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
+    ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a place; here
+    such as [CLS], at -1 on every axis, are at no distance from any: their bias is zero both ways.
+    Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
+    (their "X-ALiBi") it is the same bias, with `Positions.cross`.
+    """
+
+    name = "grid_alibi"
+    papers = ("fuller2023croma",)
+    extrapolates = "yes: to larger images"
+    equal_to = "the formula"
+
+    def bias(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0
+    ) -> Relative | Positional:
+        if positions.q.dim() == 2:
+            return super().bias(q, k, positions, layer)
+        check_heads(self, q, self.num_heads)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+
+        def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            distance = (i - j).square().sum(-1).to(dtype).sqrt()
+            placeless = prefix_tokens(i) | prefix_tokens(j)
+            return self.of_distance(head, distance.masked_fill(placeless, 0), layer, dtype)
+
+        return Positional(of_places, self.num_heads, positions)
 
 
 class KERPLE(_DistanceBias):

@@ -12,8 +12,9 @@ from posenc.encoding import Encoding
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.checks import check_sizes, check_std
 from posenc.errors import InputError, unknown
+from posenc.ids import exact
 from posenc.ode import Dynamics, flow, trajectory
-from posenc.positions import Positions, exact
+from posenc.positions import Positions
 
 QUERY, KEY, VALUE = range(3)
 

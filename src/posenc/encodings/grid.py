@@ -7,7 +7,8 @@ from posenc.encodings.absolute import Absolute
 from posenc.encodings.checks import check_word
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
-from posenc.positions import Positions, prefix_tokens
+from posenc.ids import prefix_tokens
+from posenc.positions import Positions
 
 
 class GridSinusoidal(Absolute):

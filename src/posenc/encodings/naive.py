@@ -9,7 +9,8 @@ from posenc.encodings.absolute import Absolute
 from posenc.encodings.checks import check_sizes, check_std, check_word
 from posenc.errors import InputError
 from posenc.functional import binary_digits
-from posenc.positions import Positions, exact
+from posenc.ids import exact
+from posenc.positions import Positions
 
 
 class NoPE(Encoding):

@@ -12,7 +12,8 @@ from posenc.encodings.checks import check_head_dim, check_sizes, check_word
 from posenc.encodings.rotary import rescheduled
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, frequency_curve, rotary
-from posenc.positions import Positions, exact, prefix_tokens
+from posenc.ids import exact, prefix_tokens
+from posenc.positions import Positions
 
 
 class AxesRotary(Encoding):
@@ -109,7 +110,8 @@ class AxialRotary(AxesRotary):
     x_first: the blocks of pairs go from the last axis (x) to the first; False: y before x.
     dealt: frequencies theta^(-2c / head_dim) are dealt out in turn, the fastest to the first block.
     centred: angles are 2 pi times the coordinate of the patch's centre, where the image spans -1 .. 1 on each axis;
-        they depend on the size of the whole image (or packed document), which must be there.
+        they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
+        packed document), which must then be there.
     start: coordinate of the first patch. It matters only next to prefix tokens.
 
     Pixtral: rope_theta=10000, layout="half", x_first=False, dealt=True. DINOv3: layout="half", x_first=False,
@@ -171,6 +173,10 @@ class AxialRotary(AxesRotary):
         q, k = super().coordinates(positions)
         if not self.centred:
             return (q, k) if self.start == 0 else (q + self.start, k + self.start)
+        if positions.images is not None:
+            alone = (1,) * (self.axes - len(positions.images[0]))  # an image is a video of one frame
+            q_size, k_size = positions.of_images([alone + size for size in positions.images])
+            return _centred(q, q_size), _centred(k, k_size)
         if positions.num_queries != positions.num_keys and positions.part is None:
             raise InputError(
                 f"centred coordinates need the size of the whole image, but only {positions.num_queries} of "
@@ -178,8 +184,12 @@ class AxialRotary(AxesRotary):
             )
         if positions.part is not None:
             q, _ = super().coordinates(positions.whole)
-        centred = 2 * torch.pi * (2 * (exact(q) + 0.5) / extents(q, positions.whole.q_document) - 1)
+        centred = _centred(q, extents(q, positions.whole.q_document))
         return positions.own(centred), centred[:, : positions.num_keys]
+
+
+def _centred(coordinates: Tensor, size: Tensor) -> Tensor:
+    return 2 * torch.pi * (2 * (exact(coordinates) + 0.5) / size - 1)
 
 
 class MRotary(AxesRotary):

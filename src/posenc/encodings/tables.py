@@ -4,12 +4,14 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, interpolate
+from torch.nn.functional import embedding
 
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.checks import check_beyond, check_sizes, check_std
+from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
-from posenc.positions import Positions, prefix_tokens
+from posenc.ids import prefix_places, prefix_tokens
+from posenc.positions import Positions
 
 
 class Hierarchical(Absolute):
@@ -128,11 +130,13 @@ class GridTable(Absolute):
     dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
     max_positions, as near to a square as can be, or is ViT's 14. max_positions: how many patches it must at least
     hold. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
-    such as registers, get a zero code. init_std: of the table. beyond: what a patch outside gets, "error" or "clamp"
-    (the nearest patch).
+    such as registers, get a zero code. init_std: of the table. beyond: what an image of another size gets: "resize",
+    the table interpolated to it, where the positions know it (those of `Positions.grid` do), whatever the size; the
+    others take the patches as they are, and for one outside "error" refuses it, "clamp" gives it the nearest.
 
     Positions are (y, x), or one number that counts the patches row by row. Raises InputError for a patch outside;
-    `resized` gives the encoding for an image of another size. Source: Dosovitskiy et al. 2021, sections 3.1, 3.2.
+    `resized` gives an encoding of another size, to be trained further. Source: Dosovitskiy et al. 2021, sections 3.1,
+    3.2; Oquab et al. 2024.
     """
 
     name = "grid_table"
@@ -150,12 +154,12 @@ class GridTable(Absolute):
         prefix: int = 0,
         merge: str = "add",
         init_std: float = 0.02,
-        beyond: str = "error",
+        beyond: str = "resize",
     ) -> None:
         super().__init__(dim, merge)
         if prefix < 0:
             raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
-        check_beyond(beyond)
+        check_beyond_grid(beyond)
         check_std(init_std)
         self.height, self.width = _shape(14 * 14 if max_positions is None else max_positions, height, width)
         self.max_positions = self.height * self.width
@@ -167,27 +171,38 @@ class GridTable(Absolute):
             nn.init.normal_(self.prefix_table, std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
-        remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
-        ids = rows_of(self, positions, (self.height, self.width), self.beyond, remedy, prefix=True)
+        table, ids = self.rows(positions)
         apart = ids < 0
-        codes = embedding(ids.clamp(min=0), self.table)
+        codes = embedding(ids.clamp(min=0), table)
         if not self.prefix:
             return codes.masked_fill(apart[..., None], 0)
-        place = (self._prefixes_before(apart, positions) - 1).clamp(0, self.prefix)
-        rows = torch.cat((self.prefix_table, self.table.new_zeros(1, self.dim)))
-        return torch.where(apart[..., None], embedding(place, rows), codes)
+        place = self._prefix_places(positions).clamp(max=self.prefix)
+        rows = torch.cat((self.prefix_table, table.new_zeros(1, self.dim)))
+        return torch.where(apart[..., None], embedding(place.clamp(min=0), rows), codes)
 
-    def _prefixes_before(self, apart: Tensor, positions: Positions) -> Tensor:
-        """How many tokens of its document up to each query are prefixes."""
-        if positions.part is None:
-            return _count(apart, positions.q_document)
-        whole = positions.whole
-        marked = prefix_tokens(whole.q if whole.q.dim() == 3 else whole.q[..., None])
-        return positions.own(_count(marked, whole.q_document))
+    def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """A table, and the row of it that each query has, -1 for tokens without a place."""
+        own, images = (self.height, self.width), positions.images
+        if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {own}:
+            remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
+            return self.table, rows_of(self, positions, own, self.beyond, remedy, prefix=True)
+        first, tables = 0, {}
+        for size in dict.fromkeys(images):  # one table for each size, one after another
+            tables[size] = first, self.at_size(*size)
+            first += math.prod(size)
+        known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
+        ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
+        ids = ids.masked_fill(prefix_tokens(positions.q), -1)
+        return torch.cat([table for _, table in tables.values()]), ids
+
+    def at_size(self, height: int, width: int) -> Tensor:
+        """The table interpolated to an image of height x width patches, (height * width, dim)."""
+        grid = self.table.unflatten(0, (self.height, self.width)).permute(2, 0, 1)
+        return bicubic(grid, height, width).flatten(1).T
 
     def resized(self, height: int, width: int) -> "GridTable":
-        """The same encoding for an image of height x width patches: the table interpolated bicubically (corners not
-        aligned, in float32 or better), rows of prefix tokens as they are.
+        """The same encoding made for an image of height x width patches: the table of `at_size`, rows of prefix tokens as
+        they are.
 
         Raises:
             InputError: a size below 1.
@@ -195,24 +210,14 @@ class GridTable(Absolute):
         other = GridTable(
             self.dim, height, width, prefix=self.prefix, merge=self.merge, init_std=self.init_std, beyond=self.beyond
         ).to(self.table)
-        if (height, width) == (self.height, self.width):
-            other.load_state_dict(self.state_dict())
-            return other
-        grid = self.table.detach().unflatten(0, (self.height, self.width)).permute(2, 0, 1)[None]
-        wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
-        wide = interpolate(wide, size=(height, width), mode="bicubic", align_corners=False)
-        other.load_state_dict(self.state_dict() | {"table": wide[0].flatten(1).T})
+        other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
         return other
 
-
-def _count(marked: Tensor, documents: Tensor | None) -> Tensor:
-    """How many of its document's tokens up to each one are marked, (batch, n)."""
-    total = marked.cumsum(1)
-    if documents is None:
-        return total
-    n = documents.shape[1]
-    earlier = torch.ones(n, n, dtype=torch.bool, device=documents.device).tril()
-    return ((documents[:, :, None] == documents[:, None]) & earlier & marked[:, None]).sum(-1)
+    def _prefix_places(self, positions: Positions) -> Tensor:
+        """Which of its document's prefix tokens each query is, counted from 0."""
+        whole = positions if positions.part is None else positions.whole
+        at = whole.q if whole.q.dim() == 3 else whole.q[..., None]
+        return positions.own(prefix_places(at, whole.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

@@ -1,8 +1,11 @@
 """Biases of the two-dimensional offset between the patches of an image: Swin, BEiT and Swin v2."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +13,12 @@ from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_beyond, check_heads, check_sizes, check_std
+from posenc.encodings.checks import check_heads, check_sizes, check_std
 from posenc.encodings.perceptron import HeadPerceptron
+from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
-from posenc.positions import Positions, exact, prefix_tokens
+from posenc.ids import exact, prefix_tokens
+from posenc.positions import Positions
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 
@@ -64,8 +69,9 @@ def _reach(grid: Positions) -> tuple[int, int]:
     return rows, columns
 
 
-def _row(offset: Tensor, height: int, width: int) -> Tensor:
-    """The row of the table for (..., 2) offsets, query minus key; offsets past the window count as its edge."""
+def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
+    """The row of the table for (..., 2) offsets, query minus key; offsets past the window count as its edge. height, width:
+    of the window, numbers or integer tensors."""
     dy = offset[..., 0].clamp(1 - height, height - 1)
     dx = offset[..., 1].clamp(1 - width, width - 1)
     return (dy + height - 1) * (2 * width - 1) + dx + width - 1
@@ -76,8 +82,10 @@ class WindowTable(_Window):
 
     num_heads: heads of the model. height, width: of the window, in patches; height None: as many rows as train_length
     patches fill, 7 if that is not given. num_layers: layers with a table of their own, as in Swin; 1 shares one.
-    init_std: of the table's normal initialisation (the source cuts it off at 100 deviations). beyond: what an offset
-    past the table gets: "error" refuses it, "clamp" gives it the edge's.
+    init_std: of the table's normal initialisation (the source cuts it off at 100 deviations). beyond: what an image of
+    another size gets: "resize", the table as `resized` has it, where the positions know the size (those of
+    `Positions.grid` do), whatever it is; the others take offsets as they are, and for one past the table "error"
+    refuses it, "clamp" gives it the edge's.
 
     `table` is (num_layers, (2 height - 1)(2 width - 1), num_heads); the offset (dy, dx), query minus key, has the row
     (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
@@ -88,7 +96,7 @@ class WindowTable(_Window):
 
     name = "swin"
     papers = ("liu2021swin",)
-    extrapolates = "no: undefined past the window; the table can be resized"
+    extrapolates = "partly: to other windows by interpolation"
     equal_to = "transformers' Swin"
 
     special_rows = 0
@@ -102,14 +110,14 @@ class WindowTable(_Window):
         num_layers: int = 1,
         train_length: int | None = None,
         init_std: float = 0.02,
-        beyond: str = "error",
+        beyond: str = "resize",
     ) -> None:
         super().__init__()
         if height is None:
             height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
         check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
         check_std(init_std)
-        check_beyond(beyond)
+        check_beyond_grid(beyond)
         self.num_heads, self.height, self.width, self.num_layers = num_heads, height, width, num_layers
         self.train_length, self.init_std, self.beyond = train_length, init_std, beyond
         offsets = (2 * height - 1) * (2 * width - 1)
@@ -119,14 +127,19 @@ class WindowTable(_Window):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
         grid = self.checked(q, positions)
         self.refuse_prefix(grid)
-        entry = self.entries(q, layer)
-        return Relative(lambda head, offset: entry(head, _row(offset, self.height, self.width)), self.num_heads, grid)
+        sizes = self.sizes(grid)
+        entry = self.entries(q, layer, sizes)
+        if len(sizes) == 1:
+            return Relative(lambda head, offset: entry(head, _row(offset, *sizes[0])), self.num_heads, grid)
+        row, numbered = self.of_several(sizes, grid)
+        return Positional(lambda head, i, j: entry(head, row(i, j)), self.num_heads, numbered)
 
     def checked(self, q: Tensor, positions: Positions) -> Positions:
         grid = super().checked(q, positions)
         if grid.q.is_floating_point() or grid.k.is_floating_point():
             raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
-        if self.beyond == "error" and not torch.compiler.is_compiling():
+        known = self.beyond == "resize" and grid.images is not None
+        if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
             rows, columns = grid.shared(_reach, lambda: _reach(grid))
             if rows >= self.height or columns >= self.width:
                 raise InputError(
@@ -135,23 +148,50 @@ class WindowTable(_Window):
                 )
         return grid
 
-    def entries(self, q: Tensor, layer: int) -> OfOffset:
-        """(head, row) -> the table's entry, in float32 or better."""
+    def sizes(self, grid: Positions) -> list[tuple[int, ...]]:
+        """The sizes of window that the table is read at, each once."""
+        if self.beyond == "resize" and grid.images is not None:
+            return list(dict.fromkeys(grid.images))
+        return [(self.height, self.width)]
+
+    def entries(self, q: Tensor, layer: int, sizes: Sequence[tuple[int, ...]]) -> OfOffset:
+        """(head, row) -> the entry of a layer's tables of all sizes, one after another and the special rows last, in
+        float32 or better."""
         table = self.table[self.own_layer(layer)].to(torch.promote_types(q.dtype, torch.float32))
+        planes, special = table.split((len(table) - self.special_rows, self.special_rows))
+        table = torch.cat([*(self.at_size(planes, *size) for size in sizes), special])
         return lambda head, row: table[row, head]
 
+    def at_size(self, rows: Tensor, height: int, width: int) -> Tensor:
+        """The rows of offsets, (offsets, num_heads), interpolated to those of a window of another size."""
+        plane = rows.T.unflatten(-1, (2 * self.height - 1, 2 * self.width - 1))
+        return bicubic(plane, 2 * height - 1, 2 * width - 1).flatten(-2).T
+
+    def of_several(self, sizes: Sequence[tuple[int, ...]], grid: Positions) -> tuple[OfOffset, Positions]:
+        """(query place, key place) -> row of `entries`, where images have several sizes; places are (y, x, size's number)."""
+        assert grid.images is not None
+        numbers, _ = grid.of_images([sizes.index(size) for size in grid.images])
+        starts = [0, *accumulate((2 * height - 1) * (2 * width - 1) for height, width in sizes)]
+        of_size = torch.tensor(
+            [(*size, start) for size, start in zip(sizes, starts, strict=False)], device=grid.q.device
+        )
+
+        def row(i: Tensor, j: Tensor) -> Tensor:
+            height, width, start = of_size[i[..., 2]].unbind(-1)
+            return start + _row(i[..., :2] - j[..., :2], height, width)
+
+        places = torch.cat((grid.q.expand(len(numbers), -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1)
+        return row, replace(grid, q=places, _shared={})
+
     def resized(self, height: int, width: int) -> "WindowTable":
-        """The same bias for a window of another size, its table resized by bicubic interpolation, as the authors do to
-        fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
+        """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
+        to fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
         other = type(self)(
             self.num_heads, height, width, self.num_layers, self.train_length, self.init_std, self.beyond
         )
-        offsets = (2 * self.height - 1) * (2 * self.width - 1)
-        plane, rest = self.table[:, :offsets].mT, self.table[:, offsets:]
-        old, new = ((2 * w.height - 1, 2 * w.width - 1) for w in (self, other))
-        precise = plane.unflatten(-1, old).to(torch.promote_types(plane.dtype, torch.float32))
-        resized = F.interpolate(precise, size=new, mode="bicubic", align_corners=False).to(plane.dtype)
-        other.table = nn.Parameter(torch.cat((resized.flatten(-2).mT, rest), 1).detach())
+        offsets = self.table.shape[1] - self.special_rows
+        layers = [torch.cat((self.at_size(one[:offsets], height, width), one[offsets:])) for one in self.table.detach()]
+        other.table = nn.Parameter(torch.stack(layers))
         return other
 
 
@@ -176,21 +216,27 @@ class ClassWindowTable(WindowTable):
         num_layers: int = 1,
         train_length: int | None = None,
         init_std: float = 0.0,
-        beyond: str = "error",
+        beyond: str = "resize",
     ) -> None:
         if height is None and train_length is None:
             height = 14
         super().__init__(num_heads, height, width, num_layers, train_length, init_std, beyond)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
-        entry, first = self.entries(q, layer), self.table.shape[1] - self.special_rows
+        grid = self.checked(q, positions)
+        sizes = self.sizes(grid)
+        entry = self.entries(q, layer, sizes)
+        first = sum((2 * height - 1) * (2 * width - 1) for height, width in sizes)
+        row: OfOffset = lambda i, j: _row(i - j, *sizes[0])  # noqa: E731
+        if len(sizes) > 1:
+            row, grid = self.of_several(sizes, grid)
 
         def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            from_class, to_class = prefix_tokens(i), prefix_tokens(j)
+            from_class, to_class = prefix_tokens(i[..., :2]), prefix_tokens(j)
             special = torch.where(from_class, torch.where(to_class, first + 2, first), first + 1)
-            return entry(head, torch.where(from_class | to_class, special, _row(i - j, self.height, self.width)))
+            return entry(head, torch.where(from_class | to_class, special, row(i, j)))
 
-        return Positional(of_places, self.num_heads, self.checked(q, positions))
+        return Positional(of_places, self.num_heads, grid)
 
 
 class LogWindow(_Window):

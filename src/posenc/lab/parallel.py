@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from posenc.blocks import Block
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -20,7 +21,7 @@ from posenc.lab.config import Run
 from posenc.lab.data import Batch
 from posenc.machine import flushed_denormals
 from posenc.positions import Positions
-from posenc.transformer import Block, Transformer
+from posenc.transformer import Transformer
 
 DDP, FSDP = "ddp", "fsdp"
 LAYOUT = "zigzag"

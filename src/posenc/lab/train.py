@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.blocks import Attention
 from posenc.errors import InputError
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Text, draw
 from posenc.lab.parallel import processes
-from posenc.transformer import Attention, Transformer
+from posenc.transformer import Transformer
 
 State = dict[str, Tensor | list[float]]
 """Tensors and lists by name, no two of which share memory."""

@@ -1,0 +1,192 @@
+"""The image host: the blocks of `posenc.transformer` on patches of images and tubelets of video, under any encoding."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from posenc.blocks import Host, Shape, stacked
+from posenc.checks import check_sizes, checked, shown
+from posenc.encoding import Encoding
+from posenc.errors import InputError
+from posenc.ids import as_indices, taken
+from posenc.positions import Positions
+
+MOST_REGISTERS = 2**12
+
+
+@dataclass(frozen=True)
+class VisionConfig(Shape):
+    """Shape of a `VisionTransformer`.
+
+    num_classes: logits. patch_size: pixels of a square patch's side. channels: of the images. dim, num_layers,
+    num_heads, num_kv_heads, head_dim, mlp_ratio, dropout: as in `TransformerConfig`. tubelet_size: frames that a
+    patch of a video spans; None: images. class_token: read the class off a token of its own; False: off the mean of
+    the patches. registers: further tokens that nothing is read off (Darcet et al. 2024).
+    """
+
+    num_classes: int
+    patch_size: int
+    channels: int = 3
+    dim: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_ratio: float = 4.0
+    dropout: float = 0.0
+    tubelet_size: int | None = None
+    class_token: bool = False
+    registers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(
+            num_classes=self.num_classes, patch_size=self.patch_size, channels=self.channels,
+            tubelet_size=self.tubelet_size,
+        )  # fmt: skip
+        if not 0 <= self.registers <= MOST_REGISTERS:
+            raise InputError(f"registers={self.registers}: must lie between 0 and {MOST_REGISTERS}")
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Of a patch, in the order of an image's axes: (height, width) or (frames, height, width)."""
+        square = (self.patch_size, self.patch_size)
+        return square if self.tubelet_size is None else (self.tubelet_size, *square)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens without a place that come before the patches: the class token, then the registers."""
+        return self.class_token + self.registers
+
+
+class VisionTransformer(Host):
+    """Images (batch, channels, height, width) or videos (batch, channels, frames, height, width) -> logits (batch,
+    num_classes), under one encoding shared by all layers; every patch sees every patch (Dosovitskiy et al. 2021).
+
+    `prefix` holds the class token and the registers, (config.prefix, dim).
+    """
+
+    config: VisionConfig
+
+    @checked
+    def __init__(self, config: VisionConfig, encoding: Encoding) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Linear(math.prod(config.patch_shape) * config.channels, config.dim)
+        self.prefix = nn.Parameter(torch.empty(config.prefix, config.dim))
+        self.blocks, self.norm = stacked(config), nn.RMSNorm(config.dim)
+        self.head = nn.Linear(config.dim, config.num_classes)
+        self.reset_parameters(encoding)
+        # registered last: the host's initial weights do not depend on what the encoding draws
+        self.encoding = encoding
+
+    def reset_parameters(self, encoding: Encoding) -> None:
+        """Normal weights of variance 1 / fan-in, see `reset_blocks`; tokens of unit variance, no bias."""
+        for linear in (self.embedding, self.head):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.zeros_(linear.bias)
+        nn.init.normal_(self.prefix)
+        self.reset_blocks(encoding)
+
+    @checked
+    def forward(
+        self, images: Tensor | Sequence[Tensor], positions: Positions | None = None, keep: Tensor | None = None
+    ) -> Tensor:
+        """images: a batch of one size, or a list of images (channels, height, width) of any sizes, which are packed
+        into one sequence and see only themselves (Dehghani et al. 2023, "NaViT"). positions: of all tokens, those of
+        `config.prefix` first; None: those of the images' own patches, see `Positions.grids`. keep:
+        (batch, m) or (m,), the patches that are read, in this order, with their positions (MAE drops the others);
+        only with a batch.
+
+        Raises:
+            InputError: images of another shape, or that cannot be cut into patches, positions of another number of
+                tokens, or what the encoding and `attention` refuse.
+        """
+        parts = [images] if isinstance(images, Tensor) else [self._image(image)[None] for image in images]
+        if not parts or (keep is not None and len(parts) > 1):
+            raise InputError(
+                f"images={shown(images)}, keep={shown(keep)}: pass at least one image, and keep= with a batch of one size"
+            )
+        tokens = [self.tokens(part) for part in parts]
+        x, lengths = torch.cat(tokens, 1), [each.shape[1] for each in tokens]
+        if positions is None:
+            grids = [self.grid(part) for part in parts]
+            positions = Positions.grids(grids, prefix=self.config.prefix, device=x.device)
+        if positions.part is not None or positions.num_queries != x.shape[1] or positions.num_keys != x.shape[1]:
+            raise InputError(
+                f"positions of {positions.num_queries} queries and {positions.num_keys} keys for {x.shape[1]} tokens, "
+                f"{self.config.prefix} of them before the patches: pass those of all tokens, and no shard"
+            )
+        if keep is not None:
+            index = self._kept(keep, x)
+            x, positions = taken(x, index), positions.take(index)
+            lengths = [index.shape[1]]
+        x = self.read(x, self.encoding.place(positions.with_causal(False), len(x)))
+        valid = positions.q_valid
+        valids = [None] * len(lengths) if valid is None else valid.split(lengths, 1)
+        return self.head(torch.cat([self.pooled(*each) for each in zip(x.split(lengths, 1), valids, strict=True)]))
+
+    def patches(self, images: Tensor) -> Tensor:
+        """The patches of a batch of images, embedded, row by row and frame by frame: (batch, n, dim).
+
+        Raises:
+            InputError: images of another shape, or that cannot be cut into patches.
+        """
+        self.grid(images)
+        for axis, size in enumerate(self.config.patch_shape):
+            images = images.unfold(2 + axis, size, size)  # the pixels of a patch come last
+        cells = len(self.config.patch_shape)
+        x = images.movedim(1, 1 + cells).flatten(1, cells).flatten(2)
+        return self.embedding(x.to(self.embedding.weight.dtype))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """`patches` with the tokens of `prefix` before them: (batch, config.prefix + n, dim)."""
+        patches = self.patches(images)
+        return torch.cat((self.prefix.expand(len(patches), -1, -1), patches), 1)
+
+    def grid(self, images: Tensor) -> tuple[int, ...]:
+        """Patches of an image, as `Positions.grid` takes them: (height, width) or (height, width, frames).
+
+        Raises:
+            InputError: images of another shape, or that cannot be cut into patches.
+        """
+        shape, config = self.config.patch_shape, self.config
+        axes = "batch, channels, " + ("frames, " if len(shape) == 3 else "") + "height, width"
+        if images.dim() != 2 + len(shape) or images.shape[1] != config.channels or not images.is_floating_point():
+            raise InputError(
+                f"images={shown(images)}: pass ({axes}) of floating point, with channels={config.channels}"
+            )
+        counts = [length // size for length, size in zip(images.shape[2:], shape, strict=True)]
+        if 0 in images.shape or any(n % size for n, size in zip(images.shape[2:], shape, strict=True)):
+            raise InputError(
+                f"images={shown(images)}: each side must be a multiple of patch_size={config.patch_size}"
+                + ("" if len(shape) == 2 else f", the frames of tubelet_size={config.tubelet_size}")
+            )
+        return (*counts[-2:], *counts[:-2])
+
+    def pooled(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """What the class is read off, (batch, dim), of what was read (batch, config.prefix + n, dim). valid: (batch or
+        1, n + config.prefix), which tokens are no padding."""
+        if self.config.class_token:
+            return x[:, 0]
+        x = x[:, self.config.prefix :]
+        if valid is None:
+            return x.mean(1)
+        seen = valid[:, self.config.prefix :, None].to(x.dtype)
+        return (x * seen).sum(1) / seen.sum(1).clamp(min=1)
+
+    def _kept(self, keep: Tensor, x: Tensor) -> Tensor:
+        """The tokens that are read, (batch or 1, config.prefix + m): those before the patches, then the ones kept."""
+        prefix = self.config.prefix
+        keep = as_indices("keep", keep, x.shape[1] - prefix, len(x))
+        before = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
+        return torch.cat((before, keep + prefix), 1).to(x.device)
+
+    @staticmethod
+    def _image(image: object) -> Tensor:
+        if not isinstance(image, Tensor):
+            raise InputError(f"images holds {shown(image)}: pass tensors, one per image")
+        return image
