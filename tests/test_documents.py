@@ -61,7 +61,9 @@ def test_commands_parse(path, monkeypatch, tmp_path):
     )
     lengths = Lengths(trained=8192, target=32768)
     monkeypatch.setattr(
-        cli.extend, "run_extend", lambda options, _: plan_extension(options.method, {}, lengths, lengths) and 0
+        cli.extend,
+        "run_extend",
+        lambda options, _: (options.image_size or plan_extension(options.method, {}, lengths, lengths)) and 0,
     )
     for block in blocks(path, "sh"):
         for line in block.splitlines():

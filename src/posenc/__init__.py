@@ -32,6 +32,7 @@ _LAZY = {
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
+    "resize": "posenc.pretrained.vision.resize",
     "restore": "posenc.pretrained.extend",
     "to_hf": "posenc.pretrained.export",
 }

@@ -57,6 +57,16 @@ def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=LENGTH, **shape)).eval()
 
 
+@cache
+def vit() -> Any:
+    """A small ViT with random weights."""
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return ViTModel(ViTConfig(image_size=16, patch_size=8, **shape)).eval()
+
+
 def state(model: Any) -> tuple[str, str, list[float]]:
     """What a refused call must not change: modules, configuration, weights."""
     return repr(model), repr(model.config.to_dict()), [float(p.detach().double().sum()) for p in model.parameters()]
@@ -65,6 +75,12 @@ def state(model: Any) -> tuple[str, str, list[float]]:
 def restored(found: Any) -> Any:
     posenc.restore(llama())
     return found
+
+
+def resized(found: Any) -> list[int]:
+    table = vit().embeddings.position_embeddings
+    posenc.restore(vit())
+    return [*found.new, *table.shape]
 
 
 def folder() -> str:
@@ -79,6 +95,7 @@ def rows() -> dict[str, Row]:
     tokens = torch.arange(12) % 11
     found = {
         "extend": Row(posenc.extend, lambda: {"model": llama(), "method": "yarn", "factor": 2.0}, restored),
+        "resize": Row(posenc.resize, lambda: {"model": vit(), "image_size": 24}, resized),
         "restore": Row(posenc.restore, lambda: {"model": llama()}),
         "load": Row(posenc.load, lambda: {"name": _saved()}, only=("name", "dtype", "device", "encoders")),
         "to_hf": Row(posenc.to_hf, lambda: {"model": llama(), "directory": folder()}, only=("model", "directory")),

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import signal
 import sys
 
 import pytest
@@ -77,12 +78,14 @@ def test_killed_twenty_times_it_measures_the_same(tmp_path):
 def test_a_second_run_in_the_folder_is_refused_with_who_has_it(tmp_path):
     (tmp_path / "text.txt").write_bytes(rehearsal.TEXT)
     subject = Subject(["compare", "--data", str(tmp_path / "text.txt"), *COMPARE], tmp_path / "out")
-    first = subject.start()
+    first = subject.start("--steps", "100000")  # until it is stopped
     assert first.begun()
     code, said = subject.start().end()
     assert code == 2
     assert f"(process {first.process.pid} on" in said
     assert len(said.strip().splitlines()) == 1
-    code, said = first.end()
+    os.killpg(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    code, said = subject.start().end()
     assert code == 0, said
     assert not os.path.lexists(subject.folder / ".lock")

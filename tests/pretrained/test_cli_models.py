@@ -189,7 +189,7 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
         (["doctor", "MODEL", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
-        (["extend", "MODEL"], "posenc extend: error: the following arguments are required: --method"),
+        (["extend", "MODEL"], "posenc extend: error: --method: how is the model to be extended?"),
         (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
         (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
         (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "not allowed with"),

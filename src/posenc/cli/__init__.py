@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         "Train the same small Transformer with each encoding and test it past its training length.",
     ),
     "analyze": (add_analyze, "Say and show what an encoding, a function of yours or a model does with positions."),
-    "extend": (add_extend, "Make a pretrained model read longer texts, verify it and save it."),
+    "extend": (add_extend, "Make a pretrained model read longer texts, or larger images; verify it and save it."),
     "eval": (add_eval, "Measure what a pretrained model finds in long texts, as it is and extended."),
     "doctor": (add_doctor, "Say what a pretrained model's positions are, and what is wrong with them."),
     "conform": (add_conform, "Hold a function of yours against the authors' formulas and say what is wrong."),

@@ -38,10 +38,18 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     add = parser.add_argument
-    add("--method", required=True, metavar="M", help="how (below)")
+    add(
+        "--method",
+        metavar="M",
+        help="how (below); of a vision model how tables are interpolated (default: as its source does)",
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--factor", type=float, metavar="F", help="the new length over the trained one")
     length.add_argument("--target-length", type=int, metavar="N", help="the new length in tokens")
+    length.add_argument(
+        "--image-size", metavar="H[xW]", help="of a vision model: pixels of a square image, or height x width"
+    )
+    add("--window-size", type=int, metavar="N", help="with --image-size: patches of the windows of Swin and Swin v2")
     add("--option", action="append", default=[], metavar="K=V", help="an option of the method; may be given again")
     add("--text", metavar="FILE", help="what is read to verify (default: the language reference inside Python)")
     add("--verify-tokens", type=int, metavar="N", help="tokens of it (default: what about a minute allows)")
@@ -61,20 +69,24 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
 
 
 def run_extend(options: argparse.Namespace, command: str) -> int:
-    from posenc.files import Folder
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
     from posenc.pretrained.finetune import prepared
     from posenc.report.terminal import ShowsProgress
 
+    if options.image_size is not None:
+        return _resized(options, command)
+    if options.method is None:
+        raise InputError(
+            "--method: how is the model to be extended? Name a method (posenc extend --help), or --image-size"
+        )
+    if options.window_size is not None:
+        raise InputError(f"--window-size {options.window_size}: is for vision models, give --image-size with it")
     given, training = _options(options.option), _training(options)
     if options.verify_tokens is not None and options.verify_tokens < 2:
         raise InputError(f"--verify-tokens {options.verify_tokens}: must be at least 2")
     text = None if options.text is None else _read(options.text, "--text")  # before anything is loaded
-    if options.out is not None and not options.out.isprintable():  # tokenizers writes to no path that is not Unicode
-        raise InputError(f"--out {options.out!r}: has characters that cannot be shown; name another folder")
-    if options.out is not None and any(Folder(options.out).directory.iterdir()):
-        raise InputError(f"--out {options.out}: has something in it; name a new folder")
+    _check_out(options.out)
     model, tokenizer = read_model(options)
     if tokenizer is None and (options.verify or training is not None):
         raise InputError(f"{options.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
@@ -104,6 +116,39 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         results["saved"] = saved.to_dict()
         told.append(saved)
     return emit(options, results, "\n\n".join(map(str, told)))
+
+
+def _resized(options: argparse.Namespace, command: str) -> int:
+    """The same for a vision model and another image size."""
+    from posenc.pretrained.vision.resize import resize
+
+    for name in ("option", "text", "verify_tokens", "finetune"):
+        if getattr(options, name):
+            raise InputError(f"--{name.replace('_', '-')}: is for language models, leave it out beside --image-size")
+    _training(options)  # what belongs to --finetune is refused without it
+    sides = options.image_size.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and len(side) < 10 for side in sides):
+        raise InputError(f"--image-size {options.image_size}: write pixels, as 384 or 384x512 (height x width)")
+    size = tuple(map(int, sides)) if len(sides) == 2 else int(sides[0])
+    _check_out(options.out)
+    model, _ = read_model(options)
+    report = resize(model, size, window_size=options.window_size, method=options.method, verify=options.verify)
+    told = [str(report)]
+    if options.out is not None:
+        with quiet():
+            model.save_pretrained(options.out)
+        told.append(f"saved to {options.out}: transformers.{type(model).__name__}.from_pretrained loads it")
+    return emit(options, {"command": command, "model": options.model, "resizing": report.to_dict()}, "\n\n".join(told))
+
+
+def _check_out(out: str | None) -> None:
+    """Refuse a folder that a model cannot be written to."""
+    from posenc.files import Folder
+
+    if out is not None and not out.isprintable():  # tokenizers writes to no path that is not Unicode
+        raise InputError(f"--out {out!r}: has characters that cannot be shown; name another folder")
+    if out is not None and any(Folder(out).directory.iterdir()):
+        raise InputError(f"--out {out}: has something in it; name a new folder")
 
 
 def _options(written: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Pretrained models of Hugging Face transformers: load them, make them longer, measure and examine them.
+"""Pretrained models of Hugging Face transformers: load them, make them longer or wider, measure and examine them.
 
     posenc.load(name) -> (model, tokenizer)
     posenc.doctor(model, tokenizer=None) -> Diagnosis
     posenc.extend(model, method, *, factor=None, target_length=None, **options) -> Extension
+    posenc.resize(model, image_size, *, window_size=None, method=None) -> Resizing
     posenc.restore(model)
     posenc.finetune(model, text, tokenizer) -> Finetuning
     posenc.to_hf(model, directory, tokenizer=None) -> Export
@@ -10,6 +11,7 @@
     loss_by_position(model, ids) -> losses
     anatomy(model) -> Anatomy
 
+Vision models, of timm too, are in `vision`.
 Read `anatomy` (what a model is), `methods` (the table of methods), `extend` (what it does), `attach` (how), `masks` (who
 sees whom); `patient`, `symptoms` and `doctor`; `verify` (losses before and after). Importing these needs torch alone; using
 them needs transformers.

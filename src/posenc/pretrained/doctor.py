@@ -11,7 +11,9 @@ from torch import nn
 from posenc.checks import checked
 from posenc.pretrained.calls import evaluating
 from posenc.pretrained.patient import Patient, Table, patient
-from posenc.pretrained.symptoms import FINDINGS, Severity, symptoms
+from posenc.pretrained.symptoms import FINDINGS, Kind, Severity, Symptom, symptoms
+from posenc.pretrained.vision.doctor import VISION_FINDINGS, VisionDescription, describe, vision_symptoms
+from posenc.pretrained.vision.libraries import Library, library_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Description:
 class Diagnosis:
     """What the model is, and all that was found."""
 
-    model: Description
+    model: Description | VisionDescription
     findings: tuple[Finding, ...]
 
     @property
@@ -104,26 +106,43 @@ def doctor(model: nn.Module, tokenizer: Any | None = None) -> Diagnosis:
     Its frequencies are held against its configuration, and short runs of random tokens show what padding, packing, a
     cache and the attention implementation do to its logits.
 
+    Of a vision model: what in it knows places, and what another image size does to it.
+
     Args:
-        model: a causal language model of transformers, of a type in `posenc.pretrained.anatomy.FAMILIES`.
+        model: a causal language model of transformers, of a type in `posenc.pretrained.anatomy.FAMILIES`; or a vision model
+            that `posenc.resize` takes.
         tokenizer: its own; with it a plain text is read as well, which shows weights in the wrong layout.
 
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
+    library = library_of(model)
+    if library is not None:
+        return _vision(library)
     case = patient(model)
-    order = {"wrong": 0, "hazard": 1, "note": 2}
     kept = case.decoder.rotary_emb
     with evaluating(case.model):
         case.decoder.rotary_emb = copy.deepcopy(kept)  # one that moves with the length of the text keeps its place
         try:
-            found = [
-                Finding(name, FINDINGS[name].severity, evidence, measured, FINDINGS[name].remedy)
-                for name, evidence, measured in symptoms(case, tokenizer)
-            ]
+            found = _sorted(FINDINGS, symptoms(case, tokenizer))
         finally:
             case.decoder.rotary_emb = kept
-    return Diagnosis(_description(case), tuple(sorted(found, key=lambda finding: order[finding.severity])))
+    return Diagnosis(_description(case), found)
+
+
+def _vision(library: Library) -> Diagnosis:
+    described = describe(library)
+    return Diagnosis(described, _sorted(VISION_FINDINGS, vision_symptoms(library, described.parts)))
+
+
+def _sorted(known: Mapping[str, Kind], found: Symptom) -> tuple[Finding, ...]:
+    """The worst first."""
+    order = ("wrong", "hazard", "note")
+    all_found = [
+        Finding(name, known[name].severity, evidence, measured, known[name].remedy)
+        for name, evidence, measured in found
+    ]
+    return tuple(sorted(all_found, key=lambda finding: order.index(finding.severity)))
 
 
 def _description(case: Patient) -> Description:

@@ -18,6 +18,8 @@ from posenc.pretrained.learned_table import TableExtension, extend_table, has_le
 from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
 from posenc.pretrained.report import Extension
 from posenc.pretrained.rope_config import hf_config, pinned
+from posenc.pretrained.vision.libraries import Timm, library_of
+from posenc.pretrained.vision.resize import restore_size
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """What plain transformers reads of a configuration to turn as an extended model does."""
@@ -75,14 +77,17 @@ def extend(
 
 @checked
 def restore(model: nn.Module) -> bool:
-    """Undo `extend`: the very modules and configuration values that were there are put back. Whether there was anything
-    to undo."""
+    """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back. Whether
+    there was anything to undo."""
+    resized = restore_size(model)
+    if isinstance(library_of(model), Timm):
+        return resized
     if has_learned_table(model):
         return restore_table(model)
     record = attached(unwrapped(model))
     if record is not None:
         detach(record)
-    return record is not None
+    return resized or record is not None
 
 
 def _target(body: Anatomy, factor: float | None, target_length: int | None) -> int | None:

