@@ -71,7 +71,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
             if words[:1] == ["posenc"]:
                 assert cli.main(words[1:]) == 0, line
     if path.name == "README.md":
-        assert len(parsed) == 7
+        assert len(parsed) == 9
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)

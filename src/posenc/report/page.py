@@ -13,7 +13,7 @@ from posenc.report.template import asset, filled
 from posenc.texts import summary
 
 DESCRIPTIONS = {
-    "none": "no positions at all; a causal model can still count what it sees",
+    "none": "no positions at all; only a causal model can still count what it sees",
     "normalized": "position divided by the text's length, between 0 and 1",
     "integer": "the position itself, as a number",
     "binary": "the binary digits of the position",
