@@ -170,6 +170,13 @@ def test_what_cannot_serve_is_named(folder, tmp_path):
         load(str(folder))
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_images_of_more_than_8_bits_are_refused_instead_of_turning_white(mode, folder):
+    Image.new(mode, (8, 8)).save(folder / "cat" / "deep.tif")
+    with pytest.raises(InputError, match=r"cat/deep\.tif has more than 8 bits per channel; save it with 8"):
+        load(str(folder))
+
+
 def test_an_image_that_would_fill_the_memory_is_not_opened(folder):
     head = png(torch.zeros(1, 1, 1, dtype=torch.uint8))
     bomb = head[:16] + (60_000).to_bytes(4, "big") * 2 + head[24:]

@@ -142,6 +142,8 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
             with Image.open(file) as opened:
                 if math.prod(opened.size) > MOST_PIXELS:
                     raise InputError(f"--data {source}: {name} has {math.prod(opened.size)} pixels; make it smaller")
+                if opened.mode.startswith(("I", "F")):  # Pillow would cut them off at 255 instead of scaling them
+                    raise InputError(f"--data {source}: {name} has more than 8 bits per channel; save it with 8")
                 image = opened.convert("RGB")
     except InputError:
         raise
