@@ -69,7 +69,7 @@ def _shuffled(trained: Sequence[Row], settings: ImageSettings) -> str:
     bag = [arm for arm in trained if arm.encoding == "none"]
     without = f"; a model without positions finds {percent(level(bag[0], size, ACCURACY).mean)}" if bag else ""
     return (
-        f"With the patches of the test images shuffled, the accuracy of {by.name} falls from {percent(whole)} to "
+        f"With the patches of the test images shuffled, the accuracy of {by.name} goes from {percent(whole)} to "
         f"{percent(moved)}{without}."
     )
 
