@@ -160,7 +160,9 @@ class VisionTransformer(Host):
                 f"images={shown(images)}: pass ({axes}) of floating point, with channels={config.channels}"
             )
         counts = [length // size for length, size in zip(images.shape[2:], shape, strict=True)]
-        if 0 in images.shape or any(n % size for n, size in zip(images.shape[2:], shape, strict=True)):
+        if 0 in images.shape:
+            raise InputError(f"images={shown(images)}: has none; pass at least one image of at least one patch")
+        if any(n % size for n, size in zip(images.shape[2:], shape, strict=True)):
             raise InputError(
                 f"images={shown(images)}: each side must be a multiple of patch_size={config.patch_size}"
                 + ("" if len(shape) == 2 else f", the frames of tubelet_size={config.tubelet_size}")
