@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
-from posenc.checks import check_flags, check_value, shown
+from posenc.checks import check_divisors, check_flags, check_value, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -325,6 +325,8 @@ def _check_numbers(
 ) -> None:
     if scale is not None:
         check_value("scale", scale, float)
+        if scale:
+            check_divisors(scale=abs(scale))
     if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
         check_value("sink", sink, float)
     if type(dropout_p) is not float:

@@ -26,6 +26,9 @@ LARGEST_SIZE = 2**24
 
 SINGLE_MOST = torch.finfo(torch.float32).max
 
+LEAST_DIVISOR = 2.0**-64
+"""Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
+
 TOO_LARGE = ("allocate", "not enough memory", "overflow", "out of range", "too large", "invalid shape dimension")
 """What errors of Python and of PyTorch say of sizes that cannot be."""
 
@@ -100,6 +103,13 @@ def check_number(name: str, value: float) -> None:
         raise InputError(f"{name}={value}: pass a number that is finite")
     if abs(value) > SINGLE_MOST:
         raise InputError(f"{name}={value}: pass a number within +-{SINGLE_MOST:.1e}, as float32 holds")
+
+
+def check_divisors(**numbers: float) -> None:
+    """Refuse what is not above 0, or so little that float32 takes quotients for infinity."""
+    for name, value in numbers.items():
+        if not LEAST_DIVISOR <= value < math.inf:
+            raise InputError(f"{name}={value}: must be a positive number, at least {LEAST_DIVISOR:.0e}")
 
 
 def check_sizes(**sizes: int | None) -> None:

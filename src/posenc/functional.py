@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posenc.checks import check_sizes, check_tensor, checked
+from posenc.checks import check_divisors, check_sizes, check_tensor, checked
 from posenc.errors import InputError, unknown
 from posenc.rotation import Layout as Layout
 from posenc.rotation import compile_rotary as compile_rotary
@@ -36,8 +36,7 @@ def frequency_curve(
         InputError: odd dim, base not above 0, unknown curve, or a power curve that is not increasing.
     """
     check_even("dim", dim)
-    if not 0 < base < math.inf:
-        raise InputError(f"base={base}: must be a positive number")
+    check_divisors(base=base)
     if curve not in CURVES:
         raise unknown("curve", curve, CURVES)
     if curve == "power" and not exponent > 0:

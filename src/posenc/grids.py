@@ -9,7 +9,9 @@ from torch import Tensor
 
 from posenc.checks import is_whole, shown
 from posenc.errors import InputError
-from posenc.packing import MOST_TOKENS
+
+MOST_PATCHES = 2**26
+"""Of all images together: the places of more take gigabytes."""
 
 
 def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ...]:
@@ -19,10 +21,10 @@ def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ..
         InputError: a size below 1, or too many patches.
     """
     size = (height, width) if frames is None else (frames, height, width)
-    if not all(is_whole(n) for n in size) or min(size) < 1 or math.prod(size) > MOST_TOKENS:
+    if not all(is_whole(n) for n in size) or min(size) < 1 or math.prod(size) > MOST_PATCHES:
         raise InputError(
             f"grid of height={shown(height)}, width={shown(width)}, frames={shown(frames)}: each must be an integer, at "
-            f"least 1, and all patches at most {MOST_TOKENS}"
+            f"least 1, and all patches at most {MOST_PATCHES}"
         )
     return size
 
@@ -39,9 +41,9 @@ def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
     if not listed or not sizes or not all(len(size) in (2, 3) for size in sizes):
         raise InputError(f"sizes={shown(sizes)}: pass (height, width) or (height, width, frames) of each image")
     found = [size_of(*size) for size in sizes]
-    if len({len(size) for size in found}) > 1 or sum(map(math.prod, found)) > MOST_TOKENS:
+    if len({len(size) for size in found}) > 1 or sum(map(math.prod, found)) > MOST_PATCHES:
         raise InputError(
-            f"sizes={shown(sizes)}: pass images or videos, not both, of at most {MOST_TOKENS} patches in all"
+            f"sizes={shown(sizes)}: pass images or videos, not both, of at most {MOST_PATCHES} patches in all"
         )
     return found
 
@@ -52,8 +54,8 @@ def check_prefix(prefix: int) -> None:
     Raises:
         InputError: names it.
     """
-    if not is_whole(prefix) or not 0 <= prefix <= MOST_TOKENS:
-        raise InputError(f"prefix={prefix}: the tokens before the patches are at least 0, at most {MOST_TOKENS}")
+    if not is_whole(prefix) or not 0 <= prefix <= MOST_PATCHES:
+        raise InputError(f"prefix={prefix}: the tokens before the patches are at least 0, at most {MOST_PATCHES}")
 
 
 def cells(size: Sequence[int], prefix: int, device: torch.device | str | None) -> Tensor:
@@ -76,7 +78,7 @@ def between_text(parts: Sequence[Any], device: torch.device | str | None) -> Ten
         if isinstance(part, (tuple, list)) and len(part) in (2, 3):
             size = size_of(*part[:2], *(part[2:] or (1,)))
             place, taken = cells(size, 0, device), max(size)
-        elif is_whole(part) and 1 <= part <= MOST_TOKENS:
+        elif is_whole(part) and 1 <= part <= MOST_PATCHES:
             place, taken = torch.arange(part, device=device)[:, None].expand(-1, 3), part
         else:
             raise InputError(

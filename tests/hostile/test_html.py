@@ -17,7 +17,7 @@ HOSTILE = (
     "</script><!-- <svg/onload=window.pwned=1> {{ 7*7 }} ${window.pwned=1} %{x} '\"` \u2028\u2029 ]]> &lt;b&gt; \x1b[31m"
 )
 WORDS = {
-    "compare": {"encoding", "kind", "verdict"},
+    "compare": {"encoding", "kind", "task", "verdict"},
     "eval": {"kind", "measure", "task", "verdict", "created", "preset"},
 }
 """What a page looks up, by key: it is never anybody's text."""

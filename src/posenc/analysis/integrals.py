@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
+from posenc.checks import check_divisors, checked
 from posenc.errors import InputError, unknown
 from posenc.functional import CURVES
 
@@ -101,8 +101,7 @@ def first_zero(curve: str = "geometric", base: float = 10000.0, exponent: float 
 def _checked(x: Numbers, curve: str, base: float, exponent: float) -> Tensor:
     if curve not in CURVES:
         raise unknown("curve", curve, CURVES)
-    if not 0 < base < math.inf:
-        raise InputError(f"base={base}: must be a positive number")
+    check_divisors(base=base)
     if not 0 < exponent < math.inf:
         raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
     found = torch.as_tensor(x, dtype=torch.float64, device="cpu")

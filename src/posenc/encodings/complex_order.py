@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from posenc.checks import check_divisors, check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
 from posenc.ids import exact
 from posenc.positions import Positions
@@ -36,8 +36,7 @@ class ComplexOrder(Encoding):
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(dim=dim)
-        if not 0 < base < float("inf"):
-            raise InputError(f"base={base}: must be a positive number")
+        check_divisors(base=base)
         self.dim, self.base = dim, base
         self.frequency = nn.Linear(dim, dim)
         self.phase = nn.Linear(dim, dim, bias=False)

@@ -1,6 +1,5 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.checks import check_divisors
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_word
 from posenc.errors import InputError
@@ -233,8 +233,7 @@ class XPos(Rotary):
         gamma: float = 0.4,
         scale_base: float = 512.0,
     ) -> None:
-        if not (0 < gamma < math.inf and 0 < scale_base < math.inf):
-            raise InputError(f"gamma={gamma}, scale_base={scale_base}: both must be numbers above 0")
+        check_divisors(gamma=gamma, scale_base=scale_base)
         self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
 

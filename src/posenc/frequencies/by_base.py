@@ -1,12 +1,11 @@
 """Schedules that divide all frequencies alike, or more and more from pair to pair: interpolation, NTK, other bases."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, checked
+from posenc.checks import as_numbers, check_divisors, checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import Frequencies, a_temperature, at_least_one, untouched
 
@@ -34,8 +33,7 @@ def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies
     Needs continued training (Llama 2 Long: 10000 to 500000). Pair c is stretched (new_base/base)^(2c/head_dim) times.
     """
     untouched(head_dim, base)  # which must be right, though it is replaced
-    if not 0 < new_base < math.inf:
-        raise InputError(f"new_base={new_base}: must be a positive number")
+    check_divisors(new_base=new_base)
     return Frequencies(untouched(head_dim, new_base))
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,10 +107,28 @@ def test_the_split_is_fixed_and_sizes_are_of_the_same_images(small):
     split = ImageCorpus.of(pixels, settings)
     trained = set(split.train.sizes[8][:, 0, 0, 0].tolist())
     tested = [split.test.sizes[size][:, 0, 0, 0].tolist() for size in settings.test_sizes]
-    assert trained == {n for n in range(40) if n % HELD_OUT != HELD_OUT - 1}
-    assert tested[0] == tested[1] == tested[2] == [4, 9, 14, 24, 29, 39]
+    assert trained == set(range(40)) - {8, 9, 18, 19, 28, 29, 38, 39}
+    assert tested[0] == tested[1] == tested[2] == [8, 9, 18, 28, 29, 39]
     assert split.test.labels.tolist() == [n % 2 for n in tested[0]]
     assert corpus.held_out == 8
+
+
+@pytest.mark.parametrize("period", [2, HELD_OUT, 7])
+def test_every_class_is_trained_and_tested_however_rows_are_ordered(small, period):
+    _, settings = small
+    for labels in (torch.arange(70) % period, (torch.arange(70) % period).sort().values):
+        split = ImageCorpus.of(
+            Pixels("x", tuple(map(str, range(period))), labels, [torch.zeros(1, 8, 8, dtype=torch.uint8)] * 70),
+            replace(settings, images=14),
+        )
+        assert set(split.train.labels.tolist()) == set(split.test.labels.tolist()) == set(range(period))
+        assert int(split.test.labels.bincount().max() - split.test.labels.bincount().min()) <= 1
+
+
+@pytest.mark.parametrize("source", ["places", "digits"])
+def test_columns_of_what_has_none_are_refused(source):
+    with pytest.raises(InputError, match=rf"--label-column x: --data {source} has no columns"):
+        load(source, label_column="x")
 
 
 def test_a_corpus_comes_back_from_a_folder(small, tmp_path):

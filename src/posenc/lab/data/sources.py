@@ -48,6 +48,8 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
         InputError: nothing there, or, on the way, what cannot be read.
     """
     if source == "pydoc":
+        if text_column is not None:
+            raise InputError(f"--text-column {text_column}: --data pydoc has no columns; leave it out")
         from pydoc_data.topics import topics
 
         name = "pydoc_data.topics, the language reference in Python's standard library"

@@ -21,7 +21,7 @@ from posenc.machine import free_bytes
 from posenc.positions import Positions
 
 HELD_OUT = 5
-"""One image in so many is held out."""
+"""One image in so many of each class is held out."""
 SHOWN = 6
 """Held-out images that the report shows."""
 
@@ -137,13 +137,14 @@ class ImageCorpus:
 
     @classmethod
     def of(cls, pictures: Pictures, settings: ImageSettings) -> "ImageCorpus":
-        """Cut in two, always alike: every fifth image is held out.
+        """Cut in two, always alike: every fifth image of each class is held out.
 
         Raises:
             InputError: more than the memory that is free.
         """
-        index = torch.arange(len(pictures.labels))
-        held_out, train = index[index % HELD_OUT == HELD_OUT - 1], index[index % HELD_OUT < HELD_OUT - 1]
+        by_class = pictures.labels.argsort(stable=True)
+        every_fifth = torch.arange(len(by_class)) % HELD_OUT == HELD_OUT - 1
+        held_out, train = by_class[every_fifth].sort().values, by_class[~every_fifth].sort().values
         count = min(settings.images, len(held_out))
         pixels = len(train) * settings.image_size**2 + count * sum(size**2 for size in settings.test_sizes)
         needed, free = pixels * pictures.channels, free_bytes(torch.device("cpu"))

@@ -41,10 +41,11 @@ def load(
     """
     if not LEAST_IMAGES <= data_images <= MOST_IMAGES:
         raise InputError(f"--data-images {data_images}: must lie between {LEAST_IMAGES} and {MOST_IMAGES}")
-    if source == "places":
-        return Places(data_images)
-    if source == "digits":
-        return _digits(data_images)
+    if source in ("places", "digits"):
+        for flag, column in (("--image-column", image_column), ("--label-column", label_column)):
+            if column is not None:
+                raise InputError(f"{flag} {column}: --data {source} has no columns; leave it out")
+        return Places(data_images) if source == "places" else _digits(data_images)
     columns = _Columns(source, image_column, label_column)
     if source.startswith(HUB):
         return _of_rows(columns, rows_of_hub(source, columns, "hf:ylecun/mnist"), data_images)
