@@ -3,6 +3,7 @@
 `POSENC_FUZZ=minutes pytest tests/hostile/test_library.py -m slow` tries combinations for so long.
 """
 
+import contextlib
 import os
 import random
 import time
@@ -30,6 +31,13 @@ SLOW_ANALYSES = {
     "longest_length", "random_dots", "rope_bound", "smallest_base", "subspaces", "survival", "trained_model", "twins",
 }  # fmt: skip
 """Analyses that are checked by the types they declare, and have no row of their own."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere(tmp_path_factory):
+    """Where what takes a text for a folder may write."""
+    with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+        yield
 
 
 def test_every_public_name_has_a_row():
