@@ -85,6 +85,8 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
     from safetensors import SafetensorError
 
     inner, folder = unwrapped(model), Path(directory)
+    if not folder.name:
+        raise InputError(f"directory={os.fspath(directory)!r}: name a new folder, beside which to write meanwhile")
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except (OSError, ValueError) as error:
