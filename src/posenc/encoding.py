@@ -56,7 +56,7 @@ class Encoding(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):  # every constructor refuses what its signature does not declare
-            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+            setattr(cls, "__init__", checked(cls.__init__))  # noqa: B010 - an assignment would declare the attribute
 
     @property
     def sees_order(self) -> bool:
@@ -215,9 +215,9 @@ class _Composite(Encoding):
         for part in parts:
             if not isinstance(part, Encoding):
                 raise InputError(f"parts={shown(part)}: pass encodings, such as posenc.create('rope', head_dim=64)")
-        self.parts = nn.ModuleList(parts)
+        self.parts: nn.ModuleList = nn.ModuleList(parts)
         limits = [p.max_positions for p in parts if p.max_positions is not None]
-        self.max_positions = min(limits, default=None)
+        self.max_positions: int | None = min(limits, default=None)
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.parts)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ class Mapped(Encoding):
                 "add others to the result, as in Mapped(Rotary(64), rerope(512)) + LogN(4096)"
             )
         self.encoding = encoding
-        self.map = map if isinstance(map, PositionMap) else create(map)
+        self.map: PositionMap = map if isinstance(map, PositionMap) else create(map)
 
     @property
     def papers(self) -> tuple[str, ...]:  # type: ignore[override]

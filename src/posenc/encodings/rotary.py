@@ -1,7 +1,7 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class Rotary(Encoding):
     """
 
     name = "rope"
-    papers = ("su2021roformer",)
+    papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
@@ -52,9 +52,12 @@ class Rotary(Encoding):
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
         check_word("layout", layout, ("half", "interleaved"))
-        self.head_dim, self.rope_theta, self.layout, self.rotary_dim = head_dim, rope_theta, layout, rotary_dim
-        self.schedule = dict(schedule or {"name": "default"})
-        self.attention_factor = self.frequencies().attention_factor
+        self.head_dim = head_dim
+        self.rope_theta = rope_theta
+        self.layout = layout
+        self.rotary_dim = rotary_dim
+        self.schedule: dict[str, Any] = dict(schedule or {"name": "default"})
+        self.attention_factor: float = self.frequencies().attention_factor
         self.register_tables()
 
     inv_freq: Tensor
@@ -152,7 +155,7 @@ class PRotary(Rotary):
     """
 
     name = "p_rope"
-    papers = ("barbero2024round",)
+    papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
@@ -186,7 +189,7 @@ class DecoupledRotary(Rotary):
     """
 
     name = "decoupled_rope"
-    papers = ("deepseek2024v2",)
+    papers: ClassVar[tuple[str, ...]] = ("deepseek2024v2",)
     equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
@@ -219,7 +222,7 @@ class XPos(Rotary):
     """
 
     name = "xpos"
-    papers = ("sun2022length",)
+    papers: ClassVar[tuple[str, ...]] = ("sun2022length",)
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     equal_to = "x-transformers, rotary-embedding-torch"
 
@@ -234,7 +237,8 @@ class XPos(Rotary):
         scale_base: float = 512.0,
     ) -> None:
         check_divisors(gamma=gamma, scale_base=scale_base)
-        self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
+        self.gamma = gamma
+        self.scale_base: float = scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
 
     log_zeta: Tensor

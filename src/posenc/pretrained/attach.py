@@ -39,8 +39,9 @@ class Turns(nn.Module):
 
     def __init__(self, rotations: Mapping[str, Rotary], still: frozenset[str], family: Family) -> None:
         super().__init__()
-        self.rotations = nn.ModuleDict(rotations)
-        self.still, self.family = still, family
+        self.rotations: nn.ModuleDict = nn.ModuleDict(rotations)
+        self.still = still
+        self.family = family
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
