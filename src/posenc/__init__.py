@@ -6,7 +6,8 @@ from typing import Any
 from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain
 from posenc.bibliography import cite
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.composites import PerLayer, Sum
+from posenc.encoding import Encoding
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.layout import convert_layout

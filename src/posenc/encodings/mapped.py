@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.composites import PerLayer, Sum
+from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.angles import added_angles, contiguous_tables
 from posenc.checks import check_divisors
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_word
@@ -14,7 +15,7 @@ from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
-from posenc.rotation import added_angles, contiguous_tables, turn_together, turns_together, widened
+from posenc.rotation import turn_together, turns_together, widened
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 

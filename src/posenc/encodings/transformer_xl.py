@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posenc.angles import added_angles, contiguous_tables
 from posenc.bias import Factored, QueryRelative
 from posenc.encodings.checks import check_std, check_word
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
-from posenc.rotation import added_angles, contiguous_tables
 from posenc.segments import segments
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attention import attention
-from posenc.encoding import Encoding, Sum
+from posenc.composites import Sum
+from posenc.encoding import Encoding
 from posenc.encodings.denominator import LogN
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
