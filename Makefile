@@ -1,5 +1,6 @@
 # make demo   compare positional encodings on real text and say where the report is
-# make test   the whole test suite
+# make test   the test suite, but for its slow tests: eight minutes on two cores
+# make test-all   the whole of it
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
@@ -8,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench guide setup clean
+.PHONY: demo test test-all check bench guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab and $(VENV)/dev are stamps: the extras that are installed
@@ -30,7 +31,10 @@ demo: $(VENV)/lab
 	$(BIN)/posenc compare
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
 
 check: setup
 	$(BIN)/ruff check .

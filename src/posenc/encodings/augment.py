@@ -5,6 +5,7 @@ Every layer, query and key of one forward pass sees the same draw. The draws use
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class SHAPE(Encoding):
     """
 
     name = "shape"
-    papers = ("kiyono2021shape",)
+    papers: ClassVar[tuple[str, ...]] = ("kiyono2021shape",)
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
 
@@ -60,7 +61,7 @@ class CAPE(Encoding):
     """
 
     name = "cape"
-    papers = ("likhomanenko2021cape",)
+    papers: ClassVar[tuple[str, ...]] = ("likhomanenko2021cape",)
     extrapolates = "partly: better than sinusoidal codes, on speech and images"
 
     def __init__(
@@ -72,7 +73,10 @@ class CAPE(Encoding):
         ):  # fmt: skip
             if not least <= value < math.inf:
                 raise InputError(f"{name}={value}: must be a number from {least:g} on")
-        self.max_shift, self.max_jitter, self.max_stretch, self.centre = max_shift, max_jitter, max_stretch, centre
+        self.max_shift = max_shift
+        self.max_jitter = max_jitter
+        self.max_stretch = max_stretch
+        self.centre = centre
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]
@@ -117,14 +121,16 @@ class Randomized(Encoding):
     """
 
     name = "randomized"
-    papers = ("ruoss2023randomized",)
+    papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
 
     def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:
         super().__init__()
         check_sizes(max_length=max_length)
         check_word("testing", testing, ("spread", "random", "plain"))
-        self.max_length, self.testing, self.max_positions = max_length, testing, max_length
+        self.max_length = max_length
+        self.testing = testing
+        self.max_positions: int = max_length
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]

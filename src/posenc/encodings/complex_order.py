@@ -1,5 +1,7 @@
 """Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -30,17 +32,18 @@ class ComplexOrder(Encoding):
     """
 
     name = "complex_order"
-    papers = ("wang2020encoding",)
+    papers: ClassVar[tuple[str, ...]] = ("wang2020encoding",)
     extrapolates = "hoped for"
 
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(dim=dim)
         check_divisors(base=base)
-        self.dim, self.base = dim, base
-        self.frequency = nn.Linear(dim, dim)
-        self.phase = nn.Linear(dim, dim, bias=False)
-        self.projection = nn.Linear(2 * dim, dim, bias=False)
+        self.dim = dim
+        self.base = base
+        self.frequency: nn.Linear = nn.Linear(dim, dim)
+        self.phase: nn.Linear = nn.Linear(dim, dim, bias=False)
+        self.projection: nn.Linear = nn.Linear(2 * dim, dim, bias=False)
         with torch.no_grad():
             self.frequency.bias.copy_(base ** (-2 * (torch.arange(dim) // 2) / dim))
             nn.init.zeros_(self.frequency.weight)

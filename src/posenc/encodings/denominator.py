@@ -2,6 +2,7 @@
 as in `Rotary(64) + SoftmaxN()`."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ class SoftmaxN(Encoding):
     """
 
     name = "softmax_n"
-    papers = ("xiao2024efficient",)
+    papers: ClassVar[tuple[str, ...]] = ("xiao2024efficient",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
@@ -44,7 +45,7 @@ class LearnedSink(Encoding):
     """
 
     name = "sink"
-    papers = ("openai2025gptoss",)
+    papers: ClassVar[tuple[str, ...]] = ("openai2025gptoss",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "transformers' gpt-oss"
@@ -52,8 +53,9 @@ class LearnedSink(Encoding):
     def __init__(self, num_heads: int, num_layers: int = 1) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, num_layers=num_layers)
-        self.num_heads, self.num_layers = num_heads, num_layers
-        self.logits = nn.Parameter(torch.zeros(num_layers, num_heads))
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.logits: nn.Parameter = nn.Parameter(torch.zeros(num_layers, num_heads))
 
     def sink(self, layer: int = 0) -> Tensor:
         return self.logits[self.own_layer(layer)]
@@ -93,7 +95,7 @@ class LogN(QueryScale):
     """
 
     name = "log_n"
-    papers = ("chiang2022overcoming",)
+    papers: ClassVar[tuple[str, ...]] = ("chiang2022overcoming",)
     shift_invariant = True
     extrapolates = "yes: entropy stays level"
 
@@ -101,7 +103,8 @@ class LogN(QueryScale):
         super().__init__()
         if train_length < 2:
             raise InputError(f"train_length={train_length}: must be at least 2, the logarithm of 1 is 0")
-        self.train_length, self.clip = train_length, clip
+        self.train_length = train_length
+        self.clip = clip
 
     @property
     def sees_order(self) -> bool:
@@ -121,7 +124,7 @@ class Temperature(QueryScale):
     """
 
     name = "temperature"
-    papers = ("peng2024yarn", "gelberg2025extending")
+    papers: ClassVar[tuple[str, ...]] = ("peng2024yarn", "gelberg2025extending")
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
 
@@ -148,7 +151,7 @@ class StepTemperature(QueryScale):
     """
 
     name = "step_temperature"
-    papers = ("meta2025llama4",)
+    papers: ClassVar[tuple[str, ...]] = ("meta2025llama4",)
     extrapolates = "yes: keeps a longer text's attention from thinning out"
     equal_to = "transformers' Llama 4, Ministral 3"
 
@@ -159,7 +162,9 @@ class StepTemperature(QueryScale):
             raise InputError(f"beta={beta}: what a step adds must be a number from 0 on")
         if first not in (0, 1):
             raise InputError(f"first={first}: the first token counts as 1 (Llama 4) or as 0 (Ministral 3)")
-        self.train_length, self.beta, self.first = train_length, beta, first
+        self.train_length = train_length
+        self.beta = beta
+        self.first = first
 
     def factor(self, positions: Positions) -> Tensor:
         positions.require_one_axis("StepTemperature")

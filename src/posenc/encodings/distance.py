@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class T5(_DistanceBias):
     """
 
     name = "t5"
-    papers = ("raffel2020exploring",)
+    papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
     extrapolates = "yes: one bias for all far distances"
     equal_to = "transformers' T5, MPNet"
 
@@ -59,9 +60,13 @@ class T5(_DistanceBias):
         check_sizes(num_heads=num_heads)
         check_std(init_std)
         t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
-        self.num_heads, self.bidirectional, self.num_buckets = num_heads, bidirectional, num_buckets
-        self.max_distance, self.init_std, self.scaled = max_distance, init_std, scaled
-        self.table = nn.Parameter(torch.empty(num_heads, num_buckets))
+        self.num_heads = num_heads
+        self.bidirectional = bidirectional
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.init_std = init_std
+        self.scaled = scaled
+        self.table: nn.Parameter = nn.Parameter(torch.empty(num_heads, num_buckets))
         nn.init.normal_(self.table, std=init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
@@ -85,7 +90,7 @@ class ALiBi(_DistanceBias):
     """
 
     name = "alibi"
-    papers = ("press2022train",)
+    papers: ClassVar[tuple[str, ...]] = ("press2022train",)
     extrapolates = "yes: trained short, tested long"
     equal_to = "transformers' BLOOM, MPT"
 
@@ -114,7 +119,7 @@ class GridALiBi(ALiBi):
     """
 
     name = "grid_alibi"
-    papers = ("fuller2023croma",)
+    papers: ClassVar[tuple[str, ...]] = ("fuller2023croma",)
     extrapolates = "yes: to larger images"
     equal_to = "the formula"
 
@@ -150,7 +155,7 @@ class KERPLE(_DistanceBias):
     """
 
     name = "kerple"
-    papers = ("chi2022kerple",)
+    papers: ClassVar[tuple[str, ...]] = ("chi2022kerple",)
     extrapolates = "yes: trained short, tested long"
 
     def __init__(self, num_heads: int, num_layers: int = 1, kind: str = "log", bound: float = 0.01) -> None:
@@ -159,9 +164,12 @@ class KERPLE(_DistanceBias):
         check_word("kind", kind, ("log", "power"))
         if not 0 < bound < 1:
             raise InputError(f"bound={bound}: must lie between 0 and 1, where a starts")
-        self.num_heads, self.num_layers, self.kind, self.bound = num_heads, num_layers, kind, bound
-        self.p = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 2))
-        self.a = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 1))
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.kind = kind
+        self.bound = bound
+        self.p: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 2))
+        self.a: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 1))
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         p = _held(self.p[layer], self.bound, 2.0 if self.kind == "power" else math.inf).to(dtype)[head]
@@ -179,14 +187,16 @@ class Sandwich(_DistanceBias):
     """
 
     name = "sandwich"
-    papers = ("chi2023dissecting",)
+    papers: ClassVar[tuple[str, ...]] = ("chi2023dissecting",)
     extrapolates = "yes: trained short, tested long"
 
     def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
         check_even("dim_bar", dim_bar)
-        self.num_heads, self.dim_bar, self.base = num_heads, dim_bar, base
+        self.num_heads = num_heads
+        self.dim_bar = dim_bar
+        self.base = base
         self.frequencies: list[float] = frequency_curve(dim_bar, base).tolist()
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
@@ -211,8 +221,10 @@ class Sines(_DistanceBias):
         super().__init__()
         check_sizes(num_heads=num_heads, train_length=train_length)
         check_std(init_std)
-        self.num_heads, self.train_length, self.init_std = num_heads, train_length, init_std
-        self.weight = nn.Parameter(torch.empty(num_heads, 2))
+        self.num_heads = num_heads
+        self.train_length = train_length
+        self.init_std = init_std
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(num_heads, 2))
         nn.init.normal_(self.weight, std=init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,7 @@
 """Sinusoidal codes of places in an image or a video."""
 
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -25,7 +27,7 @@ class GridSinusoidal(Absolute):
     """
 
     name = "grid_sinusoidal"
-    papers = ("he2022masked", "carion2020end")
+    papers: ClassVar[tuple[str, ...]] = ("he2022masked", "carion2020end")
     extrapolates = "hoped for"
     equal_to = "transformers' ViTMAE, DETR"
     one_axis = False
@@ -45,7 +47,10 @@ class GridSinusoidal(Absolute):
         if dim < 2 * axes:
             raise InputError(f"dim={dim}: needs a pair of channels for each of {axes} axes")
         check_word("layout", layout, ("interleaved", "concat"))
-        self.axes, self.base, self.layout, self.x_first = axes, base, layout, x_first
+        self.axes = axes
+        self.base = base
+        self.layout = layout
+        self.x_first = x_first
         self.register_tables()
 
     frequencies: Tensor

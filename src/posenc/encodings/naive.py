@@ -1,5 +1,7 @@
 """No position at all, and the three first ideas that everyone has and the literature rejects: honest baselines."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -18,7 +20,7 @@ class NoPE(Encoding):
     Kazemnejad et al. 2023); a bidirectional one is blind to order."""
 
     name = "none"
-    papers = ("haviv2022transformer", "kazemnejad2023impact")
+    papers: ClassVar[tuple[str, ...]] = ("haviv2022transformer", "kazemnejad2023impact")
     shift_invariant = True
     extrapolates = "better than RoPE on small algorithmic tasks"
     equal_to = "the same attention without it"
@@ -34,9 +36,10 @@ class _Scalar(Absolute):
         super().__init__(dim, merge)
         check_word("spread", spread, ("learned", "first_channel"))
         check_std(init_std)
-        self.spread, self.init_std = spread, init_std
+        self.spread = spread
+        self.init_std = init_std
         if spread == "learned":
-            self.direction = nn.Parameter(torch.empty(dim))
+            self.direction: nn.Parameter = nn.Parameter(torch.empty(dim))
             nn.init.normal_(self.direction, std=init_std)
 
     def number(self, positions: Positions) -> Tensor:
@@ -114,7 +117,8 @@ class Binary(Absolute):
         bits = min(dim, 16) if bits is None else bits
         if not 1 <= bits <= min(dim, 62):
             raise InputError(f"bits={bits}: must lie between 1 and {min(dim, 62)} (dim={dim})")
-        self.bits, self.signed = bits, signed
+        self.bits = bits
+        self.signed = signed
 
     def codes(self, positions: Positions) -> Tensor:
         digits = binary_digits(positions.q, self.bits).to(torch.get_default_dtype())

@@ -1,12 +1,13 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.angles import added_angles, contiguous_tables
 from posenc.checks import check_divisors
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_word
@@ -14,7 +15,7 @@ from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
-from posenc.rotation import added_angles, contiguous_tables, turn_together, turns_together, widened
+from posenc.rotation import turn_together, turns_together, widened
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 
@@ -32,7 +33,7 @@ class Rotary(Encoding):
     """
 
     name = "rope"
-    papers = ("su2021roformer",)
+    papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
@@ -52,9 +53,12 @@ class Rotary(Encoding):
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
         check_word("layout", layout, ("half", "interleaved"))
-        self.head_dim, self.rope_theta, self.layout, self.rotary_dim = head_dim, rope_theta, layout, rotary_dim
-        self.schedule = dict(schedule or {"name": "default"})
-        self.attention_factor = self.frequencies().attention_factor
+        self.head_dim = head_dim
+        self.rope_theta = rope_theta
+        self.layout = layout
+        self.rotary_dim = rotary_dim
+        self.schedule: dict[str, Any] = dict(schedule or {"name": "default"})
+        self.attention_factor: float = self.frequencies().attention_factor
         self.register_tables()
 
     inv_freq: Tensor
@@ -152,7 +156,7 @@ class PRotary(Rotary):
     """
 
     name = "p_rope"
-    papers = ("barbero2024round",)
+    papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
@@ -186,7 +190,7 @@ class DecoupledRotary(Rotary):
     """
 
     name = "decoupled_rope"
-    papers = ("deepseek2024v2",)
+    papers: ClassVar[tuple[str, ...]] = ("deepseek2024v2",)
     equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
@@ -219,7 +223,7 @@ class XPos(Rotary):
     """
 
     name = "xpos"
-    papers = ("sun2022length",)
+    papers: ClassVar[tuple[str, ...]] = ("sun2022length",)
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     equal_to = "x-transformers, rotary-embedding-torch"
 
@@ -234,7 +238,8 @@ class XPos(Rotary):
         scale_base: float = 512.0,
     ) -> None:
         check_divisors(gamma=gamma, scale_base=scale_base)
-        self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
+        self.gamma = gamma
+        self.scale_base: float = scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
 
     log_zeta: Tensor
