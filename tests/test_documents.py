@@ -146,6 +146,13 @@ def test_the_readme_names_every_encoding_and_stays_short():
     assert len(text.splitlines()) < 150
 
 
+def test_the_way_through_the_code_passes_every_file():
+    table = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n## ")[0]
+    named = set(re.findall(r"`(\w+(?:\.py|\.bib|/))`", table))
+    found = {p.name + "/" * p.is_dir() for p in (ROOT / "src/posenc").iterdir()}
+    assert {name for name in found if not name.startswith("__")} - {"py.typed"} == named - {"vision/"}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
