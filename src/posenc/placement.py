@@ -19,7 +19,7 @@ T = TypeVar("T")
 _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Placement:
     """Where the queries and the keys of one attention call are, and which keys each query may see: what `Positions`
     makes, read and changed.
@@ -63,6 +63,21 @@ class Placement:
     _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     # ---------------------------------------------------------------- reading
+
+    def __repr__(self) -> str:
+        """What can be said in a line, and without reading a tensor."""
+        queries, keys = self.q.shape[1], self.k.shape[1]
+        facts = [f"{queries} quer{'y' if queries == 1 else 'ies'}", f"{keys} key{'s' if keys != 1 else ''}"]
+        if self.start is not None:
+            facts = [f"{fact} from {first}" for fact, first in zip(facts, self.start, strict=True)]
+        if self.q.dim() == 3:
+            facts.append(f"{self.q.shape[2]} axes")
+        if len(self.q) > 1:
+            facts.append(f"{len(self.q)} rows")
+        said = {"causal": self.causal, "padded": self.valid is not None, "packed": self.k_document is not None}
+        said |= {"a shard": self.part is not None, "a branch of a map": self.branch is not None}
+        facts += [name for name, holds in said.items() if holds]
+        return f"{type(self).__name__}({', '.join(facts)})"
 
     @property
     def num_queries(self) -> int:
