@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -108,6 +109,8 @@ def _main(argv: Sequence[str] | None) -> int:
             print(f"{named}: failed: {one_line(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
+        if argv is None:  # while Python ends, a second one ends it at once, rather than whatever it is cleaning up
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         print(f"{named}: interrupted", file=sys.stderr)
         return FAILED
     except MemoryError:
