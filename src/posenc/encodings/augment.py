@@ -26,6 +26,7 @@ class SHAPE(Encoding):
 
     name = "shape"
     papers = ("kiyono2021shape",)
+    formula = (r"i' = i + u, \quad u \in \{0, \dots, K - 1\} \text{ drawn for each text}",)
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
 
@@ -61,6 +62,10 @@ class CAPE(Encoding):
 
     name = "cape"
     papers = ("likhomanenko2021cape",)
+    formula = (
+        r"i' = (i + u + \epsilon_i)\, e^{\lambda}",
+        r"u \text{ and } \lambda \text{ drawn for each text}, \ \epsilon_i \text{ for each token}",
+    )
     extrapolates = "partly: better than sinusoidal codes, on speech and images"
 
     def __init__(
@@ -118,6 +123,7 @@ class Randomized(Encoding):
 
     name = "randomized"
     papers = ("ruoss2023randomized",)
+    formula = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
 
     def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:

@@ -22,6 +22,7 @@ class SoftmaxN(Encoding):
 
     name = "softmax_n"
     papers = ("xiao2024efficient",)
+    formula = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
@@ -45,6 +46,7 @@ class LearnedSink(Encoding):
 
     name = "sink"
     papers = ("openai2025gptoss",)
+    formula = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "transformers' gpt-oss"
@@ -94,6 +96,10 @@ class LogN(QueryScale):
 
     name = "log_n"
     papers = ("chiang2022overcoming",)
+    formula = (
+        r"s_{ij} = \max\left( 1, \frac{\ln n_i}{\ln L} \right) \frac{q_i \cdot k_j}{\sqrt{d}}",
+        r"n_i = \text{keys that the query sees}",
+    )
     shift_invariant = True
     extrapolates = "yes: entropy stays level"
 
@@ -122,6 +128,7 @@ class Temperature(QueryScale):
 
     name = "temperature"
     papers = ("peng2024yarn", "gelberg2025extending")
+    formula = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
 
@@ -149,6 +156,10 @@ class StepTemperature(QueryScale):
 
     name = "step_temperature"
     papers = ("meta2025llama4",)
+    formula = (
+        r"s_{ij} = (1 + \beta \ln(1 + n_i)) \frac{q_i \cdot k_j}{\sqrt{d}}",
+        r"n_i = \left\lfloor \frac{i + f}{L} \right\rfloor",
+    )
     extrapolates = "yes: keeps a longer text's attention from thinning out"
     equal_to = "transformers' Llama 4, Ministral 3"
 

@@ -27,6 +27,10 @@ class Hierarchical(Absolute):
 
     name = "hierarchical"
     papers = ("su2020hierarchical",)
+    formula = (
+        r"x_i' = x_i + \alpha u_{\lfloor i/n \rfloor} + (1 - \alpha) u_{i \bmod n}",
+        r"u_r = \frac{P_r - \alpha P_0}{1 - \alpha}, \quad P \in \mathbb{R}^{n \times d}",
+    )
     extrapolates = "yes: from n to n^2 positions without training"
 
     def __init__(
@@ -66,6 +70,7 @@ class Multiplicative(Learned):
 
     name = "multiplicative"
     papers = ("su2021positions",)
+    formula = (r"x_i' = x_i \odot (1 + P_i), \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
     equal_to = "the formula"
 
@@ -89,6 +94,7 @@ class AxialTable(Absolute):
 
     name = "axial_table"
     papers = ("kitaev2020reformer",)
+    formula = (r"x_i' = x_i + [A_{\lfloor i/n \rfloor}; B_{i \bmod n}]",)
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' Reformer"
     one_axis = False
@@ -141,6 +147,7 @@ class GridTable(Absolute):
 
     name = "grid_table"
     papers = ("dosovitskiy2021image",)
+    formula = (r"x_i' = x_i + P_{y,x}, \quad i = (y, x)",)
     extrapolates = "partly: to larger images by interpolation"
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
