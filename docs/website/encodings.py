@@ -9,7 +9,7 @@ from typing import Any
 import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS
-from posenc.listing import rows
+from posenc.listing import SHAPE, rows
 from posenc.report.analysis import drawn
 from website.measured import measured, mentions, parity
 from website.page import Page, formula, plain, table
@@ -82,7 +82,7 @@ def _overview() -> Page:
     for title, about in FAMILIES.items():
         own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]
         cells = [
-            (f"[`{row['name']}`]({row['name']}.md)", _first(ENCODINGS[row["name"]]), "yes" if row["learned"] else "no",
+            (f"[`{row['name']}`]({row['name']}.md)", plain(row["summary"].rstrip(".")), "yes" if row["learned"] else "no",
              plain(row["extrapolates"]))
             for row in own
         ]  # fmt: skip
@@ -117,7 +117,8 @@ def _page(name: str) -> Page:
         "[What the letters mean](index.md#symbols).",
         "## Picture",
         f'<div class="drawings">{"".join(drawings)}</div>',
-        f"By the plots of [`posenc.analysis`](../analyze.md); the same and more: `posenc analyze {name}`.",
+        "What it learns is shown as it starts." if declared()[name]["learned"] else "",
+        f"More of the kind: `posenc analyze {name}` ([what it asks](../analyze.md)).",
         "## What it does",
         _signature(cls),
         *(_prose(paragraph, cls) for paragraph in rest),
@@ -140,11 +141,6 @@ def _said(cls: type[Encoding]) -> tuple[str, list[str]]:
     """The docstring's first paragraph, and the others."""
     lead, *rest = re.split(r"\n\s*\n", inspect.cleandoc(cls.__doc__ or ""))
     return lead, rest
-
-
-def _first(cls: type[Encoding]) -> str:
-    """What an encoding is, in a sentence."""
-    return plain(" ".join(_said(cls)[0].split()).split(". ")[0].rstrip("."))
 
 
 def _prose(paragraph: str, cls: type[Encoding]) -> str:
@@ -177,18 +173,18 @@ def _signature(cls: type[Encoding]) -> str:
 
 
 def _traits(cls: type[Encoding]) -> str:
-    """What the class declares, as a list."""
-    made = declared()[cls.name]
-    limited = {"max_positions", "rows"} & set(cls.arguments())
+    """What the class declares, and an encoding of a causal text model made of it, as a list."""
+    row, made = declared()[cls.name], posenc.create(cls.name, **SHAPE)  # type: ignore[arg-type]
     told = [
-        ("acts on", ", ".join(made["acts_on"]) or "nothing"),
-        ("learned", "yes" if made["learned"] else "no"),
+        ("acts on", ", ".join(row["acts_on"]) or "nothing"),
+        ("learned", "yes" if row["learned"] else "no"),
         ("past the training length, its source says", plain(cls.extrapolates)),
-        ("the same when all positions move alike", "yes" if made["shift_invariant"] else "no"),
+        ("the same when all positions move alike", "yes" if made.shift_invariant else "no"),
+        ("tells one order from another without a causal mask", "" if made.sees_order else "no"),
         ("images and video", "positions on a grid" if has_grid(cls.name) else ""),
-        ("causal attention alone", "yes" if cls.causal_only else ""),
-        ("cached decoding", "no: a code depends on the length" if cls.needs_length else ""),
-        ("positions", "as many as it is made for" if limited else ""),
+        ("attention", "causal alone" if made.causal_only else ""),
+        ("cached decoding", "no: a code depends on the length" if made.needs_length else ""),
+        ("positions", "as many as it is made for" if made.max_positions is not None else ""),
     ]
     return "\n".join(f"- **{trait}**: {value}" for trait, value in told if value)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import posenc
 from posenc.analysis import bias, codes_of, plots, rotation, scores
 from posenc.analysis.codes import SHAPE
-from posenc.analysis.plots.frame import PALETTE, SOFT, plot
+from posenc.analysis.plots.frame import AROUND, PALETTE, SOFT, plot
 from posenc.analysis.questions import Picture
 from posenc.attention import posed
 from posenc.backends.reference import Reference
@@ -59,13 +59,13 @@ def _or_none(drawn: Any, find: Callable[..., Any], name: str) -> Picture | None:
 
 
 @plot(
-    "The patch in the middle meets one with the same content: bright where position raises the score, dark where it lowers it.",
+    "The patch in the middle meets others with the same content: red where position raises the score, blue where it lowers it.",
     (5, 4.2),
 )
 def around_the_middle(ax: "Axes", values: Tensor) -> None:
     """What position does to the score of an image's middle patch with every other one of the same content."""
     most = float(values.abs().max()) or 1.0
-    image = ax.imshow(values.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+    image = ax.imshow(values.numpy(), cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
     ax.grid(False)
     ax.set(xlabel="column of the patch", ylabel="row of the patch")
     ax.figure.colorbar(image, ax=ax)

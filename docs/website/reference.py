@@ -7,23 +7,27 @@ from typing import Any
 
 import posenc
 from posenc.cli import COMMANDS, build
-from website.page import Page, plain
+from posenc.cli.common import HelpFormatter, TableFormatter
+from website.page import Page, plain, table
 
 MODULES = {
-    "posenc": "Attention, positions, the contract",
+    "posenc": "The core",
     "posenc.encodings": "Encodings",
     "posenc.functional": "Formulas as functions",
     "posenc.frequencies": "Frequency schedules",
     "posenc.position_maps": "Position maps",
     "posenc.bias": "Terms of the scores",
     "posenc.pretrained": "Pretrained models",
-    "posenc.evals": "Evaluations",
+    "posenc.evals.attention": "Where a model looks",
     "posenc.tasks": "Tasks",
     "posenc.analysis": "Analysis",
     "posenc.analysis.plots": "Plots",
     "posenc.conformance": "Conformance",
     "posenc.distributed": "Many processes",
-    "posenc.lab": "Comparisons",
+    "posenc.lab.compare": "Comparisons",
+    "posenc.lab.config": "Their settings",
+    "posenc.lab.data": "Their data",
+    "posenc.engines": "Where cells are computed",
     "posenc.report.explorer": "The explorer",
 }
 """What has a page, and the page's title."""
@@ -67,6 +71,26 @@ def _module(name: str, title: str) -> Page:
 
 
 def _commands() -> Page:
-    parts = [f"## posenc {name}\n\n```text\n{build(name).format_help()}```" for name in COMMANDS]
-    text = "# Commands\n\nExit codes: 0 done, 1 failed or interrupted, 2 bad usage.\n\n" + "\n\n".join(parts) + "\n"
+    parts = "\n\n".join(map(_command, COMMANDS))
+    text = f"# Commands\n\nExit codes: 0 done, 1 failed or interrupted, 2 bad usage.\n\n{parts}\n"
     return Page("reference/commands.md", "Commands", text)
+
+
+def _command(name: str) -> str:
+    """What a command's parser says in its help, its options as a table."""
+    parser = build(name)
+    formatter = HelpFormatter(parser.prog)
+    rows = []
+    for action in parser._actions:  # what argparse has no public name for
+        written = ", ".join(action.option_strings) or action.dest
+        value = (
+            ""
+            if action.nargs == 0 or not action.option_strings
+            else formatter._format_args(action, action.dest.upper())
+        )
+        rows.append(
+            (f"`{written} {value}".rstrip() + "`", plain(formatter._expand_help(action) if action.help else ""))
+        )
+    epilog = parser.epilog or ""
+    after = f"```text\n{epilog}\n```" if epilog and parser.formatter_class is TableFormatter else plain(epilog)
+    return f"## posenc {name}\n\n{parser.description}\n\n{table(('option', ''), rows)}\n\n{after}"
