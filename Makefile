@@ -1,5 +1,6 @@
 # make demo   compare positional encodings on real text and say where the report is
-# make test   the whole test suite
+# make test   the test suite, but for its slow tests: eight minutes on two cores
+# make test-all   the whole of it
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md
 # make docs   the documentation's site, into site/
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench docs guide setup clean
+.PHONY: demo test test-all check bench docs guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -31,7 +32,10 @@ demo: $(VENV)/lab
 	$(BIN)/posenc compare
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
 
 check: setup
 	$(BIN)/ruff check .

@@ -174,7 +174,7 @@ def _signature(cls: type[Encoding]) -> str:
 
 def _traits(cls: type[Encoding]) -> str:
     """What the class declares, and an encoding of a causal text model made of it, as a list."""
-    row, made = declared()[cls.name], posenc.create(cls.name, **SHAPE)  # type: ignore[arg-type]
+    row, made = declared()[cls.name], posenc.create(cls.name, **SHAPE)
     told = [
         ("acts on", ", ".join(row["acts_on"]) or "nothing"),
         ("learned", "yes" if row["learned"] else "no"),

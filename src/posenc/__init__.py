@@ -1,48 +1,73 @@
 """posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
 
-from importlib import import_module
-from typing import Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain
-from posenc.bibliography import cite
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.composites import PerLayer, Sum
+from posenc.encoding import Encoding
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
-from posenc.layout import convert_layout
 from posenc.linear_attention import linear_attention
 from posenc.positions import Positions
-from posenc.re_rotation import re_rotate
-from posenc.transformer import Transformer, TransformerConfig
-from posenc.vision import VisionConfig, VisionTransformer
 
-__version__ = "0.1.0"
+if _TYPE_CHECKING:
+    from posenc import analysis
+    from posenc.bibliography import cite
+    from posenc.evals.run import evaluate
+    from posenc.layout import convert_layout
+    from posenc.pretrained.doctor import doctor
+    from posenc.pretrained.export import to_hf
+    from posenc.pretrained.extend import extend, restore
+    from posenc.pretrained.finetune import finetune
+    from posenc.pretrained.load import load
+    from posenc.pretrained.nbce import nbce_generate
+    from posenc.pretrained.vision.resize import resize
+    from posenc.re_rotation import re_rotate
+    from posenc.transformer import Transformer, TransformerConfig
+    from posenc.vision import VisionConfig, VisionTransformer
+
+__version__ = "1.0.0"
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
-    "VisionConfig", "VisionTransformer", "attention", "cite", "convert_layout", "explain", "frequencies", "functional",
-    "linear_attention", "position_maps", "re_rotate",
+    "VisionConfig", "VisionTransformer", "analysis", "attention", "cite", "convert_layout", "doctor", "evaluate", "explain",
+    "extend", "finetune", "frequencies", "functional", "linear_attention", "load", "nbce_generate", "position_maps",
+    "re_rotate", "resize", "restore", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
 
 _LAZY = {
+    "Transformer": "posenc.transformer",
+    "TransformerConfig": "posenc.transformer",
+    "VisionConfig": "posenc.vision",
+    "VisionTransformer": "posenc.vision",
+    "cite": "posenc.bibliography",
+    "convert_layout": "posenc.layout",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.evals.run",
     "extend": "posenc.pretrained.extend",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
+    "re_rotate": "posenc.re_rotation",
     "resize": "posenc.pretrained.vision.resize",
     "restore": "posenc.pretrained.extend",
     "to_hf": "posenc.pretrained.export",
 }
-"""Names for pretrained models, imported when first used: transformers, which they need, is optional and slow to import."""
-__all__ += [*_LAZY]
+"""Name -> its module, imported when first used: attention does without them, and what reads pretrained models needs
+transformers, which is optional and slow to import."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name == "analysis":
-        return import_module("posenc.analysis")
+        return _import_module("posenc.analysis")
     if name not in _LAZY:
         raise AttributeError(f"module 'posenc' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(_import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__ + [name for name in globals() if name.startswith("__")])

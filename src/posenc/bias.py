@@ -60,8 +60,9 @@ class Relative(Score):
     positions: Positions
 
     def __post_init__(self) -> None:
-        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
-        self.batch = self.positions.batch
+        self.num_queries: int = self.positions.num_queries
+        self.num_keys: int = self.positions.num_keys
+        self.batch: int = self.positions.batch
 
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -103,8 +104,9 @@ class Positional(Score):
     positions: Positions
 
     def __post_init__(self) -> None:
-        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
-        self.batch = self.positions.batch
+        self.num_queries: int = self.positions.num_queries
+        self.num_keys: int = self.positions.num_keys
+        self.batch: int = self.positions.batch
 
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -119,8 +121,10 @@ class _Projected(Score):
     positions: Positions
 
     def __post_init__(self) -> None:
-        self.batch, self.num_heads = self.content.shape[:2]
-        self.num_queries, self.num_keys = self.positions.num_queries, self.positions.num_keys
+        self.batch: int = self.content.shape[0]
+        self.num_heads: int = self.content.shape[1]
+        self.num_queries: int = self.positions.num_queries
+        self.num_keys: int = self.positions.num_keys
 
     def index_vector(self) -> Tensor:
         """The table's row of every distance that the positions can need, from the longest to the shortest."""
@@ -176,9 +180,10 @@ class Factored(Score):
     right: Tensor
 
     def __post_init__(self) -> None:
-        self.batch = max(self.left.shape[0], self.right.shape[0])
-        self.num_heads = max(self.left.shape[1], self.right.shape[1])
-        self.num_queries, self.num_keys = self.left.shape[2], self.right.shape[2]
+        self.batch: int = max(self.left.shape[0], self.right.shape[0])
+        self.num_heads: int = max(self.left.shape[1], self.right.shape[1])
+        self.num_queries: int = self.left.shape[2]
+        self.num_keys: int = self.right.shape[2]
 
     def score_mod(self) -> ScoreMod:
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -197,7 +202,10 @@ class Dense(Score):
     tensor: Tensor
 
     def __post_init__(self) -> None:
-        self.batch, self.num_heads, self.num_queries, self.num_keys = self.tensor.shape
+        self.batch: int = self.tensor.shape[0]
+        self.num_heads: int = self.tensor.shape[1]
+        self.num_queries: int = self.tensor.shape[2]
+        self.num_keys: int = self.tensor.shape[3]
 
     def score_mod(self) -> ScoreMod:
         return lambda score, b, h, i, j: score + _cell(self.tensor, b, h, i, j)

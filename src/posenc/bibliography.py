@@ -11,7 +11,8 @@ from posenc.encodings import lookup, parts, read_map
 class Bibtex(str):
     """Text that a Python prompt shows as it is."""
 
-    __repr__ = str.__str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @checked

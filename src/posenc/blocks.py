@@ -101,10 +101,10 @@ class Attention(nn.Module):
     def __init__(self, config: Shape) -> None:
         super().__init__()
         self.config = config
-        self.query = nn.Linear(config.dim, config.num_heads * config.width, bias=False)
-        self.key = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
-        self.value = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
-        self.out = nn.Linear(config.num_heads * config.width, config.dim, bias=False)
+        self.query: nn.Linear = nn.Linear(config.dim, config.num_heads * config.width, bias=False)
+        self.key: nn.Linear = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
+        self.value: nn.Linear = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
+        self.out: nn.Linear = nn.Linear(config.num_heads * config.width, config.dim, bias=False)
 
     def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
         heads = (-1, self.config.width)
@@ -127,9 +127,9 @@ class MLP(nn.Module):
     def __init__(self, config: Shape) -> None:
         super().__init__()
         hidden = max(1, round(config.mlp_ratio * config.dim * 2 / 3))
-        self.gate = nn.Linear(config.dim, hidden, bias=False)
-        self.up = nn.Linear(config.dim, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.dim, bias=False)
+        self.gate: nn.Linear = nn.Linear(config.dim, hidden, bias=False)
+        self.up: nn.Linear = nn.Linear(config.dim, hidden, bias=False)
+        self.down: nn.Linear = nn.Linear(hidden, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -140,9 +140,11 @@ class Block(nn.Module):
 
     def __init__(self, config: Shape) -> None:
         super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(config.dim), Attention(config)
-        self.mlp_norm, self.mlp = nn.RMSNorm(config.dim), MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.attention_norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.attention: Attention = Attention(config)
+        self.mlp_norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.mlp: MLP = MLP(config)
+        self.dropout: nn.Dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), encoding, positions, layer, cache))

@@ -137,7 +137,7 @@ class Folder:
     def __init__(self, directory: str | Path) -> None:
         if not str(directory):
             raise InputError("--out '': name a folder")
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         probe = self.directory / scratch_name()
         try:
             make_folder(self.directory)

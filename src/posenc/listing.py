@@ -13,7 +13,7 @@ from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
 from posenc.texts import summary
 
-SHAPE = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
+SHAPE: dict[str, Any] = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
 OF_THE_MODEL = (
     "dim",
@@ -60,7 +60,7 @@ def rows() -> list[dict[str, Any]]:
     papers = entries()
     found = []
     for name, cls in ENCODINGS.items():
-        made = create(name, **SHAPE)  # type: ignore[arg-type]
+        made = create(name, **SHAPE)
         found.append(
             {
                 "name": name,

@@ -62,9 +62,7 @@ class Positions(Placement):
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
         span = 1 - n, offset + n - 1
-        return cls(
-            q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0), diagonal=offset, span=span
-        )  # fmt: skip
+        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0), diagonal=offset, span=span)
 
     @classmethod
     def from_ids(cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False) -> "Positions":

@@ -38,7 +38,7 @@ class Records(Folder):
     def __init__(self, directory: str | Path, *, tell: bool = True) -> None:
         super().__init__(directory)
         self.tell = tell
-        self.told = {entry["kept_as"] for entry in self.set_aside()}
+        self.told: set[str] = {entry["kept_as"] for entry in self.set_aside()}
 
     @contextlib.contextmanager
     def writing(self, command: str, kind: str, schema: int) -> Iterator[None]:

@@ -28,9 +28,6 @@ TINY = 2**13
 COMPILED_FROM = 2**16
 """Elements from which a compiled kernel makes up for the 25 us that calling it costs."""
 
-FINE = 256
-"""Tokens between the positions whose angles `contiguous_tables` takes exactly."""
-
 
 def rotary(
     x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
@@ -159,31 +156,6 @@ def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
 
 
-def added_angles(first: int | None, count: int, dtype: torch.dtype) -> bool:
-    """Whether `contiguous_tables` serves and pays: many positions known to be first, first + 1, .., in float32."""
-    return not torch.compiler.is_compiling() and first is not None and count >= 2 * FINE and dtype == torch.float32
-
-
-def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin of (first + t) * inv_freq, t = 0 .. count - 1, times amplitude: two (count, pairs) float32 tables.
-
-    inv_freq: (pairs,) float64. Angles are taken in float64 at every 256th position and for the 256 steps from there,
-    and added: cos(a + b) = cos a cos b - sin a sin b. Off by at most 2e-7 however far out, and a tenth of the time of
-    a cosine for each entry.
-    """
-    coarse = first + torch.arange(0, count, FINE, dtype=torch.float64, device=inv_freq.device)
-    fine = torch.arange(FINE, dtype=torch.float64, device=inv_freq.device)
-    (far_cos, far_sin), (near_cos, near_sin) = (
-        ((angles.cos() * factor).float(), (angles.sin() * factor).float())
-        for angles, factor in ((coarse[:, None, None] * inv_freq, amplitude), (fine[:, None] * inv_freq, 1.0))
-    )
-    cos, sin = (near_cos.new_empty(len(coarse), FINE, len(inv_freq)) for _ in range(2))
-    for rows in _blocks(cos.flatten(-2), torch.float32):
-        torch.mul(far_cos[rows], near_cos, out=cos[rows]).addcmul_(far_sin[rows], near_sin, value=-1)
-        torch.mul(far_sin[rows], near_cos, out=sin[rows]).addcmul_(far_cos[rows], near_sin)
-    return cos.flatten(0, 1)[:count], sin.flatten(0, 1)[:count]
-
-
 # -------------------------------------------------------------------- gradients
 
 
@@ -293,7 +265,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inpla
         turn = torch.complex(cos.to(precise), sin.to(precise))
         torch.mul(_as_complex(x), turn, out=_as_complex(found))
         return out
-    for tokens in _blocks(x, precise):
+    for tokens in blocks(x, precise):
         c, s = (table[..., tokens, :] if table.dim() > 1 and table.shape[-2] > 1 else table for table in (cos, sin))
         block, target, c, s = x[..., tokens, :], found[..., tokens, :], c.to(precise), s.to(precise)
         if layout == "half":
@@ -332,7 +304,7 @@ def _as_complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2))
 
 
-def _blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
+def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
     """Runs of tokens that fit the cache, on the CPU; elsewhere all at once."""
     tokens = x.shape[-2]
     step = tokens

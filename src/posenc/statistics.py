@@ -11,7 +11,7 @@ from posenc.errors import InputError
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
 
-T_975 = {
+T_975: dict[float, float] = {
     1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179,
     15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980, inf: 1.960,
 }  # fmt: skip

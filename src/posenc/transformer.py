@@ -48,9 +48,10 @@ class Transformer(Host):
     def __init__(self, config: TransformerConfig, encoding: Encoding) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks, self.norm = stacked(config), nn.RMSNorm(config.dim)
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.embedding: nn.Embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.blocks: nn.ModuleList = stacked(config)
+        self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.head: nn.Linear = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.reset_parameters(encoding)
         if config.tie_weights:
             self.head.weight = self.embedding.weight

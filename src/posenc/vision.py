@@ -75,10 +75,11 @@ class VisionTransformer(Host):
     def __init__(self, config: VisionConfig, encoding: Encoding) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Linear(math.prod(config.patch_shape) * config.channels, config.dim)
-        self.prefix = nn.Parameter(torch.empty(config.prefix, config.dim))
-        self.blocks, self.norm = stacked(config), nn.RMSNorm(config.dim)
-        self.head = nn.Linear(config.dim, config.num_classes)
+        self.embedding: nn.Linear = nn.Linear(math.prod(config.patch_shape) * config.channels, config.dim)
+        self.prefix: nn.Parameter = nn.Parameter(torch.empty(config.prefix, config.dim))
+        self.blocks: nn.ModuleList = stacked(config)
+        self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.head: nn.Linear = nn.Linear(config.dim, config.num_classes)
         self.reset_parameters(encoding)
         # registered last: the host's initial weights do not depend on what the encoding draws
         self.encoding = encoding

@@ -25,7 +25,7 @@ import posenc
 from hostile.values import REFUSED, SAME, Bad, bad_values
 from posenc import Encoding, InputError, Positions
 from posenc.blocks import Cache
-from posenc.encoding import PerLayer, Sum
+from posenc.composites import PerLayer, Sum
 from posenc.frequencies import Frequencies
 from posenc.statistics import estimate, t_quantile, wilson
 from posenc.transformer import Transformer, TransformerConfig

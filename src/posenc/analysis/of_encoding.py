@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.analysis.reading import Codes, Waves, seeded
 from posenc.bias import dense_sum
-from posenc.encoding import Encoding, Sum, as_terms
+from posenc.composites import Sum
+from posenc.encoding import Encoding, as_terms
 from posenc.encodings import (
     FLOATER,
     TUPE,

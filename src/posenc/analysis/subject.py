@@ -40,7 +40,8 @@ class Coded(Absolute):
 
     def __init__(self, codes: Codes) -> None:
         super().__init__(codes(torch.arange(1)).shape[1])
-        self.of, self.max_positions = codes, codes.limit
+        self.of = codes
+        self.max_positions: int | None = codes.limit
 
     def codes(self, positions: Positions) -> Tensor:
         return torch.stack([self.of(row) for row in positions.q])

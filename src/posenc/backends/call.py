@@ -52,22 +52,22 @@ class Call:
         self.rectangles: list[Rectangle] = self.segments.within(self.region)
         # distances that are visible in them; whole chunks of the past need no limits
         chunked = self.region.chunk > 1
-        self.farthest = None if chunked else self.region.farthest
+        self.farthest: int | None = None if chunked else self.region.farthest
         self.nearest = None if chunked else self.region.nearest
         if self.causal and not (chunked and self.region.nearest):
             self.nearest = max(0, self.nearest or 0)
-        self.precise = torch.promote_types(self.q.dtype, torch.float32)
-        self.groups = self.q.shape[1] // self.k.shape[1]
-        self.scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
+        self.precise: torch.dtype = torch.promote_types(self.q.dtype, torch.float32)
+        self.groups: int = self.q.shape[1] // self.k.shape[1]
+        self.scratch: Scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
         if not any(term.has_distances for term in self.every_term):
             self.longest = max((q1 - 1 + diagonal - k0 for _, _, q1, k0, _, diagonal in self.rectangles), default=0)
         # no terms, and in every rectangle the first query that sees a key sees one, the second two and so on, which the
         # kernel knows by itself
         nearest = self.nearest
-        self.square = nearest is not None and self.farthest is None and not self.terms
+        self.square: bool = nearest is not None and self.farthest is None and not self.terms
         self.square = self.square and all(q0 + d - (nearest or 0) <= k0 for _, q0, _, k0, _, d in self.rectangles)
-        self.vector = self._vector()
-        self.bands = [Band((0, self.q.shape[1]), None)]
+        self.vector: Tensor | None = self._vector()
+        self.bands: list[Band] = [Band((0, self.q.shape[1]), None)]
         if self.vector is not None and self.terms:
             self.bands = self._bands(self.vector)
 

@@ -141,7 +141,7 @@ class _ContentTerm(Term):
     def __init__(self, content: Tensor, table: Tensor, rows: Tensor) -> None:
         super().__init__(content, table, rows)
         self.rows = rows
-        self.kept = content.shape[2] * table.shape[1]
+        self.kept: int = content.shape[2] * table.shape[1]
 
     def wants(self, needs: list[bool]) -> None:
         super().wants([*needs[:2], False])
@@ -151,10 +151,11 @@ class _ContentTerm(Term):
         return self.grads[0] is not None or self.grads[1] is not None
 
     def enter(self, row: int, heads: Slice) -> None:
-        self.content, self.table = cut(self.tensors[0], row, heads), cut(self.tensors[1][None], row, heads)
+        self.content: Tensor = cut(self.tensors[0], row, heads)
+        self.table: Tensor = cut(self.tensors[1][None], row, heads)
         of_content, of_table = self.grads[:2]
-        self.of_content = None if of_content is None else cut(of_content, row, heads)
-        self.of_table = None if of_table is None else cut(of_table[None], row, heads)
+        self.of_content: Tensor | None = None if of_content is None else cut(of_content, row, heads)
+        self.of_table: Tensor | None = None if of_table is None else cut(of_table[None], row, heads)
 
 
 class QueryTerm(_ContentTerm):
@@ -163,15 +164,16 @@ class QueryTerm(_ContentTerm):
     def __init__(self, content: Tensor, table: Tensor, rows: Tensor) -> None:
         super().__init__(content, table, rows)
         # a row per distance, in order: no lookup is needed
-        self.direct = _in_order(rows, table)
-        self.kept *= not self.direct
+        self.direct: bool = _in_order(rows, table)
+        if self.direct:
+            self.kept = 0
 
     def enter(self, row: int, heads: Slice) -> None:
         super().enter(row, heads)
         if not self.direct:
-            self.product = self.content @ self.table.mT
+            self.product: Tensor = self.content @ self.table.mT
             if self.learns:
-                self.of_product = torch.zeros_like(self.product.mT, memory_format=torch.contiguous_format)
+                self.of_product: Tensor = torch.zeros_like(self.product.mT, memory_format=torch.contiguous_format)
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         queries = slice(*tile.queries)
@@ -200,7 +202,7 @@ class QueryTerm(_ContentTerm):
         if self.direct or not self.learns:
             return
         if self.of_content is not None:
-            self.of_content += self.of_product.mT @ self.table
+            _add(self.of_content, self.of_product.mT @ self.table)
         if self.of_table is not None:
             _add(self.of_table, self.of_product @ self.content)
 
@@ -212,9 +214,9 @@ class KeyTerm(_ContentTerm):
 
     def enter(self, row: int, heads: Slice) -> None:
         super().enter(row, heads)
-        self.product = self.content @ self.table.mT
+        self.product: Tensor = self.content @ self.table.mT
         if self.learns:
-            self.of_product = torch.zeros_like(self.product)
+            self.of_product: Tensor = torch.zeros_like(self.product)
 
     def _rows(self, tile: Tile) -> Tensor:
         """The row of each key and query, queries from the last to the first: a view (columns, rows)."""
@@ -236,7 +238,7 @@ class KeyTerm(_ContentTerm):
 
     def leave(self) -> None:
         if self.of_content is not None:
-            self.of_content += self.of_product @ self.table
+            _add(self.of_content, self.of_product @ self.table)
         if self.of_table is not None:
             _add(self.of_table, self.of_product.mT @ self.content)
 
@@ -248,8 +250,12 @@ class ProductTerm(Term):
     size = 2
 
     def enter(self, row: int, heads: Slice) -> None:
-        self.left, self.right = (cut(x, row, heads) for x in self.tensors)
-        self.of_left, self.of_right = (None if x is None else cut(x, row, heads) for x in self.grads)
+        left, right = self.tensors
+        of_left, of_right = self.grads
+        self.left: Tensor = cut(left, row, heads)
+        self.right: Tensor = cut(right, row, heads)
+        self.of_left: Tensor | None = None if of_left is None else cut(of_left, row, heads)
+        self.of_right: Tensor | None = None if of_right is None else cut(of_right, row, heads)
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         left, right = self.left[:, slice(*tile.queries)], self.right[:, slice(*tile.keys)]
@@ -270,8 +276,8 @@ class FullTerm(Term):
     by_distance = has_distances = False
 
     def enter(self, row: int, heads: Slice) -> None:
-        self.part = cut(self.tensors[0], row, heads)
-        self.of_part = None if self.grads[0] is None else cut(self.grads[0], row, heads)
+        self.part: Tensor = cut(self.tensors[0], row, heads)
+        self.of_part: Tensor | None = None if self.grads[0] is None else cut(self.grads[0], row, heads)
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         part = self.part[:, slice(*tile.queries), slice(*tile.keys)]
@@ -290,14 +296,14 @@ class ValuesTerm(Term):
     def __init__(self, table: Tensor, rows: Tensor) -> None:
         super().__init__(table, rows)
         self.rows = rows
-        self.direct = _in_order(rows, table)
+        self.direct: bool = _in_order(rows, table)
 
     def wants(self, needs: list[bool]) -> None:
         super().wants([needs[0], False])
 
     def enter(self, row: int, heads: Slice) -> None:
-        self.table = cut(self.tensors[0][None], row, heads)
-        self.of_table = None if self.grads[0] is None else cut(self.grads[0][None], row, heads)
+        self.table: Tensor = cut(self.tensors[0][None], row, heads)
+        self.of_table: Tensor | None = None if self.grads[0] is None else cut(self.grads[0][None], row, heads)
 
     def output(self, weights: Tensor, tile: Tile) -> Tensor:
         """What weights by distance bring to the output, (heads, rows, value width)."""

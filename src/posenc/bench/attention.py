@@ -31,16 +31,17 @@ class Inputs:
         def normal(shape: tuple[int, ...], std: float) -> Tensor:
             return (torch.randn(shape, generator=generator) * std).to(problem.device, problem.dtype)
 
-        self.scheme, self.problem = scheme, problem
-        self.x = normal((1, problem.length, DIM), 1.0)
+        self.scheme = scheme
+        self.problem = problem
+        self.x: Tensor = normal((1, problem.length, DIM), 1.0)
         # scores of standard deviation 1, whatever the scale
         stds = {"q": DIM**-0.5 * HEAD_DIM**-0.5 / scheme.scale, "k": DIM**-0.5, "v": DIM**-0.5, "o": DIM**-0.5}
-        self.weights = {name: normal((DIM, DIM), std) for name, std in stds.items()}
+        self.weights: dict[str, Tensor] = {name: normal((DIM, DIM), std) for name, std in stds.items()}
         self.weights |= {name: normal(shape, std) for name, (shape, std) in scheme.sizes(problem.length).items()}
-        self.upstream = normal((1, problem.length, DIM), 1.0)
+        self.upstream: Tensor = normal((1, problem.length, DIM), 1.0)
         last = problem.length - 1
         every = torch.linspace(0, last, min(problem.length, SAMPLED_ROWS)).long().unique()
-        self.rows = (torch.tensor([last]) if problem.mode == "decode" else every).to(problem.device)
+        self.rows: Tensor = (torch.tensor([last]) if problem.mode == "decode" else every).to(problem.device)
 
     @property
     def asked(self) -> Tensor:
@@ -92,7 +93,8 @@ class Cache:
     same place, so that what is timed does not grow."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
 
     def get_seq_length(self, layer: int | None = None) -> int:
         return self.keys.shape[2] - 1
@@ -109,7 +111,8 @@ class RotatedCache(Cache):
         length = cache.keys.shape[2]
         ids = torch.arange(length, device=cache.keys.device)
         super().__init__(encoding.rotate_keys(cache.keys, Positions.from_ids(ids)), cache.values)
-        self.encoding, self.newest = encoding, Positions.from_ids(ids[-1:])
+        self.encoding = encoding
+        self.newest: Positions = Positions.from_ids(ids[-1:])
 
     def update(self, keys: Tensor, values: Tensor, layer: int | None = None) -> tuple[Tensor, Tensor]:
         return super().update(self.encoding.rotate_keys(keys, self.newest), values, layer)
@@ -124,8 +127,11 @@ class Host(nn.Module):
         """own: what the core has of parameters."""
         super().__init__()
         self.own = own
-        self.q, self.k, self.v, self.o = (linear(inputs.weights[name]) for name in "qkvo")
-        self.cache = inputs.cache()
+        self.q: nn.Linear = linear(inputs.weights["q"])
+        self.k: nn.Linear = linear(inputs.weights["k"])
+        self.v: nn.Linear = linear(inputs.weights["v"])
+        self.o: nn.Linear = linear(inputs.weights["o"])
+        self.cache: Cache | None = inputs.cache()
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (heads(projection(x)) for projection in (self.q, self.k, self.v))

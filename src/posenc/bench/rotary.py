@@ -39,9 +39,12 @@ class Inputs:
             return x.to(problem.device, problem.dtype).transpose(1, 2)
 
         self.problem = problem
-        self.q, self.k, self.q_upstream, self.k_upstream = map(normal, (QUERY_HEADS, KEY_HEADS, QUERY_HEADS, KEY_HEADS))
-        self.positions = torch.arange(problem.length - asked, problem.length, device=problem.device)
-        self.rows = torch.linspace(0, asked - 1, min(asked, SAMPLED_ROWS)).long().unique().to(problem.device)
+        self.q: Tensor = normal(QUERY_HEADS)
+        self.k: Tensor = normal(KEY_HEADS)
+        self.q_upstream: Tensor = normal(QUERY_HEADS)
+        self.k_upstream: Tensor = normal(KEY_HEADS)
+        self.positions: Tensor = torch.arange(problem.length - asked, problem.length, device=problem.device)
+        self.rows: Tensor = torch.linspace(0, asked - 1, min(asked, SAMPLED_ROWS)).long().unique().to(problem.device)
 
     def angles(self, positions: Tensor | None = None) -> Tensor:
         """float64, (n, head_dim / 2)"""

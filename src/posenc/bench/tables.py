@@ -25,9 +25,9 @@ class Inputs:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.positions = torch.arange(problem.length, device=problem.device)[None]
-        self.rows = torch.linspace(0, problem.length - 1, min(problem.length, SAMPLED_ROWS)).long().unique()
-        self.rows = self.rows.to(problem.device)
+        self.positions: Tensor = torch.arange(problem.length, device=problem.device)[None]
+        rows = torch.linspace(0, problem.length - 1, min(problem.length, SAMPLED_ROWS))
+        self.rows: Tensor = rows.long().unique().to(problem.device)
 
     def truth(self) -> Tensors:
         angles = self.rows[:, None] * inverse_frequencies(self.problem.device)

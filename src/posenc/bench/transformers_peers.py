@@ -27,7 +27,9 @@ class Called(nn.Module):
 
     def __init__(self, module: nn.Module, call: Callable[[Tensor], Tensor], out: nn.Module | None = None) -> None:
         super().__init__()
-        self.module, self.call, self.out = module, call, out or nn.Identity()
+        self.module = module
+        self.call = call
+        self.out: nn.Module = out or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.call(x))

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -40,7 +40,8 @@ class Died(Exception):
 
     def __init__(self, candidate: str | None, how: str) -> None:
         super().__init__(how)
-        self.candidate, self.how = candidate, how
+        self.candidate = candidate
+        self.how = how
 
 
 class Worker:
@@ -49,8 +50,8 @@ class Worker:
     def __init__(self, what: str, settings: Settings) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         environment |= {} if what == MEMORY else KEEP_FREED
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self.process = subprocess.Popen(
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self.process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-m", "posenc.bench.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, text=True,
             start_new_session=True,  # Ctrl-C is the parent's to handle

@@ -13,7 +13,8 @@ from torch import Tensor
 from posenc.attention import attention
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
-from posenc.encoding import Encoding, PerLayer
+from posenc.composites import PerLayer
+from posenc.encoding import Encoding
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions

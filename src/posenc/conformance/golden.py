@@ -111,7 +111,7 @@ PARTIAL = _rotary_cases(
     ((2, 2), 16, 1e4, NEXT, 16), ((1, 2), 80, 1e4, FAR[:3], 32), ((1, 1), 96, 1e4, JUMPY, 24), ((1, 1), 128, 1e6, NEXT, 64),
     partial=True,
 )  # fmt: skip
-SINUSOIDAL = [
+SINUSOIDAL: list[dict[str, Any]] = [
     *_grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)),
     *_grid(("positions", "dim", "base"), (NEAR,), (30, 128), (10000.0,)),
     *_grid(("positions", "dim", "base"), (PACKED, NEXT, JUMPY), (4,), (10000.0,)),
@@ -124,11 +124,11 @@ SCALES = [
     (2.0, 4096), (4.0, 2048), (8.0, 8192), (16.0, 4096), (4.0, 131072), (32.0, 512), (1.5, 5000), (3.0, 3000), (5.0, 128),
 ]  # fmt: skip
 """factor and original_max_positions of the schedules' cases."""
-SCALED = [
+SCALED: list[dict[str, Any]] = [
     {"head_dim": dim, "base": base, "factor": factor, "original_max_positions": length}
     for (dim, base), (factor, length) in product(SHAPES, SCALES)
 ]
-SOME = SCALED[: len(SCALES)] + SCALED[len(SCALES) + 1 :: 5]
+SOME: list[dict[str, Any]] = SCALED[: len(SCALES)] + SCALED[len(SCALES) + 1 :: 5]
 """All scales of the first shape, and every shape once more."""
 DISTANCES = [
     *range(-48, 49),

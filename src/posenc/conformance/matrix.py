@@ -24,7 +24,7 @@ COLUMNS = {
     "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled", "exported_is_eager": "exported",
 }  # fmt: skip
 """Check -> the head of its column."""
-MARKS = {True: "✓", False: "✗", None: "–"}
+MARKS: dict[bool | None, str] = {True: "✓", False: "✗", None: "–"}
 
 
 def named(name: str) -> Make:

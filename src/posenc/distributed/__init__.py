@@ -3,9 +3,12 @@
 `Positions.shard` says which tokens a process has; `posenc.attention` and the models take such positions.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posenc.distributed.shards import LAYOUTS, Shard
+
+if TYPE_CHECKING:
+    from posenc.distributed.exchange import gather, shard
 
 __all__ = ["LAYOUTS", "Shard", "gather", "shard"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from posenc import position_maps
 from posenc.checks import checked, is_whole, shown
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.composites import PerLayer, Sum
+from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.complex_order import ComplexOrder

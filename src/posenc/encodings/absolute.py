@@ -36,9 +36,10 @@ class Absolute(Encoding):
         super().__init__()
         check_word("merge", merge, MERGES)
         check_sizes(dim=dim)
-        self.dim, self.merge = dim, merge
+        self.dim = dim
+        self.merge = merge
         if merge == "concat":
-            self.projection = nn.Linear(2 * dim, dim, bias=False)
+            self.projection: nn.Linear = nn.Linear(2 * dim, dim, bias=False)
             with torch.no_grad():
                 nn.init.eye_(self.projection.weight[:, :dim])
                 nn.init.orthogonal_(self.projection.weight[:, dim:])
@@ -73,8 +74,8 @@ class Sinusoidal(Absolute):
     """
 
     name = "sinusoidal"
-    papers = ("vaswani2017attention",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("vaswani2017attention",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"p_{i,2c} = \sin(i \theta_c), \quad p_{i,2c+1} = \cos(i \theta_c)",
         r"x_i' = x_i + p_i, \quad \theta_c = b^{-2c/d}",
     )
@@ -93,8 +94,12 @@ class Sinusoidal(Absolute):
         endpoint: bool = False,
     ) -> None:
         super().__init__(dim, merge)
-        self.base, self.layout, self.amplitude = base, layout, amplitude
-        self.curve, self.exponent, self.endpoint = curve, exponent, endpoint
+        self.base = base
+        self.layout = layout
+        self.amplitude = amplitude
+        self.curve = curve
+        self.exponent = exponent
+        self.endpoint = endpoint
         check_word("layout", layout, ("interleaved", "concat"))
         self.register_tables()
 
@@ -118,8 +123,8 @@ class Learned(Absolute):
     """
 
     name = "learned"
-    papers = ("gehring2017convolutional",)
-    formula = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
+    papers: ClassVar[tuple[str, ...]] = ("gehring2017convolutional",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' BERT, GPT-2"
 
@@ -130,8 +135,10 @@ class Learned(Absolute):
         check_sizes(max_positions=max_positions)
         check_beyond(beyond)
         check_std(init_std)
-        self.max_positions, self.init_std, self.beyond = max_positions, init_std, beyond
-        self.table = nn.Parameter(torch.empty(max_positions, dim))
+        self.max_positions: int = max_positions
+        self.init_std = init_std
+        self.beyond = beyond
+        self.table: nn.Parameter = nn.Parameter(torch.empty(max_positions, dim))
         nn.init.normal_(self.table, std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:

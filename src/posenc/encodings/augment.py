@@ -5,6 +5,7 @@ Every layer, query and key of one forward pass sees the same draw. The draws use
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ class SHAPE(Encoding):
     """
 
     name = "shape"
-    papers = ("kiyono2021shape",)
-    formula = (r"i' = i + u, \quad u \in \{0, \dots, K - 1\} \text{ drawn for each text}",)
+    papers: ClassVar[tuple[str, ...]] = ("kiyono2021shape",)
+    formula: ClassVar[tuple[str, ...]] = (r"i' = i + u, \quad u \in \{0, \dots, K - 1\} \text{ drawn for each text}",)
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
 
@@ -61,8 +62,8 @@ class CAPE(Encoding):
     """
 
     name = "cape"
-    papers = ("likhomanenko2021cape",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("likhomanenko2021cape",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"i' = (i + u + \epsilon_i)\, e^{\lambda}",
         r"u \text{ and } \lambda \text{ drawn for each text}, \ \epsilon_i \text{ for each token}",
     )
@@ -77,7 +78,10 @@ class CAPE(Encoding):
         ):  # fmt: skip
             if not least <= value < math.inf:
                 raise InputError(f"{name}={value}: must be a number from {least:g} on")
-        self.max_shift, self.max_jitter, self.max_stretch, self.centre = max_shift, max_jitter, max_stretch, centre
+        self.max_shift = max_shift
+        self.max_jitter = max_jitter
+        self.max_stretch = max_stretch
+        self.centre = centre
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]
@@ -122,15 +126,17 @@ class Randomized(Encoding):
     """
 
     name = "randomized"
-    papers = ("ruoss2023randomized",)
-    formula = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
+    papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized",)
+    formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
 
     def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:
         super().__init__()
         check_sizes(max_length=max_length)
         check_word("testing", testing, ("spread", "random", "plain"))
-        self.max_length, self.testing, self.max_positions = max_length, testing, max_length
+        self.max_length = max_length
+        self.testing = testing
+        self.max_positions: int = max_length
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]

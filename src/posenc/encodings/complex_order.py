@@ -1,5 +1,7 @@
 """Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -30,8 +32,8 @@ class ComplexOrder(Encoding):
     """
 
     name = "complex_order"
-    papers = ("wang2020encoding",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("wang2020encoding",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"z_i = x_i \odot e^{\mathrm{i} (i \omega_i + \varphi_i)}",
         r"\omega_i = W_\omega x_i + \beta, \quad \varphi_i = W_\varphi x_i",
         r"x_i' = W [\operatorname{Re} z_i; \operatorname{Im} z_i]",
@@ -42,10 +44,11 @@ class ComplexOrder(Encoding):
         super().__init__()
         check_sizes(dim=dim)
         check_divisors(base=base)
-        self.dim, self.base = dim, base
-        self.frequency = nn.Linear(dim, dim)
-        self.phase = nn.Linear(dim, dim, bias=False)
-        self.projection = nn.Linear(2 * dim, dim, bias=False)
+        self.dim = dim
+        self.base = base
+        self.frequency: nn.Linear = nn.Linear(dim, dim)
+        self.phase: nn.Linear = nn.Linear(dim, dim, bias=False)
+        self.projection: nn.Linear = nn.Linear(2 * dim, dim, bias=False)
         with torch.no_grad():
             self.frequency.bias.copy_(base ** (-2 * (torch.arange(dim) // 2) / dim))
             nn.init.zeros_(self.frequency.weight)

@@ -41,9 +41,9 @@ class HeadProjection(nn.Module):
         super().__init__()
         check_sizes(dim=dim, num_heads=num_heads, head_dim=head_dim, num_layers=num_layers)
         check_std(init_std)
-        self.weight = nn.Parameter(torch.empty(num_layers, num_heads, head_dim, dim))
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads, head_dim, dim))
         nn.init.normal_(self.weight, std=init_std)
-        self.bias = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim)) if bias else None
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim)) if bias else None
 
     def forward(self, x: Tensor, layer: int = 0) -> Tensor:
         """(..., n, dim) -> (..., num_heads, n, head_dim)"""

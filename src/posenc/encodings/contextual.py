@@ -1,5 +1,7 @@
 """Contextual position encoding: positions that count what the query finds worth counting."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +29,8 @@ class CoPE(Encoding):
     """
 
     name = "cope"
-    papers = ("golovneva2024contextual",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("golovneva2024contextual",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot (k_j + e_p)}{\sqrt{d}}",
         r"p = \min\left( n - 1, \sum_{t=j}^{i} \sigma\left( \frac{q_i \cdot k_t}{\sqrt{d}} \right) \right)",
         r"e_p = (1 - p + \lfloor p \rfloor)\, e_{\lfloor p \rfloor} + (p - \lfloor p \rfloor)\, e_{\lceil p \rceil}",
@@ -41,8 +43,11 @@ class CoPE(Encoding):
     def __init__(self, head_dim: int, num_layers: int = 1, num_counts: int = 64, scaled: bool = True) -> None:
         super().__init__()
         check_sizes(head_dim=head_dim, num_layers=num_layers, num_counts=num_counts)
-        self.head_dim, self.num_layers, self.num_counts, self.scaled = head_dim, num_layers, num_counts, scaled
-        self.embeddings = nn.Parameter(torch.zeros(num_layers, head_dim, num_counts))
+        self.head_dim = head_dim
+        self.num_layers = num_layers
+        self.num_counts = num_counts
+        self.scaled = scaled
+        self.embeddings: nn.Parameter = nn.Parameter(torch.zeros(num_layers, head_dim, num_counts))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
         check_head_dim(self, q, self.head_dim)

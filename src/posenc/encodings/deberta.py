@@ -1,6 +1,7 @@
 """DeBERTa: content and distance are compared apart, in both directions; absolute positions enter before the output."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +36,26 @@ class _Disentangled(ContentBias):
             max_relative_positions=max_relative_positions,
         )  # fmt: skip
         check_std(init_std)
-        self.dim, self.num_heads, self.head_dim, self.num_layers = dim, num_heads, head_dim, num_layers
-        self.max_relative_positions, self.terms, self.paper_index = max_relative_positions, terms, paper_index
-        self.init_std, self.span = init_std, span
-        self.acting = check_terms(terms, ("c2p", "p2c", "p2p"))
-        self.table = nn.Parameter(torch.empty(2 * span, dim))
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.num_layers = num_layers
+        self.max_relative_positions = max_relative_positions
+        self.terms = terms
+        self.paper_index = paper_index
+        self.init_std = init_std
+        self.span = span
+        self.acting: frozenset[str] = check_terms(terms, ("c2p", "p2c", "p2p"))
+        self.table: nn.Parameter = nn.Parameter(torch.empty(2 * span, dim))
         nn.init.normal_(self.table, std=init_std)
 
     def add_projections(self, key_bias: bool) -> None:
         """Projections of the encoding's own, for the sides that the terms need."""
         shape = self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std
-        self.key = HeadProjection(*shape, bias=key_bias) if self.acting & {"c2p", "p2p"} else None
-        self.query = HeadProjection(*shape) if self.acting & {"p2c", "p2p"} else None
+        self.key: HeadProjection | None = (
+            HeadProjection(*shape, bias=key_bias) if self.acting & {"c2p", "p2p"} else None
+        )
+        self.query: HeadProjection | None = HeadProjection(*shape) if self.acting & {"p2c", "p2p"} else None
 
     def counted(self, distance: Tensor) -> Tensor:
         """A distance (query position minus key position) as the table counts it."""
@@ -117,8 +126,8 @@ class DeBERTa(_Disentangled):
     """
 
     name = "deberta"
-    papers = ("he2021deberta",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("he2021deberta",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K p_r + k_j \cdot W_h^Q p_r}{\sqrt{3d}}",
         r"r = \operatorname{clip}(i - j + m, 0, 2m - 1)",
     )
@@ -152,8 +161,8 @@ class DeBERTaV2(_Disentangled):
     """
 
     name = "deberta_v2"
-    papers = ("he2021deberta", "he2023debertav3")
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("he2021deberta", "he2023debertav3")
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K \bar{p}_r + k_j \cdot W_h^Q \bar{p}_r}{\sqrt{3d}}",
         r"r = \operatorname{clip}(\beta(i - j) + m, 0, 2m - 1), \quad \bar{p} = \operatorname{LayerNorm}(p)",
     )
@@ -179,8 +188,10 @@ class DeBERTaV2(_Disentangled):
         super().__init__(
             dim, num_heads, head_dim, num_layers, max_relative_positions, terms, paper_index, init_std, span
         )
-        self.position_buckets, self.shared, self.norm = position_buckets, shared, norm
-        self.layer_norm = nn.LayerNorm(dim, eps=1e-7) if norm else nn.Identity()
+        self.position_buckets = position_buckets
+        self.shared = shared
+        self.norm = norm
+        self.layer_norm: nn.Module = nn.LayerNorm(dim, eps=1e-7) if norm else nn.Identity()
         self.projections: list[Projections] = []
         if not shared:
             self.add_projections(key_bias=True)
@@ -234,7 +245,7 @@ class EnhancedMaskDecoder(nn.Module):
         super().__init__()
         check_sizes(steps=steps)
         self.steps = steps
-        self.positions = Learned(max_positions, dim, init_std=init_std, beyond=beyond)
+        self.positions: Learned = Learned(max_positions, dim, init_std=init_std, beyond=beyond)
 
     def forward(
         self, hidden: Tensor, layer: Callable[[Tensor, Tensor], Tensor], positions: Positions | None = None

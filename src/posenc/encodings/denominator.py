@@ -2,6 +2,7 @@
 as in `Rotary(64) + SoftmaxN()`."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,8 @@ class SoftmaxN(Encoding):
     """
 
     name = "softmax_n"
-    papers = ("xiao2024efficient",)
-    formula = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
+    papers: ClassVar[tuple[str, ...]] = ("xiao2024efficient",)
+    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
@@ -45,8 +46,8 @@ class LearnedSink(Encoding):
     """
 
     name = "sink"
-    papers = ("openai2025gptoss",)
-    formula = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
+    papers: ClassVar[tuple[str, ...]] = ("openai2025gptoss",)
+    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "transformers' gpt-oss"
@@ -54,8 +55,9 @@ class LearnedSink(Encoding):
     def __init__(self, num_heads: int, num_layers: int = 1) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, num_layers=num_layers)
-        self.num_heads, self.num_layers = num_heads, num_layers
-        self.logits = nn.Parameter(torch.zeros(num_layers, num_heads))
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.logits: nn.Parameter = nn.Parameter(torch.zeros(num_layers, num_heads))
 
     def sink(self, layer: int = 0) -> Tensor:
         return self.logits[self.own_layer(layer)]
@@ -95,8 +97,8 @@ class LogN(QueryScale):
     """
 
     name = "log_n"
-    papers = ("chiang2022overcoming",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("chiang2022overcoming",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \max\left( 1, \frac{\ln n_i}{\ln L} \right) \frac{q_i \cdot k_j}{\sqrt{d}}",
         r"n_i = \text{keys that the query sees}",
     )
@@ -107,7 +109,8 @@ class LogN(QueryScale):
         super().__init__()
         if train_length < 2:
             raise InputError(f"train_length={train_length}: must be at least 2, the logarithm of 1 is 0")
-        self.train_length, self.clip = train_length, clip
+        self.train_length = train_length
+        self.clip = clip
 
     @property
     def sees_order(self) -> bool:
@@ -127,8 +130,8 @@ class Temperature(QueryScale):
     """
 
     name = "temperature"
-    papers = ("peng2024yarn", "gelberg2025extending")
-    formula = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
+    papers: ClassVar[tuple[str, ...]] = ("peng2024yarn", "gelberg2025extending")
+    formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
 
@@ -155,8 +158,8 @@ class StepTemperature(QueryScale):
     """
 
     name = "step_temperature"
-    papers = ("meta2025llama4",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("meta2025llama4",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = (1 + \beta \ln(1 + n_i)) \frac{q_i \cdot k_j}{\sqrt{d}}",
         r"n_i = \left\lfloor \frac{i + f}{L} \right\rfloor",
     )
@@ -170,7 +173,9 @@ class StepTemperature(QueryScale):
             raise InputError(f"beta={beta}: what a step adds must be a number from 0 on")
         if first not in (0, 1):
             raise InputError(f"first={first}: the first token counts as 1 (Llama 4) or as 0 (Ministral 3)")
-        self.train_length, self.beta, self.first = train_length, beta, first
+        self.train_length = train_length
+        self.beta = beta
+        self.first = first
 
     def factor(self, positions: Positions) -> Tensor:
         positions.require_one_axis("StepTemperature")

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +43,8 @@ class T5(_DistanceBias):
     """
 
     name = "t5"
-    papers = ("raffel2020exploring",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
         r"\beta = n = |j - i| \text{ below } m, \text{ half a direction's buckets, then}",
         r"\beta = \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} \right\rfloor, 2m - 1\right)",
@@ -64,9 +65,13 @@ class T5(_DistanceBias):
         check_sizes(num_heads=num_heads)
         check_std(init_std)
         t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
-        self.num_heads, self.bidirectional, self.num_buckets = num_heads, bidirectional, num_buckets
-        self.max_distance, self.init_std, self.scaled = max_distance, init_std, scaled
-        self.table = nn.Parameter(torch.empty(num_heads, num_buckets))
+        self.num_heads = num_heads
+        self.bidirectional = bidirectional
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.init_std = init_std
+        self.scaled = scaled
+        self.table: nn.Parameter = nn.Parameter(torch.empty(num_heads, num_buckets))
         nn.init.normal_(self.table, std=init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
@@ -90,8 +95,8 @@ class ALiBi(_DistanceBias):
     """
 
     name = "alibi"
-    papers = ("press2022train",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("press2022train",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h |i - j|",
         r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
     )
@@ -123,8 +128,8 @@ class GridALiBi(ALiBi):
     """
 
     name = "grid_alibi"
-    papers = ("fuller2023croma",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("fuller2023croma",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \lVert i - j \rVert",
         r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
     )
@@ -163,8 +168,8 @@ class KERPLE(_DistanceBias):
     """
 
     name = "kerple"
-    papers = ("chi2022kerple",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("chi2022kerple",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - p_h \ln(1 + a_h |i - j|) \quad \text{(log)}",
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - a_h |i - j|^{p_h} \quad \text{(power)}",
     )
@@ -176,9 +181,12 @@ class KERPLE(_DistanceBias):
         check_word("kind", kind, ("log", "power"))
         if not 0 < bound < 1:
             raise InputError(f"bound={bound}: must lie between 0 and 1, where a starts")
-        self.num_heads, self.num_layers, self.kind, self.bound = num_heads, num_layers, kind, bound
-        self.p = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 2))
-        self.a = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 1))
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.kind = kind
+        self.bound = bound
+        self.p: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 2))
+        self.a: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 1))
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         p = _held(self.p[layer], self.bound, 2.0 if self.kind == "power" else math.inf).to(dtype)[head]
@@ -196,8 +204,8 @@ class Sandwich(_DistanceBias):
     """
 
     name = "sandwich"
-    papers = ("chi2023dissecting",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("chi2023dissecting",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8(h + 1)} \sum_{c} \cos((i - j) \theta_c)",
         r"\theta_c = b^{-2c/\bar{d}}",
     )
@@ -207,7 +215,9 @@ class Sandwich(_DistanceBias):
         super().__init__()
         check_sizes(num_heads=num_heads)
         check_even("dim_bar", dim_bar)
-        self.num_heads, self.dim_bar, self.base = num_heads, dim_bar, base
+        self.num_heads = num_heads
+        self.dim_bar = dim_bar
+        self.base = base
         self.frequencies: list[float] = frequency_curve(dim_bar, base).tolist()
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
@@ -226,7 +236,7 @@ class Sines(_DistanceBias):
     """
 
     name = "sines"
-    formula = (
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + w_{h,1} \sin \pi t + w_{h,2} \cos \pi t",
         r"t = \frac{i - j}{L}",
     )
@@ -236,8 +246,10 @@ class Sines(_DistanceBias):
         super().__init__()
         check_sizes(num_heads=num_heads, train_length=train_length)
         check_std(init_std)
-        self.num_heads, self.train_length, self.init_std = num_heads, train_length, init_std
-        self.weight = nn.Parameter(torch.empty(num_heads, 2))
+        self.num_heads = num_heads
+        self.train_length = train_length
+        self.init_std = init_std
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(num_heads, 2))
         nn.init.normal_(self.weight, std=init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
 """FIRE: a learned function of the distance, as a share of how far back a query can look."""
 
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,12 @@ class FIRE(Encoding):
     """
 
     name = "fire"
-    formula = (
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + f_h\left( \frac{\psi(i - j)}{\psi(\max(L', i))} \right)",
         r"\psi(t) = \ln(|c t| + 1)",
     )
     bias_reads_keys = False
-    papers = ("li2024functional",)
+    papers: ClassVar[tuple[str, ...]] = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
 
     def __init__(
@@ -52,11 +53,16 @@ class FIRE(Encoding):
         for name, value in (("threshold", threshold), ("eps", eps)):
             if not value > 0:
                 raise InputError(f"{name}={value}: must be a positive number")
-        self.num_heads, self.num_layers, self.hidden = num_heads, num_layers, hidden
-        self.threshold, self.train_length, self.init_c, self.eps = threshold, train_length, init_c, eps
-        self.mlp = HeadPerceptron(1, hidden, num_heads, num_layers, last_bias=True)
-        self.c = nn.Parameter(torch.full((num_layers,), float(init_c)))
-        self.multiple = nn.Parameter(torch.ones(num_layers))
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.hidden = hidden
+        self.threshold = threshold
+        self.train_length = train_length
+        self.init_c = init_c
+        self.eps = eps
+        self.mlp: HeadPerceptron = HeadPerceptron(1, hidden, num_heads, num_layers, last_bias=True)
+        self.c: nn.Parameter = nn.Parameter(torch.full((num_layers,), float(init_c)))
+        self.multiple: nn.Parameter = nn.Parameter(torch.ones(num_layers))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
         check_heads(self, q, self.num_heads)

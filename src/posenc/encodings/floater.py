@@ -1,7 +1,7 @@
 """Positions as a flow: codes that a small neural ODE carries from each position to the next."""
 
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ class FLOATER(Encoding):
     """
 
     name = "floater"
-    papers = ("liu2020learning",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("liu2020learning",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"\frac{\mathrm{d}p}{\mathrm{d}t} = f(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
         r"q_i' = q_i + p_i^q, \quad k_j' = k_j + p_j^k, \quad v_j' = v_j + p_j^v",
         r"x_i' = x_i + \text{a sinusoidal code}",
@@ -70,14 +70,22 @@ class FLOATER(Encoding):
         check_std(init_std)
         if solver != "rk4":
             _torchdiffeq(solver)
-        self.num_heads, self.head_dim, self.dim, self.num_kv_heads = num_heads, head_dim, dim, num_kv_heads
-        self.num_layers, self.step, self.substeps, self.base = num_layers, step, substeps, base
-        self.solver, self.init_std = solver, init_std
-        self.sinusoidal = Sinusoidal(dim, base)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.dim = dim
+        self.num_kv_heads = num_kv_heads
+        self.num_layers = num_layers
+        self.step = step
+        self.substeps = substeps
+        self.base = base
+        self.solver = solver
+        self.init_std = init_std
+        self.sinusoidal: Sinusoidal = Sinusoidal(dim, base)
         width = num_heads * head_dim
-        self.initial = nn.Parameter(torch.empty(3, num_layers, width))
+        self.initial: nn.Parameter = nn.Parameter(torch.empty(3, num_layers, width))
         nn.init.normal_(self.initial, std=init_std)
-        self.first, self.second = nn.Linear(width + 1, width), nn.Linear(width + 1, width)
+        self.first: nn.Linear = nn.Linear(width + 1, width)
+        self.second: nn.Linear = nn.Linear(width + 1, width)
         nn.init.xavier_normal_(self.first.weight)
         for parameter in (self.first.bias, self.second.weight, self.second.bias):
             nn.init.zeros_(parameter)

@@ -1,5 +1,7 @@
 """Sinusoidal codes of places in an image or a video."""
 
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -25,8 +27,8 @@ class GridSinusoidal(Absolute):
     """
 
     name = "grid_sinusoidal"
-    papers = ("he2022masked", "carion2020end")
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("he2022masked", "carion2020end")
+    formula: ClassVar[tuple[str, ...]] = (
         r"x_i' = x_i + [p(y); p(x)], \quad i = (y, x)",
         r"p(t) = [\sin(t \theta_c); \cos(t \theta_c)], \quad \theta_c = b^{-4c/d}",
     )
@@ -49,7 +51,10 @@ class GridSinusoidal(Absolute):
         if dim < 2 * axes:
             raise InputError(f"dim={dim}: needs a pair of channels for each of {axes} axes")
         check_word("layout", layout, ("interleaved", "concat"))
-        self.axes, self.base, self.layout, self.x_first = axes, base, layout, x_first
+        self.axes = axes
+        self.base = base
+        self.layout = layout
+        self.x_first = x_first
         self.register_tables()
 
     frequencies: Tensor

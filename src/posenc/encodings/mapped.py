@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.composites import PerLayer, Sum
+from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create
@@ -36,7 +37,7 @@ class Mapped(Encoding):
                 "add others to the result, as in Mapped(Rotary(64), rerope(512)) + LogN(4096)"
             )
         self.encoding = encoding
-        self.map = map if isinstance(map, PositionMap) else create(map)
+        self.map: PositionMap = map if isinstance(map, PositionMap) else create(map)
 
     @property
     def papers(self) -> tuple[str, ...]:  # type: ignore[override]

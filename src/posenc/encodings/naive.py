@@ -1,5 +1,7 @@
 """No position at all, and the three first ideas that everyone has and the literature rejects: honest baselines."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -18,8 +20,8 @@ class NoPE(Encoding):
     Kazemnejad et al. 2023); a bidirectional one is blind to order."""
 
     name = "none"
-    papers = ("haviv2022transformer", "kazemnejad2023impact")
-    formula = (r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",)
+    papers: ClassVar[tuple[str, ...]] = ("haviv2022transformer", "kazemnejad2023impact")
+    formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "better than RoPE on small algorithmic tasks"
     equal_to = "the same attention without it"
@@ -35,9 +37,10 @@ class _Scalar(Absolute):
         super().__init__(dim, merge)
         check_word("spread", spread, ("learned", "first_channel"))
         check_std(init_std)
-        self.spread, self.init_std = spread, init_std
+        self.spread = spread
+        self.init_std = init_std
         if spread == "learned":
-            self.direction = nn.Parameter(torch.empty(dim))
+            self.direction: nn.Parameter = nn.Parameter(torch.empty(dim))
             nn.init.normal_(self.direction, std=init_std)
 
     def number(self, positions: Positions) -> Tensor:
@@ -60,7 +63,7 @@ class Normalized(_Scalar):
     """
 
     name = "normalized"
-    formula = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
 
     def __init__(
@@ -94,7 +97,7 @@ class Integer(_Scalar):
     """The position itself, k: unbounded, so tokens late in a long text get codes far outside anything trained on."""
 
     name = "integer"
-    formula = (r"x_i' = x_i + i\, w",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + i\, w",)
     extrapolates = "no: unbounded"
 
     def number(self, positions: Positions) -> Tensor:
@@ -110,7 +113,9 @@ class Binary(Absolute):
     """
 
     name = "binary"
-    formula = (r"p_{i,c} = \left\lfloor \frac{i}{2^c} \right\rfloor \bmod 2, \quad x_i' = x_i + p_i",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"p_{i,c} = \left\lfloor \frac{i}{2^c} \right\rfloor \bmod 2, \quad x_i' = x_i + p_i",
+    )
     extrapolates = "no: unseen digits, then repetition"
 
     def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:
@@ -118,7 +123,8 @@ class Binary(Absolute):
         bits = min(dim, 16) if bits is None else bits
         if not 1 <= bits <= min(dim, 62):
             raise InputError(f"bits={bits}: must lie between 1 and {min(dim, 62)} (dim={dim})")
-        self.bits, self.signed = bits, signed
+        self.bits = bits
+        self.signed = signed
 
     def codes(self, positions: Positions) -> Tensor:
         digits = binary_digits(positions.q, self.bits).to(torch.get_default_dtype())

@@ -14,10 +14,10 @@ class HeadPerceptron(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, num_heads: int, num_layers: int, last_bias: bool) -> None:
         super().__init__()
-        self.weight_in = _uniform(num_layers, hidden, inputs, fan_in=inputs)
-        self.bias_in = _uniform(num_layers, hidden, fan_in=inputs)
-        self.weight_out = _uniform(num_layers, num_heads, hidden, fan_in=hidden)
-        self.bias_out = _uniform(num_layers, num_heads, fan_in=hidden) if last_bias else None
+        self.weight_in: nn.Parameter = _uniform(num_layers, hidden, inputs, fan_in=inputs)
+        self.bias_in: nn.Parameter = _uniform(num_layers, hidden, fan_in=inputs)
+        self.weight_out: nn.Parameter = _uniform(num_layers, num_heads, hidden, fan_in=hidden)
+        self.bias_out: nn.Parameter | None = _uniform(num_layers, num_heads, fan_in=hidden) if last_bias else None
 
     def forward(self, x: Tensor, head: Tensor, layer: int) -> Tensor:
         """The numbers of broadcastable (..., inputs) x and (...) heads, in x's dtype."""

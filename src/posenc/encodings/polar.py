@@ -1,6 +1,7 @@
 """Polar codes: magnitudes carry content, phases carry position."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ class PoPE(Encoding):
     """
 
     name = "pope"
-    papers = ("gopalakrishnan2025decoupling",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("gopalakrishnan2025decoupling",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} \mu(q_{i,c})\, \mu(k_{j,c}) \cos((j - i) \theta_c + \delta_{h,c})",
         r"\mu(t) = \ln(1 + e^t), \quad \theta_c = b^{-c/d}, \quad -2\pi \le \delta_{h,c} \le 0",
     )
@@ -41,9 +42,12 @@ class PoPE(Encoding):
         super().__init__()
         check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
         check_word("init", init, ("uniform", "zero"))
-        self.head_dim, self.num_heads, self.num_layers = head_dim, num_heads, num_layers
-        self.rope_theta, self.init = rope_theta, init
-        self.delta = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim))
+        self.head_dim = head_dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.rope_theta = rope_theta
+        self.init = init
+        self.delta: nn.Parameter = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim))
         if init == "uniform":
             nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
         self.register_tables()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.angles import added_angles, contiguous_tables
 from posenc.checks import check_divisors
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_word
@@ -14,7 +15,7 @@ from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
-from posenc.rotation import added_angles, contiguous_tables, turn_together, turns_together, widened
+from posenc.rotation import turn_together, turns_together, widened
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 
@@ -32,7 +33,7 @@ class Rotary(Encoding):
     """
 
     name = "rope"
-    papers = ("su2021roformer",)
+    papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_c' = q_c \cos i\theta_c - q_{c+d/2} \sin i\theta_c, \quad \theta_c = b^{-2c/d}",
         r"q_{c+d/2}' = q_c \sin i\theta_c + q_{c+d/2} \cos i\theta_c",
@@ -57,9 +58,12 @@ class Rotary(Encoding):
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
         check_word("layout", layout, ("half", "interleaved"))
-        self.head_dim, self.rope_theta, self.layout, self.rotary_dim = head_dim, rope_theta, layout, rotary_dim
-        self.schedule = dict(schedule or {"name": "default"})
-        self.attention_factor = self.frequencies().attention_factor
+        self.head_dim = head_dim
+        self.rope_theta = rope_theta
+        self.layout = layout
+        self.rotary_dim = rotary_dim
+        self.schedule: dict[str, Any] = dict(schedule or {"name": "default"})
+        self.attention_factor: float = self.frequencies().attention_factor
         self.register_tables()
 
     inv_freq: Tensor
@@ -157,8 +161,8 @@ class PRotary(Rotary):
     """
 
     name = "p_rope"
-    papers = ("barbero2024round",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
         r"\theta_c = \begin{cases} b^{-2c/d} & c < \lfloor f d/2 \rfloor \\ 0 & \text{otherwise} \end{cases}",
     )
@@ -195,8 +199,8 @@ class DecoupledRotary(Rotary):
     """
 
     name = "decoupled_rope"
-    papers = ("deepseek2024v2",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("deepseek2024v2",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"q_i = [q_i^C; q_i^R], \quad k_j = [k_j^C; k_j^R]",
         r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
     )
@@ -232,8 +236,8 @@ class XPos(Rotary):
     """
 
     name = "xpos"
-    papers = ("sun2022length",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("sun2022length",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = \zeta^{i/S} \odot R_i q_i, \quad k_j' = \zeta^{-j/S} \odot R_j k_j",
         r"\zeta_c = \frac{2c/d + \gamma}{1 + \gamma}, \quad \theta_c = b^{-2c/d}",
     )
@@ -251,7 +255,8 @@ class XPos(Rotary):
         scale_base: float = 512.0,
     ) -> None:
         check_divisors(gamma=gamma, scale_base=scale_base)
-        self.gamma, self.scale_base = gamma, scale_base  # first: the base asks for the tables
+        self.gamma = gamma
+        self.scale_base: float = scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
 
     log_zeta: Tensor

@@ -20,7 +20,7 @@ class AxesRotary(Encoding):
     """Base: a subclass gives the frequency vectors, as a table or as a parameter."""
 
     shift_invariant = True
-    attention_factor = 1.0
+    attention_factor: float = 1.0
     first_channel = 0
     learned: ClassVar[bool] = False
     """Whether the vectors are parameters, which no other step of training can share."""
@@ -32,7 +32,9 @@ class AxesRotary(Encoding):
         check_even("head_dim", head_dim)
         check_sizes(axes=axes)
         check_word("layout", layout, ("half", "interleaved"))
-        self.head_dim, self.axes, self.layout = head_dim, axes, layout
+        self.head_dim = head_dim
+        self.axes = axes
+        self.layout = layout
 
     @property
     def isometric(self) -> bool:
@@ -120,8 +122,8 @@ class AxialRotary(AxesRotary):
     """
 
     name = "axial_rope"
-    papers = ("heo2024rotary",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
         r"\varphi(i) = [x \theta; y \theta], \quad \theta_c = b^{-4c/d}, \quad i = (y, x)",
     )
@@ -142,7 +144,11 @@ class AxialRotary(AxesRotary):
         super().__init__(head_dim, axes, layout)
         if head_dim % (2 * axes):
             raise InputError(f"head_dim={head_dim}: each of {axes} axes takes whole pairs, so a multiple of {2 * axes}")
-        self.rope_theta, self.x_first, self.dealt, self.centred, self.start = rope_theta, x_first, dealt, centred, start
+        self.rope_theta = rope_theta
+        self.x_first = x_first
+        self.dealt = dealt
+        self.centred = centred
+        self.start = start
         self.register_tables()
 
     @property
@@ -208,8 +214,8 @@ class MRotary(AxesRotary):
     """
 
     name = "m_rope"
-    papers = ("wang2024qwen2vl",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("wang2024qwen2vl",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
         r"\varphi_c(i) = i_{a(c)} \theta_c, \quad \theta_c = b^{-2c/d}, \quad i = (t, y, x)",
     )
@@ -230,11 +236,13 @@ class MRotary(AxesRotary):
         if sections is None:
             share = pairs * (20 if interleaved else 24) // 64
             sections = (pairs - 2 * share, share, share)
-        self.rope_theta, self.interleaved, self.sections = rope_theta, interleaved, tuple(sections)
-        self.schedule = dict(schedule or {"name": "default"})
+        self.rope_theta = rope_theta
+        self.interleaved = interleaved
+        self.sections: tuple[int, ...] = tuple(sections)
+        self.schedule: dict[str, Any] = dict(schedule or {"name": "default"})
         if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
             raise InputError(f"sections={self.sections}: pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}")
-        self.attention_factor = frequencies.create(self.schedule, head_dim, rope_theta).attention_factor
+        self.attention_factor: float = frequencies.create(self.schedule, head_dim, rope_theta).attention_factor
         self.register_tables()
 
     def tables(self) -> dict[str, Tensor]:
@@ -267,12 +275,12 @@ class MixedRotary(AxesRotary):
     """
 
     name = "mixed_rope"
-    formula = (
+    formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_h(i))\, q_i, \quad k_j' = R(\varphi_h(j))\, k_j",
         r"\varphi_{h,c}(i) = y\, \theta_{h,c}^y + x\, \theta_{h,c}^x, \quad i = (y, x)",
     )
     learned = True
-    papers = ("heo2024rotary",)
+    papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: holds at larger images"
 
     def __init__(
@@ -294,13 +302,15 @@ class MixedRotary(AxesRotary):
                 f"num_heads={num_heads}, num_kv_heads={num_kv_heads}, num_layers={num_layers}: each must be at least "
                 "1, and num_heads a multiple of num_kv_heads"
             )
-        self.num_heads, self.num_layers, self.num_kv_heads = num_heads, num_layers, num_kv_heads
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.num_kv_heads = num_kv_heads
         self.rope_theta = rope_theta
         magnitude = frequency_curve(head_dim, rope_theta)[::axes].float()  # theta^(-2 axes c / head_dim)
         turned = random_rotations(num_layers * kv_heads, axes).unflatten(0, (num_layers, kv_heads))
         directions = turned.flip(-1)[..., None, :]  # block a along the turned axis a, where x comes first
         start = magnitude.to(turned.device)[:, None] * directions
-        self.frequency = nn.Parameter(start.flatten(-3, -2).to(torch.get_default_dtype()))
+        self.frequency: nn.Parameter = nn.Parameter(start.flatten(-3, -2).to(torch.get_default_dtype()))
 
     def vectors(self, layer: int) -> Tensor:
         return self.frequency[self.own_layer(layer)]

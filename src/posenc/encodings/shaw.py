@@ -1,5 +1,7 @@
 """Shaw's relative positions: vectors per clipped distance, added to the keys and to the values."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -28,8 +30,8 @@ class Shaw(ContentBias):
     """
 
     name = "shaw"
-    papers = ("shaw2018self", "wei2019nezha")
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("shaw2018self", "wei2019nezha")
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot (k_j + a_r)}{\sqrt{d}}, \quad o_i = \sum_j \alpha_{ij} (v_j + b_r)",
         r"r = \operatorname{clip}(j - i, -K, K)",
     )
@@ -52,20 +54,26 @@ class Shaw(ContentBias):
         super().__init__()
         check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
         check_std(init_std)
-        self.ahead = clip if clip_future is None else clip_future
+        self.ahead: int = clip if clip_future is None else clip_future
         for name, limit in (("clip", clip), ("clip_future", self.ahead)):
             if limit < 0:
                 raise InputError(f"{name}={limit}: must be a distance from 0 on")
         if fixed and per_head:
             raise InputError("fixed=True, per_head=True: the sinusoidal table is one for all heads; drop per_head")
-        self.head_dim, self.num_heads, self.num_layers = head_dim, num_heads, num_layers
-        self.clip, self.clip_future, self.terms = clip, clip_future, terms
-        self.per_head, self.fixed, self.init_std = per_head, fixed, init_std
-        self.acting = check_terms(terms, ("keys", "values"))
+        self.head_dim = head_dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.clip = clip
+        self.clip_future = clip_future
+        self.terms = terms
+        self.per_head = per_head
+        self.fixed = fixed
+        self.init_std = init_std
+        self.acting: frozenset[str] = check_terms(terms, ("keys", "values"))
         shape = (num_layers, num_heads if per_head else 1, clip + self.ahead + 1, head_dim)
         learned = frozenset() if fixed else self.acting
-        self.key_table = nn.Parameter(torch.empty(shape)) if "keys" in learned else None
-        self.value_table = nn.Parameter(torch.empty(shape)) if "values" in learned else None
+        self.key_table: nn.Parameter | None = nn.Parameter(torch.empty(shape)) if "keys" in learned else None
+        self.value_table: nn.Parameter | None = nn.Parameter(torch.empty(shape)) if "values" in learned else None
         for table in self.parameters():
             nn.init.normal_(table, std=init_std)
         self.register_tables()

@@ -1,6 +1,7 @@
 """Learned tables beyond one row per position: extended, multiplied, factorised, and of grids that can be resized."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ class Hierarchical(Absolute):
     """
 
     name = "hierarchical"
-    papers = ("su2020hierarchical",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("su2020hierarchical",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"x_i' = x_i + \alpha u_{\lfloor i/n \rfloor} + (1 - \alpha) u_{i \bmod n}",
         r"u_r = \frac{P_r - \alpha P_0}{1 - \alpha}, \quad P \in \mathbb{R}^{n \times d}",
     )
@@ -48,9 +49,12 @@ class Hierarchical(Absolute):
             raise InputError(f"alpha={alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
         check_beyond(beyond)
         check_std(init_std)
-        self.rows, self.alpha, self.init_std, self.beyond = rows, alpha, init_std, beyond
-        self.max_positions = rows**2
-        self.table = nn.Parameter(torch.empty(rows, dim))
+        self.rows = rows
+        self.alpha = alpha
+        self.init_std = init_std
+        self.beyond = beyond
+        self.max_positions: int = rows**2
+        self.table: nn.Parameter = nn.Parameter(torch.empty(rows, dim))
         nn.init.normal_(self.table, std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
@@ -69,8 +73,8 @@ class Multiplicative(Learned):
     """
 
     name = "multiplicative"
-    papers = ("su2021positions",)
-    formula = (r"x_i' = x_i \odot (1 + P_i), \quad P \in \mathbb{R}^{L \times d}",)
+    papers: ClassVar[tuple[str, ...]] = ("su2021positions",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i \odot (1 + P_i), \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
     equal_to = "the formula"
 
@@ -93,8 +97,8 @@ class AxialTable(Absolute):
     """
 
     name = "axial_table"
-    papers = ("kitaev2020reformer",)
-    formula = (r"x_i' = x_i + [A_{\lfloor i/n \rfloor}; B_{i \bmod n}]",)
+    papers: ClassVar[tuple[str, ...]] = ("kitaev2020reformer",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + [A_{\lfloor i/n \rfloor}; B_{i \bmod n}]",)
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' Reformer"
     one_axis = False
@@ -111,16 +115,19 @@ class AxialTable(Absolute):
     ) -> None:
         super().__init__(dim, merge)
         check_sizes(columns=columns)
-        height, self.columns = _shape(max_positions, None, columns)
-        self.max_positions = height * self.columns
+        height, width = _shape(max_positions, None, columns)
+        self.columns: int = width
+        self.max_positions: int = height * width
         first_dim = dim // 2 if first_dim is None else first_dim
         if not 1 <= first_dim < dim:
             raise InputError(f"first_dim={first_dim}: must lie between 1 and dim - 1 (dim={dim})")
         check_beyond(beyond)
         check_std(init_std)
-        self.first_dim, self.init_std, self.beyond = first_dim, init_std, beyond
-        self.first = nn.Parameter(torch.empty(height, first_dim))
-        self.second = nn.Parameter(torch.empty(self.columns, dim - first_dim))
+        self.first_dim = first_dim
+        self.init_std = init_std
+        self.beyond = beyond
+        self.first: nn.Parameter = nn.Parameter(torch.empty(height, first_dim))
+        self.second: nn.Parameter = nn.Parameter(torch.empty(self.columns, dim - first_dim))
         for table in (self.first, self.second):
             nn.init.normal_(table, std=init_std)
 
@@ -146,8 +153,8 @@ class GridTable(Absolute):
     """
 
     name = "grid_table"
-    papers = ("dosovitskiy2021image",)
-    formula = (r"x_i' = x_i + P_{y,x}, \quad i = (y, x)",)
+    papers: ClassVar[tuple[str, ...]] = ("dosovitskiy2021image",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_{y,x}, \quad i = (y, x)",)
     extrapolates = "partly: to larger images by interpolation"
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
@@ -168,13 +175,17 @@ class GridTable(Absolute):
             raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
         check_beyond_grid(beyond)
         check_std(init_std)
-        self.height, self.width = _shape(14 * 14 if max_positions is None else max_positions, height, width)
-        self.max_positions = self.height * self.width
-        self.prefix, self.init_std, self.beyond = prefix, init_std, beyond
-        self.table = nn.Parameter(torch.empty(self.max_positions, dim))
+        rows, columns = _shape(14 * 14 if max_positions is None else max_positions, height, width)
+        self.height: int = rows
+        self.width: int = columns
+        self.max_positions: int = self.height * self.width
+        self.prefix = prefix
+        self.init_std = init_std
+        self.beyond = beyond
+        self.table: nn.Parameter = nn.Parameter(torch.empty(self.max_positions, dim))
         nn.init.normal_(self.table, std=init_std)
         if prefix:
-            self.prefix_table = nn.Parameter(torch.empty(prefix, dim))
+            self.prefix_table: nn.Parameter = nn.Parameter(torch.empty(prefix, dim))
             nn.init.normal_(self.prefix_table, std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:

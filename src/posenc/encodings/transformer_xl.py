@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posenc.angles import added_angles, contiguous_tables
 from posenc.bias import Factored, QueryRelative
 from posenc.encodings.checks import check_std, check_word
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
-from posenc.rotation import added_angles, contiguous_tables
 from posenc.segments import segments
 
 
@@ -32,7 +32,7 @@ class TransformerXL(ContentBias):
     """
 
     name = "transformer_xl"
-    formula = (
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{(q_i + u_h) \cdot k_j + (q_i + v_h) \cdot W_h \rho_{i-j}}{\sqrt{d}}",
         r"\rho_t = [\sin t \theta_c; \cos t \theta_c]",
     )
@@ -58,12 +58,19 @@ class TransformerXL(ContentBias):
             raise InputError(f"clamp_len={clamp_len}: must be a distance from 1 on, or None for no limit")
         check_word("layout", layout, ("interleaved", "concat"))
         check_std(init_std)
-        self.dim, self.num_heads, self.head_dim, self.num_layers = dim, num_heads, head_dim, num_layers
-        self.clamp_len, self.untie, self.base, self.layout, self.init_std = clamp_len, untie, base, layout, init_std
-        self.projection = HeadProjection(dim, num_heads, head_dim, num_layers, init_std, bias=False)
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.num_layers = num_layers
+        self.clamp_len = clamp_len
+        self.untie = untie
+        self.base = base
+        self.layout = layout
+        self.init_std = init_std
+        self.projection: HeadProjection = HeadProjection(dim, num_heads, head_dim, num_layers, init_std, bias=False)
         pairs = num_layers if untie else 1
-        self.u = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
-        self.v = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
+        self.u: nn.Parameter = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
+        self.v: nn.Parameter = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
         for bias in (self.u, self.v):
             nn.init.normal_(bias, std=init_std)
         self.register_tables()
@@ -151,7 +158,7 @@ class XLNet(TransformerXL):
     """
 
     name = "xlnet"
-    papers = ("yang2019xlnet", "dai2019transformer")
+    papers: ClassVar[tuple[str, ...]] = ("yang2019xlnet", "dai2019transformer")
     extrapolates = "no claim made"
     equal_to = "transformers' XLNet"
 

@@ -32,7 +32,7 @@ class TUPE(ContentBias):
     """
 
     name = "tupe"
-    formula = (
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}}",
         r"\text{[CLS], at 0: a learned number instead of the second term}",
     )
@@ -53,13 +53,18 @@ class TUPE(ContentBias):
         check_sizes(max_positions=max_positions)
         check_std(init_std)
         check_beyond(beyond)
-        self.max_positions, self.dim, self.num_heads, self.head_dim = max_positions, dim, num_heads, head_dim
-        self.untie_cls, self.beyond, self.init_std = untie_cls, beyond, init_std
-        self.query = HeadProjection(dim, num_heads, head_dim, 1, init_std)
-        self.key = HeadProjection(dim, num_heads, head_dim, 1, init_std)
-        self.table = nn.Parameter(torch.empty(max_positions + untie_cls, dim))
+        self.max_positions: int = max_positions
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.untie_cls = untie_cls
+        self.beyond = beyond
+        self.init_std = init_std
+        self.query: HeadProjection = HeadProjection(dim, num_heads, head_dim, 1, init_std)
+        self.key: HeadProjection = HeadProjection(dim, num_heads, head_dim, 1, init_std)
+        self.table: nn.Parameter = nn.Parameter(torch.empty(max_positions + untie_cls, dim))
         nn.init.normal_(self.table, std=init_std)
-        self.norm = nn.LayerNorm(dim)
+        self.norm: nn.LayerNorm = nn.LayerNorm(dim)
 
     def scale(self, head_dim: int) -> float:
         return float((2 * head_dim) ** -0.5)
@@ -107,8 +112,8 @@ class TUPER(TUPE):
     """
 
     name = "tupe_r"
-    papers = ("ke2021rethinking", "raffel2020exploring")
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking", "raffel2020exploring")
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}} + B_{h,\beta(j-i)}",
         r"\text{[CLS], at 0: a learned number instead of all but the first term}",
     )
@@ -128,8 +133,10 @@ class TUPER(TUPE):
     ) -> None:
         super().__init__(max_positions, dim, num_heads, head_dim, untie_cls, beyond, init_std)
         t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
-        self.bidirectional, self.num_buckets, self.max_distance = bidirectional, num_buckets, max_distance
-        self.distances = nn.Parameter(torch.empty(num_heads, num_buckets + untie_cls))
+        self.bidirectional = bidirectional
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.distances: nn.Parameter = nn.Parameter(torch.empty(num_heads, num_buckets + untie_cls))
         nn.init.normal_(self.distances, std=init_std)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> list[Score]:

@@ -95,7 +95,7 @@ class WindowTable(_Window):
     """
 
     name = "swin"
-    papers = ("liu2021swin",)
+    papers: ClassVar[tuple[str, ...]] = ("liu2021swin",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
     )
@@ -121,10 +121,15 @@ class WindowTable(_Window):
         check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
         check_std(init_std)
         check_beyond_grid(beyond)
-        self.num_heads, self.height, self.width, self.num_layers = num_heads, height, width, num_layers
-        self.train_length, self.init_std, self.beyond = train_length, init_std, beyond
+        self.num_heads = num_heads
+        self.height = height
+        self.width = width
+        self.num_layers = num_layers
+        self.train_length = train_length
+        self.init_std = init_std
+        self.beyond = beyond
         offsets = (2 * height - 1) * (2 * width - 1)
-        self.table = nn.Parameter(torch.empty(num_layers, offsets + self.special_rows, num_heads))
+        self.table: nn.Parameter = nn.Parameter(torch.empty(num_layers, offsets + self.special_rows, num_heads))
         nn.init.normal_(self.table, std=init_std)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
@@ -207,8 +212,8 @@ class ClassWindowTable(WindowTable):
     """
 
     name = "beit"
-    papers = ("bao2022beit",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("bao2022beit",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
         r"\text{and } B_{h,1},\ B_{h,2},\ B_{h,3} \text{ from [CLS], to it, and within it}",
     )
@@ -263,8 +268,8 @@ class LogWindow(_Window):
     """
 
     name = "swin_v2"
-    papers = ("liu2022swin",)
-    formula = (
+    papers: ClassVar[tuple[str, ...]] = ("liu2022swin",)
+    formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \tau_h \frac{q_i \cdot k_j}{\lVert q_i \rVert \lVert k_j \rVert} + B_{ij}",
         r"B_{ij} = 16\, \sigma(f_h(g(\Delta y), g(\Delta x))), \quad i - j = (\Delta y, \Delta x)",
         r"g(t) = \frac{\operatorname{sign} t}{3} \log_2\left( 1 + \frac{8 |t|}{n - 1} \right)",
@@ -283,11 +288,15 @@ class LogWindow(_Window):
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers, hidden=hidden)
-        self.num_heads, self.height, self.width = num_heads, height, width
-        self.num_layers, self.hidden, self.cosine = num_layers, hidden, cosine
-        self.mlp = HeadPerceptron(2, hidden, num_heads, num_layers, last_bias=False)
+        self.num_heads = num_heads
+        self.height = height
+        self.width = width
+        self.num_layers = num_layers
+        self.hidden = hidden
+        self.cosine = cosine
+        self.mlp: HeadPerceptron = HeadPerceptron(2, hidden, num_heads, num_layers, last_bias=False)
         if cosine:
-            self.temperature = nn.Parameter(torch.full((num_layers, num_heads), math.log(10)))
+            self.temperature: nn.Parameter = nn.Parameter(torch.full((num_layers, num_heads), math.log(10)))
 
     def of_offset(self, head: Tensor, offset: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and (..., 2) offsets, query minus key, in dtype."""

@@ -22,7 +22,7 @@ from posenc.evals.store import Measured, Store
 from posenc.machine import free_bytes
 from posenc.memory import measurable, peak
 from posenc.pretrained.anatomy import unwrapped
-from posenc.pretrained.attach import attached
+from posenc.pretrained.attach import Attached, attached
 from posenc.pretrained.calls import check_causal, check_tokens, evaluating
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.learned_table import has_learned_table, table_of
@@ -51,12 +51,12 @@ class Job:
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
-        self.config = unwrapped(self.model).config
+        self.config: Any = unwrapped(self.model).config
         length = getattr(self.config, "max_position_embeddings", None)
-        self.trained_length = int(length) if length else max(self.settings.lengths)
-        self.target_length = max(*self.settings.lengths, self.trained_length)
-        self.device = next(self.model.parameters()).device
-        self.batch_size = self.settings.batch_size or (1 if self.device.type == "cpu" else 8)
+        self.trained_length: int = int(length) if length else max(self.settings.lengths)
+        self.target_length: int = max(*self.settings.lengths, self.trained_length)
+        self.device: torch.device = next(self.model.parameters()).device
+        self.batch_size: int = self.settings.batch_size or (1 if self.device.type == "cpu" else 8)
 
     # ---------------------------------------------------------------- before anything is measured
 
@@ -70,7 +70,7 @@ class Job:
         if self.tokenizer is None:
             raise InputError(f"{self.name}: it has no tokenizer, and every task needs one")
         s = self.settings
-        self.loaded = attached(unwrapped(self.model))
+        self.loaded: Attached | None = attached(unwrapped(self.model))
         if self.loaded is not None and len(s.methods) > 1:
             raise InputError(
                 f"--methods {' '.join(s.methods[1:])}: the model comes extended by {self.loaded.report.method}; take "

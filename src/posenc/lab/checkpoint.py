@@ -21,7 +21,7 @@ from torch import Tensor
 
 from posenc.errors import InputError
 from posenc.lab.config import Run
-from posenc.lab.parallel import processes
+from posenc.lab.parallel import Alone, processes
 from posenc.lab.train import State, Training
 from posenc.records import Damaged, Records, parsed, typed
 
@@ -77,13 +77,15 @@ class Checkpoint:
     """
 
     def __init__(self, where: Checkpoints, training: Training) -> None:
-        self.training, self.processes = training, processes()
+        self.training = training
+        self.processes: Alone = processes()
         there = where.minutes and Path(where.directory).is_dir()  # not on a machine that does not share the folder
         self.every: float = self.processes.tell(60 * where.minutes if there else 0)
-        self.before = 0.0
+        self.before: float = 0.0
         if self.every:
             self._resume(where)
-        self.started = self.last = time.perf_counter()
+        self.started: float = time.perf_counter()
+        self.last: float = self.started
 
     @property
     def seconds(self) -> float:
@@ -118,7 +120,7 @@ class Checkpoint:
     def _resume(self, where: Checkpoints) -> None:
         fresh, found = self.training.state(), None
         if not self.processes.rank:
-            self.folder = Records(where.directory, tell=False)
+            self.folder: Records = Records(where.directory, tell=False)
             most = SLACK + COPIES * sum(value.nbytes for value in fresh.values() if isinstance(value, Tensor))
             read = (
                 self.folder.read(name, lambda content: loaded(self.training, fresh, content), most)

@@ -32,7 +32,7 @@ class Alone:
 
     rank = 0
     world_size = 1
-    device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")
     muon: type[torch.optim.Muon] = torch.optim.Muon
 
     def wrap(self, model: Host) -> nn.Module:
@@ -94,18 +94,23 @@ class Processes(Alone):
     """
 
     def __init__(self, parallel: str, sequence_shards: int = 1) -> None:
-        self.parallel, self.shards = parallel, sequence_shards
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.parallel = parallel
+        self.shards = sequence_shards
+        self.rank: int = dist.get_rank()
+        self.world_size: int = dist.get_world_size()
         if sequence_shards < 1 or self.world_size % sequence_shards:
             raise InputError(
                 f"--sequence-shards {sequence_shards}: {self.world_size} processes are no multiple of it; give a number "
                 "that divides them"
             )
-        self.teams = self.world_size // sequence_shards
-        self.team, self.seat = divmod(self.rank, sequence_shards)
+        self.teams: int = self.world_size // sequence_shards
+        self.team: int = self.rank // sequence_shards
+        self.seat: int = self.rank % sequence_shards
         cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-        self.muon = WholeMuon if parallel == FSDP else torch.optim.Muon
+        self.device: torch.device = (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+        )
+        self.muon: type[WholeMuon] | type[torch.optim.Muon] = WholeMuon if parallel == FSDP else torch.optim.Muon
         self.sequence: dist.ProcessGroup | None = None
         if sequence_shards > 1:
             from torch.distributed.device_mesh import init_device_mesh

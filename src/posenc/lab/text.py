@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.lab import results, wording
-from posenc.lab.config import PRESETS, Run, Settings
+from posenc.lab.config import PRESETS, Preset, Run, Settings
 from posenc.lab.data import DATA_TOKENS, Batch, Corpus, Text, check_long_enough, draw, load
 from posenc.lab.evaluate import arms, evaluate
 from posenc.lab.results import Row
@@ -23,9 +23,9 @@ class TextTask(Task[Settings, Corpus]):
 
     name = "text"
     settings = Settings
-    presets = PRESETS
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     data = "pydoc"
-    reading = {"text_column": None, "data_tokens": DATA_TOKENS}
+    reading: ClassVar[dict[str, Any]] = {"text_column": None, "data_tokens": DATA_TOKENS}
 
     def load(self, source: str, settings: Settings, **reading: Any) -> tuple[Corpus, Settings]:
         said = self.reading | reading

@@ -25,8 +25,8 @@ class Tracking:
     """
 
     def __init__(self, names: Sequence[str], directory: str | Path) -> None:
-        self.directory = Path(directory) / FOLDER
-        self.classes = {name: _tracker(name) for name in names}
+        self.directory: Path = Path(directory) / FOLDER
+        self.classes: dict[str, Any] = {name: _tracker(name) for name in names}
 
     def finished(self, run: Run, cell: Cell) -> None:
         """Write a finished run: loss and learning rate of every step, what was measured by arm and condition, settings."""

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from posenc.blocks import Attention, Host
 from posenc.errors import InputError
 from posenc.lab.config import Recipe, Run
-from posenc.lab.parallel import processes
+from posenc.lab.parallel import Alone, processes
+from posenc.lab.task import Task
 from posenc.lab.tasks import task_of
 
 State = dict[str, Tensor | list[float]]
@@ -28,14 +29,16 @@ class Training:
     """
 
     def __init__(self, run: Run, part: Any) -> None:
-        self.run, self.part, self.task = run, part, task_of(run.settings)
-        self.processes = processes()
+        self.run = run
+        self.part = part
+        self.task: Task[Any, Any] = task_of(run.settings)
+        self.processes: Alone = processes()
         self.processes.check(run)
-        self.model = build(run)
-        self.forward = self.processes.wrap(self.model)
-        self.optimizers = _optimizers(self.model, run, self.processes.muon)
-        self.peaks = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
-        self.order = torch.Generator().manual_seed(run.seed)
+        self.model: Host = build(run)
+        self.forward: nn.Module = self.processes.wrap(self.model)
+        self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, self.processes.muon)
+        self.peaks: list[list[Any]] = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+        self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
 
     @property

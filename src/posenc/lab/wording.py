@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from posenc.encoding import Encoding, Sum
+from posenc.composites import Sum
+from posenc.encoding import Encoding
 from posenc.encodings import T5
 from posenc.functional import t5_bucket
 from posenc.lab.config import Recipe, Run, Settings

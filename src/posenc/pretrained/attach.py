@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attention import attention
-from posenc.encoding import Encoding, Sum
+from posenc.composites import Sum
+from posenc.encoding import Encoding
 from posenc.encodings.denominator import LogN
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
@@ -39,8 +40,9 @@ class Turns(nn.Module):
 
     def __init__(self, rotations: Mapping[str, Rotary], still: frozenset[str], family: Family) -> None:
         super().__init__()
-        self.rotations = nn.ModuleDict(rotations)
-        self.still, self.family = still, family
+        self.rotations: nn.ModuleDict = nn.ModuleDict(rotations)
+        self.still = still
+        self.family = family
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:

@@ -19,16 +19,18 @@ class Rows:
     """
 
     def __init__(self, model: nn.Module, texts: Sequence[Sequence[int]], *, chunk: int | None = None) -> None:
-        self.model, self.chunk = model, chunk
-        self.device = next(model.parameters()).device
+        self.model = model
+        self.chunk = chunk
+        self.device: torch.device = next(model.parameters()).device
         self.cache: Any = None
-        self.length = 0
+        self.length: int = 0
         longest = max(map(len, texts))
         ids = torch.zeros(len(texts), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, text in enumerate(texts):
             ids[row, longest - len(text) :] = torch.tensor(text)
             mask[row, longest - len(text) :] = 1
+        self.logits: Tensor
         self.padding: Tensor | None = None if mask.all() else mask.to(self.device)
         self.read(ids)
 

@@ -21,6 +21,7 @@ from posenc.report.terminal import ShowsProgress  # before rich: it says what to
 # isort: split
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import TaskID
 from rich.table import Table
 
 Results = Mapping[str, Any]
@@ -285,15 +286,17 @@ class Terminal(ShowsProgress):
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
-        self.bar_of_work = self.bar.add_task("", total=None)
-        self.cells = self.done = 0
+        self.bar_of_work: TaskID = self.bar.add_task("", total=None)
+        self.cells: int = 0
+        self.done: int = 0
 
     @property
     def progress(self) -> Progress:
         return Progress(self._planned, self._advanced, self._finished, self._told)
 
     def _planned(self, cells: int, kept: int, work: int) -> None:
-        self.cells, self.done = cells, kept
+        self.cells = cells
+        self.done = kept
         if kept:
             print(f"{kept} of {cells} cells are here already", file=sys.stderr)
         self.bar.update(self.bar_of_work, total=work)

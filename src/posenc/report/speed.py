@@ -15,6 +15,7 @@ from posenc.report.terminal import ShowsProgress  # before rich: it says what to
 # isort: split
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import TaskID
 from rich.table import Table as Grid
 
 Results = Mapping[str, Any]
@@ -45,15 +46,17 @@ class Terminal(ShowsProgress):
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
-        self.task = self.bar.add_task("", total=None)
-        self.trials = self.done = 0
+        self.task: TaskID = self.bar.add_task("", total=None)
+        self.trials: int = 0
+        self.done: int = 0
 
     @property
     def progress(self) -> Progress:
         return Progress(self._planned, self._now, self._finished)
 
     def _planned(self, trials: int, kept: int) -> None:
-        self.trials, self.done = trials, kept
+        self.trials = trials
+        self.done = kept
         if kept:
             print(f"{kept} of {trials} trials are here already", file=sys.stderr)
         self.bar.update(self.task, total=trials, completed=kept)

@@ -36,10 +36,10 @@ class ShowsProgress:
             left,
             TimeRemainingColumn(),
         )
-        self.directory = Path(printable(str(directory)))
-        self.err = Console(stderr=True, highlight=False)
-        self.bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
-        self.started = time.perf_counter()
+        self.directory: Path = Path(printable(str(directory)))
+        self.err: Console = Console(stderr=True, highlight=False)
+        self.bar: Bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
+        self.started: float = time.perf_counter()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -65,14 +65,16 @@ class Terminal(ShowsProgress):
     def __init__(self, directory: str) -> None:
         super().__init__(directory)
         self.task: TaskID | None = None
-        self.runs = self.done = 0
+        self.runs: int = 0
+        self.done: int = 0
 
     @property
     def progress(self) -> Progress:
         return Progress(self._planned, self._advanced, self._finished)
 
     def _planned(self, runs: int, kept: int, work: int) -> None:
-        self.runs, self.done = runs, kept
+        self.runs = runs
+        self.done = kept
         if kept:
             print(f"{kept} of {runs} runs are here already", file=sys.stderr)
         self.task = self.bar.add_task(f"{kept}/{runs} runs", total=work)

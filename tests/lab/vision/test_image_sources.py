@@ -84,6 +84,26 @@ def test_rows_and_datasets_give_what_a_folder_gives(tmp_path):
     assert len(load(f"hf:{tmp_path / 'set'}", data_images=10).images) == 10
 
 
+def test_a_part_of_a_file_that_is_sorted_by_class_has_every_class(tmp_path):
+    names = ["cat"] * 60 + ["dog"] * 60
+    path = str(parquet(tmp_path / "sorted.parquet", rows(names)))
+    part, again = load(path, data_images=40), load(path, data_images=40)
+    assert part.labels.tolist() == sorted(part.labels.tolist())  # in the file's order
+    assert 10 < int(part.labels.sum()) < 30
+    assert part.digest == again.digest
+
+
+def test_a_photograph_is_turned_as_it_says(folder):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held so that the first row is the right side
+    side = Image.new("RGB", (8, 8), (0, 0, 0))
+    side.paste((255, 255, 255), (0, 0, 8, 4))
+    side.save(folder / "cat" / "turned.png", exif=turned)
+    found = next(image for image in load(str(folder)).images if len(image.unique()) == 2)
+    assert found[0, :, :4].max() == 0
+    assert found[0, :, 4:].min() == 255
+
+
 def test_numbers_are_sorted_as_numbers(tmp_path):
     plain = [{"picture": encoded(picture(name, n)), "said": int(name)} for n, name in enumerate(["10", "9"] * 6)]
     assert load(str(parquet(tmp_path / "a.parquet", plain))).classes == ("9", "10")

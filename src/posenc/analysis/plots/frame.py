@@ -32,7 +32,9 @@ class Plot:
 
     def __init__(self, draw: Callable[..., None], see: str, size: tuple[float, float]) -> None:
         update_wrapper(self, draw)
-        self.draw, self.see, self.size = draw, see, size
+        self.draw = draw
+        self.see = see
+        self.size = size
 
     def __call__(self, *findings: Any, ax: "Axes | None" = None, **options: Any) -> "Figure":
         try:

@@ -64,8 +64,11 @@ class Spool:
     """Documents on disk, end to end, with `joint` between them. starts: where each begins."""
 
     def __init__(self, path: Path, documents: Iterable[Document], joint: bytes, name: str) -> None:
-        self.path, self.joint, self.name = path, joint, name
-        self.starts, self.size = array("q"), 0
+        self.path = path
+        self.joint = joint
+        self.name = name
+        self.starts: array[int] = array("q")
+        self.size: int = 0
         self._pieces = ((i == 0, piece) for document in documents for i, piece in enumerate(filter(None, document)))
         path.touch()
 

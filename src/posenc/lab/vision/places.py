@@ -94,8 +94,8 @@ class Places:
     scaled = False
 
     def __init__(self, n: int, seed: int = 0) -> None:
-        self.scenes = Scenes.drawn(n, seed)
-        self.labels = self.scenes.labels
+        self.scenes: Scenes = Scenes.drawn(n, seed)
+        self.labels: Tensor = self.scenes.labels
 
     @cached_property
     def digest(self) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import random
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,8 @@ from posenc.errors import InputError
 from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.vision.pictures import Pictures, Pixels
 from posenc.lab.vision.places import Places
+
+Row = tuple[Any, Any]
 
 DATA_IMAGES = 5000
 """How many images are drawn or read."""
@@ -34,7 +37,7 @@ def load(
         source: "places" (`posenc.lab.vision.places`), "digits" (scikit-learn's), a folder with a sub-folder per class, a
             .parquet file or a folder of them, or "hf:NAME[:CONFIG]" for a Hugging Face dataset.
         image_column, label_column: of rows; None: the only ones that can be.
-        data_images: how many are drawn, or read at most; of folders they are spread over all.
+        data_images: how many are drawn, or read at most; of files they are spread over all, of datasets the first.
 
     Raises:
         InputError: no such images, fewer than two classes, an image that cannot be read, or a package that is missing.
@@ -48,13 +51,14 @@ def load(
         return Places(data_images) if source == "places" else _digits(data_images)
     columns = _Columns(source, image_column, label_column)
     if source.startswith(HUB):
-        return _of_rows(columns, rows_of_hub(source, columns, "hf:ylecun/mnist"), data_images)
+        return _of_rows(columns, islice(enumerate(rows_of_hub(source, columns, "hf:ylecun/mnist"), 1), data_images))
     found = list(files(source, "image", IMAGE_SUFFIXES | {".parquet"}))
     rows = [path for path in found if kind_of(path) == ".parquet"]
     if rows and len(rows) < len(found):
         raise InputError(f"--data {source}: has image files and rows ({rows[0].name}); give a folder of one kind")
     if rows:
-        return _of_rows(columns, chain.from_iterable(rows_of_file(path, columns) for path in rows), data_images)
+        every = chain.from_iterable(rows_of_file(path, columns) for path in rows)
+        return _of_rows(columns, _sampled(every, data_images))
     return _of_files(source, found, data_images)
 
 
@@ -106,11 +110,22 @@ class _Columns:
         return column
 
 
-def _of_rows(columns: _Columns, rows: Iterable[tuple[Any, Any]], max_images: int) -> Pictures:
-    """Images in rows, the first ones; a class is a number or a word."""
+def _sampled(rows: Iterable[Row], count: int) -> list[tuple[int, Row]]:
+    """Some of the rows, always the same ones, each as likely as another: files are often sorted by class."""
+    draw, kept = random.Random(0), list[tuple[int, Row]]()
+    for number, row in enumerate(rows, 1):
+        if number <= count:
+            kept.append((number, row))
+        elif (place := draw.randrange(number)) < count:
+            kept[place] = (number, row)
+    return sorted(kept, key=lambda numbered: numbered[0])
+
+
+def _of_rows(columns: _Columns, rows: Iterable[tuple[int, Row]]) -> Pictures:
+    """Images in numbered rows; a class is a number or a word."""
     images: list[Tensor] = []
     labels: list[str] = []
-    for number, (image, label) in enumerate(islice(rows, max_images), 1):
+    for number, (image, label) in rows:
         content = image.get("bytes") if isinstance(image, dict) else image
         if content is None or label is None:
             missing = "image" if content is None else "class"
@@ -132,9 +147,9 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Picture
 
 
 def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
-    """The middle square of an image, (3, side, side) uint8."""
+    """The middle square of an image, the way up that it says, (3, side, side) uint8."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise InputError(f"--data {source}: needs Pillow to read images: pip install 'posenc[vision]'") from None
     try:
@@ -145,7 +160,7 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
                     raise InputError(f"--data {source}: {name} has {math.prod(opened.size)} pixels; make it smaller")
                 if opened.mode.startswith(("I", "F")):  # Pillow would cut them off at 255 instead of scaling them
                     raise InputError(f"--data {source}: {name} has more than 8 bits per channel; save it with 8")
-                image = opened.convert("RGB")
+                image = ImageOps.exif_transpose(opened).convert("RGB")
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:

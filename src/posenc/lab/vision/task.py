@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.lab.config import Run
+from posenc.lab.config import Preset, Run
 from posenc.lab.results import Row
 from posenc.lab.store import Cell
 from posenc.lab.task import Arm, Scores, Task
@@ -26,9 +26,9 @@ class VisionTask(Task[ImageSettings, ImageCorpus]):
 
     name = "vision"
     settings = ImageSettings
-    presets = PRESETS
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     data = "places"
-    reading = {"image_column": None, "label_column": None, "data_images": DATA_IMAGES}
+    reading: ClassVar[dict[str, Any]] = {"image_column": None, "label_column": None, "data_images": DATA_IMAGES}
 
     def load(self, source: str, settings: ImageSettings, **reading: Any) -> tuple[ImageCorpus, ImageSettings]:
         pictures = load(source, **self.reading | reading)

@@ -142,12 +142,16 @@ class HuggingFace(Library):
     name = "transformers"
 
     def __init__(self, model: Any, name: str, tower: Any) -> None:
-        self.model, self.tower = model, tower
+        self.model = model
+        self.tower = tower
         self.config: Any = tower.config
-        self.root, self.root_name = (model, "") if model.config is tower.config else (tower, name)
-        self.model_type = str(self.config.model_type)
-        self.family = FAMILIES[self.model_type]
-        self.image_size, self.patch_size = _pair(self.config.image_size), _pair(self.config.patch_size)
+        whole = model.config is tower.config
+        self.root: Any = model if whole else tower
+        self.root_name: str = "" if whole else name
+        self.model_type: str = str(self.config.model_type)
+        self.family: Family = FAMILIES[self.model_type]
+        self.image_size: Grid = _pair(self.config.image_size)
+        self.patch_size: Grid = _pair(self.config.patch_size)
 
     def usual(self, kind: str) -> str:
         return "bicubic" if self.family.method == "bilinear" and kind == "learned table" else self.family.method
@@ -222,12 +226,14 @@ class Timm(Library):
     root_name = ""
 
     def __init__(self, model: Any) -> None:
-        self.model = self.root = self.tower = model
+        self.model = model
+        self.root = model
+        self.tower = model
         embed: Any = model.patch_embed
-        self.patch_size = _pair(embed.patch_size)
-        self.model_type = type(model).__name__
+        self.patch_size: Grid = _pair(embed.patch_size)
+        self.model_type: str = type(model).__name__
         rows, columns = _pair(embed.grid_size)
-        self.image_size = _pair(embed.img_size or (rows * self.patch_size[0], columns * self.patch_size[1]))
+        self.image_size: Grid = _pair(embed.img_size or (rows * self.patch_size[0], columns * self.patch_size[1]))
 
     def usual(self, kind: str) -> str:
         return "geometric" if kind == "table of offsets" else "bicubic_antialias"

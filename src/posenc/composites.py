@@ -1,0 +1,223 @@
+"""Encodings made of encodings: several at once, or another one in each layer."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from posenc.bias import KeyValues, Score, Values
+from posenc.checks import shown
+from posenc.encoding import SITES, Encoding, Projections, as_terms
+from posenc.errors import InputError
+from posenc.positions import Positions
+from posenc.regions import Branch
+
+T = TypeVar("T")
+
+
+class Composite(Encoding):
+    """An encoding made of parts: its traits are the strictest of theirs."""
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__()
+        if not parts:
+            raise InputError(f"{type(self).__name__}() needs at least one encoding")
+        for part in parts:
+            if not isinstance(part, Encoding):
+                raise InputError(f"parts={shown(part)}: pass encodings, such as posenc.create('rope', head_dim=64)")
+        self.parts: nn.ModuleList = nn.ModuleList(parts)
+        limits = [p.max_positions for p in parts if p.max_positions is not None]
+        self.max_positions: int | None = min(limits, default=None)
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    def place(self, positions: Positions, batch: int) -> Positions:
+        for part in dict.fromkeys(self):
+            positions = part.place(positions, batch)
+        return positions
+
+    @property
+    def sees_order(self) -> bool:
+        return any(part.sees_order for part in self)
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
+
+    @property
+    def bias_reads_keys(self) -> bool:
+        return any(part.bias_reads_keys for part in self)
+
+    @property
+    def isometric(self) -> bool:
+        return all(part.isometric for part in self)
+
+    @property
+    def causal_only(self) -> bool:  # type: ignore[override]
+        return any(part.causal_only for part in self)
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return all(part.shift_invariant for part in self)
+
+    @property
+    def needs_length(self) -> bool:  # type: ignore[override]
+        return any(part.needs_length for part in self)
+
+    @property
+    def papers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(paper for part in self for paper in part.papers))
+
+    def sites(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The sites that any part uses."""
+        return tuple(site for site in SITES if any(site in part.sites() for part in self))
+
+    def spec(self) -> dict[str, Any]:
+        """The parts' specs; "order" says where a part that occurs several times does."""
+        parts = list(self)
+        different = [part for i, part in enumerate(parts) if all(part is not p for p in parts[:i])]
+        order = [next(i for i, d in enumerate(different) if d is part) for part in parts]
+        return {"name": self.name, "parts": [part.spec() for part in different], "order": order}
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class Sum(Composite):
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
+
+    name = "sum"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self:
+            x = part.embed(x, positions, layer)
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        for part in self._in_turn():
+            q, k = part.rotate(q, k, positions, layer)
+        return q, k
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self._in_turn():
+            q = part.rotate_queries(q, positions, layer)
+        return q
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self._in_turn():
+            k = part.rotate_keys(k, positions, layer)
+        return k
+
+    def _in_turn(self) -> list[Encoding]:
+        """The parts as they rotate."""
+        return sorted(self, key=lambda part: part.rotates_last)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
+        return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        return _only("position maps", [found for part in self if (found := part.branches(layer))]) or ()
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
+        found = [w for part in self if (w := part.values(positions, layer)) is not None]
+        return _only("encodings that act on the values", found)
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        return _only("sinks", [logit for part in self if (logit := part.sink(layer)) is not None])
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in self:
+            part.share(projections)
+
+    def scale(self, head_dim: int) -> float:
+        return self.agreed([part.scale(head_dim) for part in self], head_dim)
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        return self.agreed([part.scale_of(layer, head_dim) for part in self], head_dim)
+
+    def agreed(self, scales: list[float], head_dim: int) -> float:
+        """The scale of the sum: that of the part that wants an unusual one.
+
+        Raises:
+            InputError: parts that want different ones.
+        """
+        usual = super().scale(head_dim)
+        unusual = {scale for scale in scales if scale != usual}
+        if len(unusual) > 1:
+            raise InputError(f"the sum's parts want different scales {sorted(unusual)}: pass scale= to attention")
+        return unusual.pop() if unusual else usual
+
+
+class PerLayer(Composite):
+    """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
+    layer. Each part counts only the layers that are its own."""
+
+    name = "per_layer"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*parts)
+        if sum("place" in part.sites() for part in dict.fromkeys(self)) > 1:
+            raise InputError(
+                "several layers' encodings move positions, which are moved once for all layers: let the layers share one "
+                "object, or add it outside, as in SHAPE() + PerLayer(...)"
+            )
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        parts = list(self)
+        part = parts[layer % len(parts)]
+        return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, own = self.at(layer)
+        return part.embed(x, positions, own)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        part, own = self.at(layer)
+        return part.rotate(q, k, positions, own)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, own = self.at(layer)
+        return part.rotate_queries(q, positions, own)
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, own = self.at(layer)
+        return part.rotate_keys(k, positions, own)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
+        part, own = self.at(layer)
+        return part.bias(q, k, positions, own)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        part, own = self.at(layer)
+        return part.branches(own)
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
+        part, own = self.at(layer)
+        return part.values(positions, own)
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        part, own = self.at(layer)
+        return part.sink(own)
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in dict.fromkeys(self):
+            part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        part, own = self.at(layer)
+        return part.scale_of(own, head_dim)
+
+    def scale(self, head_dim: int) -> float:
+        scales = {part.scale(head_dim) for part in self}
+        if len(scales) > 1:
+            raise InputError(f"PerLayer's parts want different scales {sorted(scales)}: pass scale= to attention")
+        return scales.pop()
+
+
+def _only(what: str, found: Sequence[T]) -> T | None:
+    if len(found) > 1:
+        raise InputError(f"the sum holds several {what}: use one of them")
+    return found[0] if found else None
