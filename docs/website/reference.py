@@ -2,7 +2,6 @@
 
 import inspect
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import posenc
@@ -10,64 +9,61 @@ from posenc.cli import COMMANDS, build
 from posenc.cli.common import HelpFormatter, TableFormatter
 from website.page import Page, plain, table
 
-MODULES = {
-    "posenc": "The core",
-    "posenc.encodings": "Encodings",
-    "posenc.functional": "Formulas as functions",
-    "posenc.frequencies": "Frequency schedules",
-    "posenc.position_maps": "Position maps",
-    "posenc.bias": "Terms of the scores",
-    "posenc.pretrained": "Pretrained models",
-    "posenc.evals.attention": "Where a model looks",
-    "posenc.tasks": "Tasks",
-    "posenc.analysis": "Analysis",
-    "posenc.analysis.plots": "Plots",
-    "posenc.conformance": "Conformance",
-    "posenc.distributed": "Many processes",
-    "posenc.lab.compare": "Comparisons",
-    "posenc.lab.config": "Their settings",
-    "posenc.lab.data": "Their data",
-    "posenc.engines": "Where cells are computed",
-    "posenc.report.explorer": "The explorer",
-}
-"""What has a page, and the page's title."""
+MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "posenc": ("The core", ()),
+    "posenc.encodings": ("Encodings", ()),
+    "posenc.functional": (
+        "Formulas as functions",
+        ("rotary", "compile_rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
+         "layout_permutation", "alibi_slopes", "t5_bucket", "deberta_bucket"),
+    ),
+    "posenc.frequencies": ("Frequency schedules", ()),
+    "posenc.position_maps": (
+        "Position maps",
+        ("PositionMap", "create", "rerope", "leaky_rerope", "inverse_leaky", "self_extend", "streaming", "lm_infinite", "string",
+         "lampe", "dual_chunk"),
+    ),
+    "posenc.bias": (
+        "Terms of the scores",
+        ("Score", "Relative", "Positional", "QueryRelative", "KeyRelative", "Factored", "Dense", "Values", "KeyValues"),
+    ),
+    "posenc.pretrained": ("Pretrained models", ()),
+    "posenc.tasks": ("Tasks", ()),
+    "posenc.evals.attention": ("Where a model looks", ("attention_profile",)),
+    "posenc.analysis": ("Analysis", ()),
+    "posenc.analysis.plots": ("Plots", ()),
+    "posenc.conformance": ("Conformance", ()),
+    "posenc.distributed": ("Many processes", ()),
+    "posenc.engines": ("Where cells are computed", ()),
+    "posenc.lab.compare": ("Comparisons", ("Comparison", "compare")),
+    "posenc.lab.config": ("Their settings", ("Settings", "Recipe", "Run", "Preset")),
+    "posenc.lab.data": ("Their data", ("load", "Corpus", "draw", "with_copies")),
+    "posenc.report.explorer": ("The explorer", ("page", "block", "fields")),
+}  # fmt: skip
+"""What has a page: its title, and its names where the module has no `__all__`."""
 
 
 def pages() -> list[Page]:
     """An overview, the commands, and a page for each module."""
-    found = [_commands(), *(_module(name, title) for name, title in MODULES.items())]
+    found = [_commands(), *map(_module, MODULES)]
     lines = [f"- [{page.title}]({page.path.split('/')[1]})" for page in found]
     text = "# Reference\n\nPublic is what these pages name; everything else may change.\n\n" + "\n".join(lines) + "\n"
     return [Page("reference/index.md", "Reference", text), *found]
 
 
 def public(name: str) -> dict[str, Any]:
-    """The classes and functions that a module offers by name, without those that have another module's page."""
+    """The classes and functions that a module offers by name; of posenc's own, those that no other page has."""
     module = import_module(name)
-    names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
-    found = {n: getattr(module, n) for n in names}
-    own = {n: thing for n, thing in found.items() if _is_documented(thing)}
-    if name == "posenc":
-        own = {n: thing for n, thing in own.items() if n not in posenc.encodings.__all__}
-    if not hasattr(module, "__all__"):
-        own = {n: thing for n, thing in own.items() if thing.__module__.startswith(name)}
-    return own
+    names = MODULES[name][1] or module.__all__
+    others = posenc.encodings.__all__ if name == "posenc" else ()
+    found = {each: getattr(module, each) for each in names if each not in others}
+    return {each: thing for each, thing in found.items() if hasattr(thing, "__qualname__")}
 
 
-def _is_documented(thing: Any) -> bool:
-    return (
-        not isinstance(thing, ModuleType)
-        and hasattr(thing, "__module__")
-        and bool(inspect.getdoc(thing))
-        and hasattr(thing, "__qualname__")
-    )
-
-
-def _module(name: str, title: str) -> Page:
-    about = plain(inspect.getdoc(import_module(name)) or "")
-    entries = [f"::: {thing.__module__}.{thing.__qualname__}" for thing in public(name).values()]
-    text = f"# {title}\n\n`{name}`\n\n{about}\n\n" + "\n\n".join(entries) + "\n"
-    return Page(f"reference/{name}.md", title, text)
+def _module(name: str) -> Page:
+    title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
+    entries = "\n\n".join(f"::: {thing.__module__}.{thing.__qualname__}" for thing in public(name).values())
+    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
 
 
 def _commands() -> Page:
