@@ -52,6 +52,16 @@ def test_every_list_of_names_is_true():
         assert all(hasattr(module, name) for name in getattr(module, "__all__", ())), module.__name__
 
 
+def test_pages_and_examples_use_named_names():
+    """What README, docs and examples import is a module of ours or a name in its module's list."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    told = "\n".join(path.read_text(encoding="utf-8") for path in texts)
+    for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", told, re.MULTILINE):
+        listed = getattr(import_module(module), "__all__", ())
+        for name in names.split(", "):
+            assert name in listed or f"{module}.{name}" in MODULES, f"{module}.{name}"
+
+
 def test_importing_posenc_brings_torch_alone():
     """No package of an extra, nothing of ours that attention can do without, and no warning, from any name."""
     code = """
