@@ -1,4 +1,4 @@
-"""Cosines and sines of positions in a row, by adding angles: the tables that `posenc.rotation` turns by."""
+"""Angles of positions, and their cosines and sines: the tables that `posenc.rotation` turns by."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,26 @@ FINE = 256
 """Tokens between the positions whose angles `contiguous_tables` takes exactly."""
 
 
-def added_angles(first: int | None, count: int, dtype: torch.dtype) -> bool:
-    """Whether `contiguous_tables` serves and pays: many positions known to be first, first + 1, .., in float32."""
-    return not torch.compiler.is_compiling() and first is not None and count >= 2 * FINE and dtype == torch.float32
+def angles_at(ids: Tensor, inv_freq: Tensor) -> Tensor:
+    """(batch or 1, n) positions times (pairs,) frequencies -> (batch or 1, 1, n, pairs), as exact as the frequencies."""
+    return ids.to(inv_freq)[:, None, :, None] * inv_freq
+
+
+def cos_sin(
+    ids: Tensor, inv_freq: Tensor, dtype: torch.dtype, first: int | None = None, amplitude: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of `angles_at`, times amplitude, in dtype: two (batch or 1, 1, n, pairs) tables on the device of ids.
+
+    first: the positions are known to be first, first + 1, ..; where they are many, and amplitude is a number, angles
+    are added rather than computed, see `contiguous_tables`. None: they may be any.
+    """
+    if first is not None and not isinstance(amplitude, Tensor) and not torch.compiler.is_compiling():
+        count = ids.shape[1]
+        if count >= 2 * FINE and dtype == torch.float32:
+            cos, sin = contiguous_tables(first, count, inv_freq, amplitude)
+            return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
+    angles = angles_at(ids, inv_freq)
+    return (angles.cos() * amplitude).to(ids.device, dtype), (angles.sin() * amplitude).to(ids.device, dtype)
 
 
 def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:

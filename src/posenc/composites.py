@@ -119,14 +119,13 @@ class Sum(Composite):
         return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
-        return _only("position maps", [found for part in self if (found := part.branches(layer))]) or ()
+        return _only("position maps", [part.branches(layer) or None for part in self]) or ()
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        found = [w for part in self if (w := part.values(positions, layer)) is not None]
-        return _only("encodings that act on the values", found)
+        return _only("encodings that act on the values", [part.values(positions, layer) for part in self])
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
-        return _only("sinks", [logit for part in self if (logit := part.sink(layer)) is not None])
+        return _only("sinks", [part.sink(layer) for part in self])
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:
@@ -217,7 +216,8 @@ class PerLayer(Composite):
         return scales.pop()
 
 
-def _only(what: str, found: Sequence[T]) -> T | None:
+def _only(what: str, of_parts: Sequence[T]) -> T | None:
+    found = [thing for thing in of_parts if thing is not None]
     if len(found) > 1:
         raise InputError(f"the sum holds several {what}: use one of them")
     return found[0] if found else None

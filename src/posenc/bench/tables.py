@@ -54,7 +54,7 @@ def copy(inputs: Inputs) -> Built:
 
 def ours(inputs: Inputs) -> Built:
     encoding = posenc.Rotary(HEAD_DIM, THETA).to(inputs.problem.device)
-    return inputs.measured(partial(encoding.table, inputs.positions, 0, torch.float32))
+    return inputs.measured(partial(encoding.cos_sin, inputs.positions, torch.float32, 0))
 
 
 def transformers(inputs: Inputs) -> Built:

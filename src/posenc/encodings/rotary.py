@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.angles import added_angles, contiguous_tables
+from posenc.angles import angles_at, cos_sin
 from posenc.checks import check_divisors
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_head_dim, check_word
+from posenc.encodings.checks import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
@@ -34,6 +34,11 @@ class Rotary(Encoding):
 
     name = "rope"
     papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_c' = q_c \cos i\theta_c - q_{c+d/2} \sin i\theta_c, \quad \theta_c = b^{-2c/d}",
+        r"q_{c+d/2}' = q_c \sin i\theta_c + q_{c+d/2} \cos i\theta_c",
+        r"q_i' = R_i q_i, \quad k_j' = R_j k_j, \quad q_i' \cdot k_j' = q_i \cdot R_{j-i} k_j",
+    )
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
@@ -52,7 +57,6 @@ class Rotary(Encoding):
             check_even("rotary_dim", rotary_dim)
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
-        check_word("layout", layout, ("half", "interleaved"))
         self.head_dim = head_dim
         self.rope_theta = rope_theta
         self.layout = layout
@@ -85,35 +89,28 @@ class Rotary(Encoding):
 
     def angles(self, ids: Tensor) -> Tensor:
         """Angles in float64: (batch or 1, n) positions -> (batch or 1, 1, n, pairs)."""
-        return ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
+        return angles_at(ids, self.inv_freq)
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         positions.require_one_axis(type(self).__name__)
         return self.angles(positions.k)
 
-    def cos_sin(self, ids: Tensor, dtype: torch.dtype, amplitude: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles, times amplitude: (batch, n) positions -> two (batch, 1, n, pairs) tables."""
-        angles = self.angles(ids)
-        amplitude = amplitude * self.attention_factor
-        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-        return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
-
-    def table(self, ids: Tensor, first: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """`cos_sin`, by addition of angles where positions are known to be first, first + 1, .. and many."""
-        if first is None or not added_angles(first, ids.shape[1], dtype):
-            return self.cos_sin(ids, dtype)
-        cos, sin = contiguous_tables(first, ids.shape[1], self.inv_freq, self.attention_factor)
-        return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
+    def cos_sin(
+        self, ids: Tensor, dtype: torch.dtype, first: int | None = None, amplitude: Tensor | float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, times amplitude: (batch, n) positions, known to be first, first + 1, .. or None, ->
+        two (batch, 1, n, pairs) tables."""
+        return cos_sin(ids, self.inv_freq, dtype, first, amplitude * self.attention_factor)
 
     def of_queries(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The queries' tables."""
-        return self.table(positions.q, positions.start and positions.start[0], dtype)
+        return self.cos_sin(positions.q, dtype, positions.start and positions.start[0])
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The tables for the queries and for the keys."""
         of_q = self.of_queries(positions, dtype)
         same = positions.q is positions.k
-        return of_q, of_q if same else self.table(positions.k, positions.start and positions.start[1], dtype)
+        return of_q, of_q if same else self.cos_sin(positions.k, dtype, positions.start and positions.start[1])
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
@@ -137,7 +134,7 @@ class Rotary(Encoding):
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         dtype = self._check(k, positions)
         first = positions.start and positions.start[1]
-        return self.turn(k, *positions.shared((self, dtype, "k"), lambda: self.table(positions.k, first, dtype)))
+        return self.turn(k, *positions.shared((self, dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         """Refuse what does not fit; the dtype of the tables."""
@@ -157,6 +154,10 @@ class PRotary(Rotary):
 
     name = "p_rope"
     papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
+        r"\theta_c = \begin{cases} b^{-2c/d} & c < \lfloor f d/2 \rfloor \\ 0 & \text{otherwise} \end{cases}",
+    )
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
@@ -191,6 +192,10 @@ class DecoupledRotary(Rotary):
 
     name = "decoupled_rope"
     papers: ClassVar[tuple[str, ...]] = ("deepseek2024v2",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i = [q_i^C; q_i^R], \quad k_j = [k_j^C; k_j^R]",
+        r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
+    )
     equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
@@ -224,6 +229,10 @@ class XPos(Rotary):
 
     name = "xpos"
     papers: ClassVar[tuple[str, ...]] = ("sun2022length",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = \zeta^{i/S} \odot R_i q_i, \quad k_j' = \zeta^{-j/S} \odot R_j k_j",
+        r"\zeta_c = \frac{2c/d + \gamma}{1 + \gamma}, \quad \theta_c = b^{-2c/d}",
+    )
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     equal_to = "x-transformers, rotary-embedding-torch"
 
@@ -260,7 +269,7 @@ class XPos(Rotary):
 
         def scaled(ids: Tensor, sign: int) -> tuple[Tensor, Tensor]:
             power = sign * (ids.to(middle) - middle) / self.scale_base
-            return self.cos_sin(ids, dtype, (power[:, None, :, None] * self.log_zeta).exp())
+            return self.cos_sin(ids, dtype, None, (power[:, None, :, None] * self.log_zeta).exp())
 
         return scaled(positions.q, 1), scaled(positions.k, -1)
 

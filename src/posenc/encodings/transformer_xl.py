@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posenc.angles import added_angles, contiguous_tables
+from posenc.angles import cos_sin
 from posenc.bias import Factored, QueryRelative
-from posenc.encodings.checks import check_std, check_word
+from posenc.encodings.checks import check_std
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
@@ -32,6 +32,10 @@ class TransformerXL(ContentBias):
     """
 
     name = "transformer_xl"
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{(q_i + u_h) \cdot k_j + (q_i + v_h) \cdot W_h \rho_{i-j}}{\sqrt{d}}",
+        r"\rho_t = [\sin t \theta_c; \cos t \theta_c]",
+    )
     papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
     shift_invariant = True
     extrapolates = "yes: attends further back than in training"
@@ -52,7 +56,6 @@ class TransformerXL(ContentBias):
         super().__init__()
         if clamp_len is not None and clamp_len < 1:
             raise InputError(f"clamp_len={clamp_len}: must be a distance from 1 on, or None for no limit")
-        check_word("layout", layout, ("interleaved", "concat"))
         check_std(init_std)
         self.dim = dim
         self.num_heads = num_heads
@@ -138,11 +141,7 @@ class TransformerXL(ContentBias):
     def cos_sin(self, ids: Tensor, first: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles: (batch, n) positions, known to be first, first + 1, .. or None, -> two
         (batch, 1, n, dim/2) tables."""
-        if first is not None and added_angles(first, ids.shape[1], dtype):
-            cos, sin = contiguous_tables(first, ids.shape[1], self.frequencies)
-            return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
-        angles = ids.to(self.frequencies)[:, None, :, None] * self.frequencies
-        return angles.cos().to(ids.device, dtype), angles.sin().to(ids.device, dtype)
+        return cos_sin(ids, self.frequencies, dtype, first)
 
 
 class XLNet(TransformerXL):
