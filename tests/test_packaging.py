@@ -84,6 +84,16 @@ def test_no_module_warns_on_import():
     run(sys.executable, "-W", "error", "-c", "\n".join(f"import {name}" for name in MODULES))
 
 
+@pytest.mark.slow
+def test_readme_and_a_comparison_warn_of_nothing(tmp_path):
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "readme.py").write_text("\n".join(snippets), encoding="utf-8")
+    strict = (sys.executable, "-W", "error")
+    run(*strict, "readme.py", cwd=tmp_path)
+    tiny = ("--preset", "quick", "--encodings", "rope", "alibi", "--seeds", "1", "--steps", "2", "--out", "tiny")
+    run(*strict, "-m", "posenc", "compare", *tiny, cwd=tmp_path)
+
+
 def test_version_is_the_same_everywhere():
     version = posenc.__version__
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
