@@ -16,6 +16,11 @@ from torch import Tensor
 from posenc.positions import Positions
 from posenc.visibility import grid_indices, rowwise
 
+__all__ = [
+    "Dense", "Factored", "KeyRelative", "KeyValues", "Positional", "QueryRelative", "Relative", "Score", "Values",
+    "dense_sum", "hankel", "sum_by_rows",
+]  # fmt: skip
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 OfDistance = Callable[[Tensor], Tensor]
 

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from posenc.checks import check_divisors, check_sizes, check_tensor, checked
 from posenc.errors import InputError, unknown
-from posenc.rotation import Layout as Layout
-from posenc.rotation import compile_rotary as compile_rotary
-from posenc.rotation import rotary as rotary
+from posenc.rotation import Layout, compile_rotary, rotary
+
+__all__ = [
+    "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "compile_rotary", "deberta_bucket",
+    "frequency_curve", "layout_permutation", "rotary", "shift_matrix", "sinusoidal", "sinusoidal_from", "t5_bucket",
+    "turning",
+]  # fmt: skip
 
 SinusoidalLayout = Literal["interleaved", "concat"]
 

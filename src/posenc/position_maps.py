@@ -19,6 +19,11 @@ from posenc.ids import exact
 from posenc.positions import Positions
 from posenc.regions import Branch, Region
 
+__all__ = [
+    "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "lampe", "leaky_rerope", "lm_infinite", "rerope",
+    "self_extend", "streaming", "string",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class PositionMap:

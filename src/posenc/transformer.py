@@ -13,6 +13,8 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 
+__all__ = ["Transformer", "TransformerConfig"]
+
 
 @dataclass(frozen=True)
 class TransformerConfig(Shape):

@@ -27,6 +27,8 @@ from posenc.lab.tasks import task_of
 from posenc.lab.train import build
 from posenc.machine import cpu
 
+__all__ = ["Comparison", "Progress", "compare"]
+
 SCHEMA = 1
 MOST_SEEDS = 1000
 

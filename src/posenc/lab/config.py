@@ -16,6 +16,8 @@ from posenc.errors import InputError
 from posenc.texts import split
 from posenc.transformer import Transformer, TransformerConfig
 
+__all__ = ["CORE", "NAIVE", "PRESETS", "Preset", "Recipe", "Run", "Settings"]
+
 
 class Recipe:
     """What the settings of every task have in common: a frozen dataclass of each task adds what is its own, see

@@ -24,6 +24,8 @@ from rich.markup import escape
 from rich.progress import TaskID
 from rich.table import Table
 
+__all__ = ["Section", "Terminal", "difference", "difference_within", "methods", "page", "value", "within"]
+
 Results = Mapping[str, Any]
 Task = Mapping[str, Any]
 Value = Mapping[str, float]

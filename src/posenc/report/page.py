@@ -12,6 +12,8 @@ from posenc.report.compared import look
 from posenc.report.template import asset, filled
 from posenc.texts import summary
 
+__all__ = ["page", "rendered"]
+
 DESCRIPTIONS = {
     "none": "no positions at all; only a causal model can still count what it sees",
     "normalized": "position divided by the text's length, between 0 and 1",
