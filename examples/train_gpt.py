@@ -3,10 +3,10 @@
     python examples/train_gpt.py alibi
     python examples/train_gpt.py rope+alibi 1000
 
-The text is the language reference inside Python's standard library, as bytes; 1000 are the steps. Printed are the loss in
-nats a byte in training, then the loss on text that was held out, at the trained length, twice and four times that: of the
-last 32 bytes of the same passages each time, so that only what stands before them grows. Then the model goes on from a
-prompt. `posenc list` names the encodings; one that has nothing to say past the trained length says so.
+The text is the language reference inside Python's standard library, as bytes; 1000 are the steps. Printed are the loss
+in nats a byte in training, then the loss on text that was held out, at the trained length, twice and four times that:
+of the last 32 bytes of the same passages each time, so that only what stands before them grows. Then the model goes on
+from a prompt. `posenc list` names the encodings; one that has nothing to say past the trained length says so.
 """
 
 import sys

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Longer context, step by step
 #
-# A model with RoPE is trained on short texts, breaks on longer ones, and is extended without training. Here it is a small Llama that this notebook trains
-# itself, so that every step shows within seconds. With a model of yours, take `model, tokenizer = posenc.load("path/to/model")` and its tokens, and start at the second step.
+# A model with RoPE is trained on short texts, breaks on longer ones, and is extended without training. Here it is a
+# small Llama that this notebook trains itself, so that every step shows within seconds. With a model of yours, take
+# `model, tokenizer = posenc.load("path/to/model")` and its tokens, and start at the second step.
 
 # %%
 from pydoc_data.topics import topics
@@ -63,9 +64,10 @@ draw(losses)
 # %% [markdown]
 # ## 3. Why, and what a schedule does about it
 #
-# RoPE turns each pair of channels at a speed of its own. Left: how much of a turn each pair made in training (grey), and makes in the longer text. Where a line is
-# above the grey, the pair meets angles that it never saw. Right: what it costs, as neighbours come closer together. Interpolation
-# ("linear") keeps every pair within the grey and squeezes all of them; NTK and YaRN leave the fast pairs alone, which tell neighbours apart.
+# RoPE turns each pair of channels at a speed of its own. Left: how much of a turn each pair made in training (grey),
+# and makes in the longer text. Where a line is above the grey, the pair meets angles that it never saw. Right: what
+# it costs, as neighbours come closer together. Interpolation ("linear") keeps every pair within the grey and squeezes
+# all of them; NTK and YaRN leave the fast pairs alone, which tell neighbours apart.
 
 # %%
 schedules = ("default", "linear", "ntk", "yarn")
@@ -78,8 +80,9 @@ plt.show()
 # %% [markdown]
 # ## 4. Extend
 #
-# In place, in one call, which says what it changed and what to expect. Each call takes the place of the one before, and `posenc.restore` brings the model back, to the bit.
-# ReRoPE, last, changes no frequency: it counts no distance beyond its window.
+# In place, in one call, which says what it changed and what to expect. Each call takes the place of the one before,
+# and `posenc.restore` brings the model back, to the bit. ReRoPE, last, changes no frequency: it counts no distance
+# beyond its window.
 
 # %%
 for method in ("linear", "ntk", "yarn", "rerope:window=32"):
@@ -93,8 +96,9 @@ draw(losses)
 # %% [markdown]
 # ## 5. Verify, against what costs nothing
 #
-# That the loss is lower than before says little: the model as it was is broken there. The arm to beat is the same model, shown the last 64 bytes alone (windows of 64 that advance by 32). A method
-# is worth its price where it is below that line, since only there does what lies farther back help.
+# That the loss is lower than before says little: the model as it was is broken there. The arm to beat is the same
+# model, shown the last 64 bytes alone (windows of 64 that advance by 32). A method is worth its price where it is
+# below that line, since only there does what lies farther back help.
 
 # %%
 losses["cut off"] = loss_by_position(model, ids, window=LENGTH)
@@ -108,6 +112,6 @@ for name, loss in losses.items():
 # %% [markdown]
 # ## 6. What it costs
 #
-# The column "trained length" above is one price: a schedule that changes frequencies changes short texts, too, and a map does not up to its window. The cache is the other, as it grows with every
-# token that is kept; the report printed in step 4 has both. From the shell the same steps are `posenc doctor`, `posenc extend --text` and
-# `posenc eval`.
+# The column "trained length" above is one price: a schedule that changes frequencies changes short texts, too, and a
+# map does not up to its window. The cache is the other, as it grows with every token that is kept; the report printed
+# in step 4 has both. From the shell the same steps are `posenc doctor`, `posenc extend --text` and `posenc eval`.
