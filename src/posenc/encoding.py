@@ -39,6 +39,8 @@ class Encoding(nn.Module):
     """What the registry and specs call it; a class of the user's own goes by its class name."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
+    formula: ClassVar[tuple[str, ...]] = ()
+    """What it computes, in LaTeX, a formula each."""
     shift_invariant: ClassVar[bool] = False
     """Attention is unchanged when every position moves by the same amount."""
     needs_length: ClassVar[bool] = False

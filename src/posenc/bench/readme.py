@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/bench.md from the committed results.
+"""Write the table of README.md and those of docs/bench.md from the committed results.
 
     python -m posenc.bench.readme [DIR/results.json]
 
@@ -13,54 +13,33 @@ from pathlib import Path
 from typing import Any
 
 from posenc.bench.plan import MEMORY, TIME
-from posenc.bench.table import MODE_NAMES, Results, in_words, machine_line, markdown, ratio
+from posenc.bench.table import Results, in_words, machine_words, markdown, ratio
 from posenc.errors import InputError
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python -m posenc.bench.readme -->", "<!-- end of speed -->"
-LENGTH, MEMORY_LENGTH, ROTARY_LENGTH = 2048, 4096, 4096
+LENGTH, MEMORY_LENGTH = 2048, 4096
 """What the README shows; docs/bench.md has all."""
 NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
 
 
 def summary(results: Results) -> str:
-    """The README's tables."""
-    tables = [_attention(results), _rotary(results)]
-    return "\n\n".join([f"On {machine_line(results)}", *filter(None, tables)]) + "\n"
-
-
-def _attention(results: Results) -> str:
-    """A line per encoding: posenc and the best of the others, forward, with backward, and in memory; "" without results."""
+    """The README's table: a line per encoding, posenc and the best of the others, forward, with backward, and in memory."""
     trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
     columns = ((TIME, "forward", LENGTH), (TIME, "train", LENGTH), (MEMORY, "forward", MEMORY_LENGTH))
     cases = list(dict.fromkeys(key[1] for key in trials))
-    if not cases:
-        return ""
     rows = []
     for case in cases:
         found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
         rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
-    plain = _told(_row(trials.get((MEMORY, cases[0], "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
-    columns_of = ("forward", "with backward", "peak MiB")
-    head = ["", *(cell for name in columns_of for cell in (f"{name}: posenc", "best other"))]
+    first = cases[0] if cases else None
+    plain = _told(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
+    head = ["", *(cell for name in ("forward", "with backward", "MiB") for cell in (f"{name}: posenc", "best other"))]
     intro = (
-        f"Attention as a module, float32: time over the same module without any position, {LENGTH} tokens; peak memory above "
-        f"inputs and weights in a forward pass over {MEMORY_LENGTH} tokens{f' (without position: {plain} MiB)' if plain else ''}. "
-        "The best other is the least of everything else that was measured: transformers' modules, FlexAttention "
-        "(compiled), and naive: SDPA with the whole bias as its mask. Bias given: an earlier layer made it, which is not timed."
+        f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, "
+        f"{LENGTH} tokens; peak memory in a forward pass over {MEMORY_LENGTH}{f' (without position: {plain} MiB)' if plain else ''}."
     )
-    return f"{intro}\n\n{_markdown(head, rows)}"
-
-
-def _rotary(results: Results) -> str:
-    """A line per candidate of rotary alone; "" without results."""
-    trials = [t for t in results["trials"] if (t["case"], t["length"]) == ("rotary", ROTARY_LENGTH)]
-    if not trials:
-        return ""
-    head = ["", *(f"{t['dtype']}, {MODE_NAMES[t['mode']].lower()}" for t in trials)]
-    names = list(dict.fromkeys(row["name"] for t in trials for row in t["rows"] if row["name"] != t["limit"]))
-    intro = f"Rotary embedding alone: time over a copy of the same bytes, {ROTARY_LENGTH} tokens, 32 and 8 heads of width 128."
-    return f"{intro}\n\n{_markdown(head, [[name, *(_told(_row(t, name)) for t in trials)] for name in names])}"
+    return f"{intro}\n\n{_markdown(head, rows)}\n"
 
 
 def _key(trial: Results) -> tuple[Any, ...]:

@@ -124,15 +124,21 @@ def notes(results: Results) -> list[str]:
     ]
 
 
-def machine_line(results: Results) -> str:
-    """The machine and the settings, in a sentence."""
+def machine_words(results: Results) -> str:
+    """The machine and the settings, in some words."""
     m, s = results["machine"], results["settings"]
     where = m.get("gpu") or f"{m['cpu']} ({m['cores']} cores, {m['instruction_set']})"
     clock = {"cpu": "processor time", "wall": "wall time", "cuda": "CUDA events"}[s["clock"]]
     threads = f"{s['threads']} thread{'s' if s['threads'] > 1 else ''}"
     flushed = ", denormals flushed" if s["flush_denormal"] else ""
+    return f"{where}, {threads}, {clock}{flushed}"
+
+
+def machine_line(results: Results) -> str:
+    """The machine, the settings and the versions, in a sentence."""
     libraries = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return f"{where}, {threads}, {clock}{flushed}; Python {m['python']}, {libraries}; {results['created'][:10]}."
+    python = results["machine"]["python"]
+    return f"{machine_words(results)}; Python {python}, {libraries}; {results['created'][:10]}."
 
 
 def markdown(results: Results) -> str:

@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -65,10 +66,14 @@ def build(name: str, add_help: bool = True) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Of the processes of a launcher, the first alone prints."""
-    if os.environ.get("RANK", "0") == "0":
-        return _main(argv)
-    with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        return _main(argv)
+    try:
+        if os.environ.get("RANK", "0") == "0":
+            return _main(argv)
+        with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+            return _main(argv)
+    finally:
+        if argv is None:  # Ctrl-C while Python ends is its end at once, not a traceback of what cleans up
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _main(argv: Sequence[str] | None) -> int:

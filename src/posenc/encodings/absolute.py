@@ -76,6 +76,10 @@ class Sinusoidal(Absolute):
 
     name = "sinusoidal"
     papers: ClassVar[tuple[str, ...]] = ("vaswani2017attention",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"p_{i,2c} = \sin(i \theta_c), \quad p_{i,2c+1} = \cos(i \theta_c)",
+        r"x_i' = x_i + p_i, \quad \theta_c = b^{-2c/d}",
+    )
     extrapolates = "hoped for"
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
@@ -120,6 +124,7 @@ class Learned(Absolute):
 
     name = "learned"
     papers: ClassVar[tuple[str, ...]] = ("gehring2017convolutional",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' BERT, GPT-2"
 

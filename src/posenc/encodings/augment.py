@@ -27,6 +27,7 @@ class SHAPE(Encoding):
 
     name = "shape"
     papers: ClassVar[tuple[str, ...]] = ("kiyono2021shape",)
+    formula: ClassVar[tuple[str, ...]] = (r"i' = i + u, \quad u \in \{0, \dots, K - 1\} \text{ drawn for each text}",)
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
 
@@ -62,6 +63,10 @@ class CAPE(Encoding):
 
     name = "cape"
     papers: ClassVar[tuple[str, ...]] = ("likhomanenko2021cape",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"i' = (i + u + \epsilon_i)\, e^{\lambda}",
+        r"u \text{ and } \lambda \text{ drawn for each text}, \ \epsilon_i \text{ for each token}",
+    )
     extrapolates = "partly: better than sinusoidal codes, on speech and images"
 
     def __init__(
@@ -122,6 +127,7 @@ class Randomized(Encoding):
 
     name = "randomized"
     papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized",)
+    formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
 
     def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:

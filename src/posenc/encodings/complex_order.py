@@ -33,6 +33,11 @@ class ComplexOrder(Encoding):
 
     name = "complex_order"
     papers: ClassVar[tuple[str, ...]] = ("wang2020encoding",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"z_i = x_i \odot e^{\mathrm{i} (i \omega_i + \varphi_i)}",
+        r"\omega_i = W_\omega x_i + \beta, \quad \varphi_i = W_\varphi x_i",
+        r"x_i' = W [\operatorname{Re} z_i; \operatorname{Im} z_i]",
+    )
     extrapolates = "hoped for"
 
     def __init__(self, dim: int, base: float = 10000.0) -> None:

@@ -31,6 +31,11 @@ class CoPE(Encoding):
 
     name = "cope"
     papers: ClassVar[tuple[str, ...]] = ("golovneva2024contextual",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot (k_j + e_p)}{\sqrt{d}}",
+        r"p = \min\left( n - 1, \sum_{t=j}^{i} \sigma\left( \frac{q_i \cdot k_t}{\sqrt{d}} \right) \right)",
+        r"e_p = (1 - p + \lfloor p \rfloor)\, e_{\lfloor p \rfloor} + (p - \lfloor p \rfloor)\, e_{\lceil p \rceil}",
+    )
     shift_invariant = True
     extrapolates = "yes: far keys share the last count"
     equal_to = "x-transformers"

@@ -127,6 +127,10 @@ class DeBERTa(_Disentangled):
 
     name = "deberta"
     papers: ClassVar[tuple[str, ...]] = ("he2021deberta",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K p_r + k_j \cdot W_h^Q p_r}{\sqrt{3d}}",
+        r"r = \operatorname{clip}(i - j + m, 0, 2m - 1)",
+    )
     equal_to = "transformers' DeBERTa"
 
     def __init__(
@@ -158,6 +162,10 @@ class DeBERTaV2(_Disentangled):
 
     name = "deberta_v2"
     papers: ClassVar[tuple[str, ...]] = ("he2021deberta", "he2023debertav3")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K \bar{p}_r + k_j \cdot W_h^Q \bar{p}_r}{\sqrt{3d}}",
+        r"r = \operatorname{clip}(\beta(i - j) + m, 0, 2m - 1), \quad \bar{p} = \operatorname{LayerNorm}(p)",
+    )
     equal_to = "transformers' DeBERTa-v2"
 
     def __init__(

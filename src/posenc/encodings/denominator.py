@@ -23,6 +23,7 @@ class SoftmaxN(Encoding):
 
     name = "softmax_n"
     papers: ClassVar[tuple[str, ...]] = ("xiao2024efficient",)
+    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
@@ -46,6 +47,7 @@ class LearnedSink(Encoding):
 
     name = "sink"
     papers: ClassVar[tuple[str, ...]] = ("openai2025gptoss",)
+    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
     equal_to = "transformers' gpt-oss"
@@ -96,6 +98,10 @@ class LogN(QueryScale):
 
     name = "log_n"
     papers: ClassVar[tuple[str, ...]] = ("chiang2022overcoming",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \max\left( 1, \frac{\ln n_i}{\ln L} \right) \frac{q_i \cdot k_j}{\sqrt{d}}",
+        r"n_i = \text{keys that the query sees}",
+    )
     shift_invariant = True
     extrapolates = "yes: entropy stays level"
 
@@ -125,6 +131,7 @@ class Temperature(QueryScale):
 
     name = "temperature"
     papers: ClassVar[tuple[str, ...]] = ("peng2024yarn", "gelberg2025extending")
+    formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
 
@@ -152,6 +159,10 @@ class StepTemperature(QueryScale):
 
     name = "step_temperature"
     papers: ClassVar[tuple[str, ...]] = ("meta2025llama4",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = (1 + \beta \ln(1 + n_i)) \frac{q_i \cdot k_j}{\sqrt{d}}",
+        r"n_i = \left\lfloor \frac{i + f}{L} \right\rfloor",
+    )
     extrapolates = "yes: keeps a longer text's attention from thinning out"
     equal_to = "transformers' Llama 4, Ministral 3"
 

@@ -45,6 +45,11 @@ class T5(_DistanceBias):
 
     name = "t5"
     papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
+        r"\beta = n = |j - i| \text{ below } m, \text{ half a direction's buckets, then}",
+        r"\beta = \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} \right\rfloor, 2m - 1\right)",
+    )
     extrapolates = "yes: one bias for all far distances"
     equal_to = "transformers' T5, MPNet"
 
@@ -92,6 +97,10 @@ class ALiBi(_DistanceBias):
 
     name = "alibi"
     papers: ClassVar[tuple[str, ...]] = ("press2022train",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h |i - j|",
+        r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
+    )
     extrapolates = "yes: trained short, tested long"
     equal_to = "transformers' BLOOM, MPT"
 
@@ -121,6 +130,10 @@ class GridALiBi(ALiBi):
 
     name = "grid_alibi"
     papers: ClassVar[tuple[str, ...]] = ("fuller2023croma",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \lVert i - j \rVert",
+        r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
+    )
     extrapolates = "yes: to larger images"
     equal_to = "the formula"
 
@@ -157,6 +170,10 @@ class KERPLE(_DistanceBias):
 
     name = "kerple"
     papers: ClassVar[tuple[str, ...]] = ("chi2022kerple",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - p_h \ln(1 + a_h |i - j|) \quad \text{(log)}",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - a_h |i - j|^{p_h} \quad \text{(power)}",
+    )
     extrapolates = "yes: trained short, tested long"
 
     def __init__(self, num_heads: int, num_layers: int = 1, kind: str = "log", bound: float = 0.01) -> None:
@@ -189,6 +206,10 @@ class Sandwich(_DistanceBias):
 
     name = "sandwich"
     papers: ClassVar[tuple[str, ...]] = ("chi2023dissecting",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8(h + 1)} \sum_{c} \cos((i - j) \theta_c)",
+        r"\theta_c = b^{-2c/\bar{d}}",
+    )
     extrapolates = "yes: trained short, tested long"
 
     def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:
@@ -216,6 +237,10 @@ class Sines(_DistanceBias):
     """
 
     name = "sines"
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + w_{h,1} \sin \pi t + w_{h,2} \cos \pi t",
+        r"t = \frac{i - j}{L}",
+    )
     extrapolates = "no: distances repeat after twice the training length"
 
     def __init__(self, num_heads: int, train_length: int, init_std: float = 0.02) -> None:

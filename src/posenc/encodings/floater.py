@@ -41,6 +41,11 @@ class FLOATER(Encoding):
 
     name = "floater"
     papers: ClassVar[tuple[str, ...]] = ("liu2020learning",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"\frac{\mathrm{d}p}{\mathrm{d}t} = f(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
+        r"q_i' = q_i + p_i^q, \quad k_j' = k_j + p_j^k, \quad v_j' = v_j + p_j^v",
+        r"x_i' = x_i + \text{a sinusoidal code}",
+    )
     extrapolates = "yes: the flow goes on"
     equal_to = "torchdiffeq's solvers"
 

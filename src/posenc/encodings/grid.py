@@ -27,6 +27,10 @@ class GridSinusoidal(Absolute):
 
     name = "grid_sinusoidal"
     papers: ClassVar[tuple[str, ...]] = ("he2022masked", "carion2020end")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"x_i' = x_i + [p(y); p(x)], \quad i = (y, x)",
+        r"p(t) = [\sin(t \theta_c); \cos(t \theta_c)], \quad \theta_c = b^{-4c/d}",
+    )
     extrapolates = "hoped for"
     equal_to = "transformers' ViTMAE, DETR"
     one_axis = False

@@ -22,6 +22,7 @@ class NoPE(Encoding):
 
     name = "none"
     papers: ClassVar[tuple[str, ...]] = ("haviv2022transformer", "kazemnejad2023impact")
+    formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "better than RoPE on small algorithmic tasks"
     equal_to = "the same attention without it"
@@ -63,6 +64,7 @@ class Normalized(_Scalar):
     """
 
     name = "normalized"
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
 
     def __init__(
@@ -94,6 +96,7 @@ class Integer(_Scalar):
     """The position itself, k: unbounded, so tokens late in a long text get codes far outside anything trained on."""
 
     name = "integer"
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + i\, w",)
     extrapolates = "no: unbounded"
 
     def number(self, positions: Positions) -> Tensor:
@@ -109,6 +112,9 @@ class Binary(Absolute):
     """
 
     name = "binary"
+    formula: ClassVar[tuple[str, ...]] = (
+        r"p_{i,c} = \left\lfloor \frac{i}{2^c} \right\rfloor \bmod 2, \quad x_i' = x_i + p_i",
+    )
     extrapolates = "no: unseen digits, then repetition"
 
     def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:

@@ -30,6 +30,10 @@ class PoPE(Encoding):
 
     name = "pope"
     papers: ClassVar[tuple[str, ...]] = ("gopalakrishnan2025decoupling",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} \mu(q_{i,c})\, \mu(k_{j,c}) \cos((j - i) \theta_c + \delta_{h,c})",
+        r"\mu(t) = \ln(1 + e^t), \quad \theta_c = b^{-c/d}, \quad -2\pi \le \delta_{h,c} \le 0",
+    )
     shift_invariant = True
     extrapolates = "yes: trained short, tested long"
     equal_to = "x-transformers"

@@ -34,6 +34,11 @@ class Rotary(Encoding):
 
     name = "rope"
     papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_c' = q_c \cos i\theta_c - q_{c+d/2} \sin i\theta_c, \quad \theta_c = b^{-2c/d}",
+        r"q_{c+d/2}' = q_c \sin i\theta_c + q_{c+d/2} \cos i\theta_c",
+        r"q_i' = R_i q_i, \quad k_j' = R_j k_j, \quad q_i' \cdot k_j' = q_i \cdot R_{j-i} k_j",
+    )
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
@@ -149,6 +154,10 @@ class PRotary(Rotary):
 
     name = "p_rope"
     papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
+        r"\theta_c = \begin{cases} b^{-2c/d} & c < \lfloor f d/2 \rfloor \\ 0 & \text{otherwise} \end{cases}",
+    )
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
@@ -183,6 +192,10 @@ class DecoupledRotary(Rotary):
 
     name = "decoupled_rope"
     papers: ClassVar[tuple[str, ...]] = ("deepseek2024v2",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i = [q_i^C; q_i^R], \quad k_j = [k_j^C; k_j^R]",
+        r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
+    )
     equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
@@ -216,6 +229,10 @@ class XPos(Rotary):
 
     name = "xpos"
     papers: ClassVar[tuple[str, ...]] = ("sun2022length",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = \zeta^{i/S} \odot R_i q_i, \quad k_j' = \zeta^{-j/S} \odot R_j k_j",
+        r"\zeta_c = \frac{2c/d + \gamma}{1 + \gamma}, \quad \theta_c = b^{-2c/d}",
+    )
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     equal_to = "x-transformers, rotary-embedding-torch"
 

@@ -130,6 +130,10 @@ class AxialRotary(AxesRotary):
 
     name = "axial_rope"
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
+        r"\varphi(i) = [x \theta; y \theta], \quad \theta_c = b^{-4c/d}, \quad i = (y, x)",
+    )
     extrapolates = "partly: holds at larger images, less so than learned directions"
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
@@ -215,6 +219,10 @@ class MRotary(AxesRotary):
 
     name = "m_rope"
     papers: ClassVar[tuple[str, ...]] = ("wang2024qwen2vl",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
+        r"\varphi_c(i) = i_{a(c)} \theta_c, \quad \theta_c = b^{-2c/d}, \quad i = (t, y, x)",
+    )
     extrapolates = "partly: images and videos use up fewer numbers"
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
@@ -272,6 +280,10 @@ class MixedRotary(AxesRotary):
     """
 
     name = "mixed_rope"
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(\varphi_h(i))\, q_i, \quad k_j' = R(\varphi_h(j))\, k_j",
+        r"\varphi_{h,c}(i) = y\, \theta_{h,c}^y + x\, \theta_{h,c}^x, \quad i = (y, x)",
+    )
     learned = True
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: holds at larger images"

@@ -32,6 +32,10 @@ class Shaw(ContentBias):
 
     name = "shaw"
     papers: ClassVar[tuple[str, ...]] = ("shaw2018self", "wei2019nezha")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot (k_j + a_r)}{\sqrt{d}}, \quad o_i = \sum_j \alpha_{ij} (v_j + b_r)",
+        r"r = \operatorname{clip}(j - i, -K, K)",
+    )
     shift_invariant = True
     extrapolates = "yes: clipped distances exist at any length"
     equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"

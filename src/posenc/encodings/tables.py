@@ -29,6 +29,10 @@ class Hierarchical(Absolute):
 
     name = "hierarchical"
     papers: ClassVar[tuple[str, ...]] = ("su2020hierarchical",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"x_i' = x_i + \alpha u_{\lfloor i/n \rfloor} + (1 - \alpha) u_{i \bmod n}",
+        r"u_r = \frac{P_r - \alpha P_0}{1 - \alpha}, \quad P \in \mathbb{R}^{n \times d}",
+    )
     extrapolates = "yes: from n to n^2 positions without training"
 
     def __init__(
@@ -71,6 +75,7 @@ class Multiplicative(Learned):
 
     name = "multiplicative"
     papers: ClassVar[tuple[str, ...]] = ("su2021positions",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i \odot (1 + P_i), \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
     equal_to = "the formula"
 
@@ -95,6 +100,7 @@ class AxialTable(Absolute):
 
     name = "axial_table"
     papers: ClassVar[tuple[str, ...]] = ("kitaev2020reformer",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + [A_{\lfloor i/n \rfloor}; B_{i \bmod n}]",)
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' Reformer"
     one_axis = False
@@ -150,6 +156,7 @@ class GridTable(Absolute):
 
     name = "grid_table"
     papers: ClassVar[tuple[str, ...]] = ("dosovitskiy2021image",)
+    formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_{y,x}, \quad i = (y, x)",)
     extrapolates = "partly: to larger images by interpolation"
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False

@@ -32,6 +32,10 @@ class TransformerXL(ContentBias):
     """
 
     name = "transformer_xl"
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{(q_i + u_h) \cdot k_j + (q_i + v_h) \cdot W_h \rho_{i-j}}{\sqrt{d}}",
+        r"\rho_t = [\sin t \theta_c; \cos t \theta_c]",
+    )
     papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
     shift_invariant = True
     extrapolates = "yes: attends further back than in training"

@@ -33,6 +33,10 @@ class TUPE(ContentBias):
     """
 
     name = "tupe"
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}}",
+        r"\text{[CLS], at 0: a learned number instead of the second term}",
+    )
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
     extrapolates = "no: undefined past the table"
 
@@ -111,6 +115,10 @@ class TUPER(TUPE):
 
     name = "tupe_r"
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking", "raffel2020exploring")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}} + B_{h,\beta(j-i)}",
+        r"\text{[CLS], at 0: a learned number instead of all but the first term}",
+    )
 
     def __init__(
         self,

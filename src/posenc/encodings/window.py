@@ -97,6 +97,9 @@ class WindowTable(_Window):
 
     name = "swin"
     papers: ClassVar[tuple[str, ...]] = ("liu2021swin",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
+    )
     extrapolates = "partly: to other windows by interpolation"
     equal_to = "transformers' Swin"
 
@@ -211,6 +214,10 @@ class ClassWindowTable(WindowTable):
 
     name = "beit"
     papers: ClassVar[tuple[str, ...]] = ("bao2022beit",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
+        r"\text{and } B_{h,1},\ B_{h,2},\ B_{h,3} \text{ from [CLS], to it, and within it}",
+    )
     equal_to = "transformers' BEiT"
     special_rows = 3
 
@@ -263,6 +270,11 @@ class LogWindow(_Window):
 
     name = "swin_v2"
     papers: ClassVar[tuple[str, ...]] = ("liu2022swin",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \tau_h \frac{q_i \cdot k_j}{\lVert q_i \rVert \lVert k_j \rVert} + B_{ij}",
+        r"B_{ij} = 16\, \sigma(f_h(g(\Delta y), g(\Delta x))), \quad i - j = (\Delta y, \Delta x)",
+        r"g(t) = \frac{\operatorname{sign} t}{3} \log_2\left( 1 + \frac{8 |t|}{n - 1} \right)",
+    )
     extrapolates = "yes: the function is defined for windows of any size"
     equal_to = "transformers' Swin v2"
 

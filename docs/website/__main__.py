@@ -1,0 +1,12 @@
+"""Builds the site: python -m website, in docs/ (`make docs`)."""
+
+import argparse
+from pathlib import Path
+
+from website.build import build
+from website.page import ROOT
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m website", description="Build the documentation's site.")
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="the folder to make (default: site)")
+    print(f"{build(parser.parse_args().out)}: open it in a browser")

@@ -1,0 +1,196 @@
+"""A page for each encoding, made of what its class declares and says, and the overview of all."""
+
+import inspect
+import re
+from functools import cache
+from html import escape
+from typing import Any
+
+import posenc
+from posenc.encoding import Encoding
+from posenc.encodings import ENCODINGS
+from posenc.listing import SHAPE, rows
+from posenc.report.analysis import drawn
+from website.measured import measured, mentions, parity
+from website.page import Page, formula, plain, table
+from website.pictures import has_grid, pictures
+from website.snippets import snippet
+
+FAMILIES = {
+    "On the input": "A code joins each token's vector before the first layer.",
+    "On queries and keys": "Queries and keys are changed by their positions before they meet.",
+    "On the scores": "A number is added to the score of each query and key.",
+    "On positions": "Positions are moved in training, and any other encoding reads them.",
+    "On the softmax": "The softmax's denominator, or how sharp it is, depends on position or length.",
+}
+"""Where an encoding acts, and what that means."""
+SYMBOLS = {
+    r"i, j": "positions of the query and of the key; on a grid (y, x)",
+    r"x_i, p_i": "the input of the first layer at position i, and its code",
+    r"q_i, k_j, v_j": "queries, keys and values as projected; a prime marks what takes their place",
+    r"s_{ij}, \alpha_{ij}, o_i": "the score that enters the softmax, the weight that leaves it, and the output",
+    r"d, c": "channels of what is encoded, the input or a head; one of them, or a pair",
+    r"\theta_c, b": "the frequency of a pair, in radians a position, and its base",
+    r"R_i, R(\varphi)": "turns every pair, by its frequency times i or by an angle of its own",
+    r"h, H": "a head, and how many there are",
+    r"N, L": "tokens of the text, and the length trained on",
+    r"P, A, B, W, U, a, u, v, w": "what is learned: tables, matrices, vectors and numbers",
+    r"[a; b], \odot, \sigma": "one after the other, channel by channel, and the logistic function",
+}
+"""Of the formulas; other letters are arguments of the class."""
+
+
+def pages() -> list[Page]:
+    """The overview, and every encoding's page by family."""
+    return [
+        _overview(),
+        *sorted((_page(name) for name in ENCODINGS), key=lambda page: list(FAMILIES).index(page.group)),
+    ]
+
+
+def family(cls: type[Encoding]) -> str:
+    """Which of the families an encoding belongs to; one that acts nowhere is with those of the input."""
+    sites = cls.sites()
+    if "place" in sites:
+        return "On positions"
+    if "sink" in sites or cls.rotates_last:
+        return "On the softmax"
+    if "embed" in sites or not sites:
+        return "On the input"
+    return "On the scores" if "bias" in sites else "On queries and keys"
+
+
+def linked(text: str) -> str:
+    """The conformance page with a link to each encoding's own."""
+    return re.sub(r"^\| `(\w+)` \|", r"| [`\1`](encodings/\1.md) |", text, flags=re.MULTILINE)
+
+
+@cache
+def declared() -> dict[str, dict[str, Any]]:
+    """What `posenc list` knows of each encoding."""
+    return {row["name"]: row for row in rows()}
+
+
+def _overview() -> Page:
+    known = declared()
+    parts = [
+        "# The encodings",
+        f"{len(known)} of them, by where they act. Each page has the formula, a picture, what is known and measured, code that runs, "
+        "and the source. They are added up and taken in turns by "
+        "[`posenc.create`](../reference/posenc.encodings.md). [What holds for each](../encodings.md) is one table.",
+    ]
+    for title, about in FAMILIES.items():
+        own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]
+        cells = [
+            (f"[`{row['name']}`]({row['name']}.md)", plain(row["summary"].rstrip(".")), "yes" if row["learned"] else "no",
+             plain(row["extrapolates"]))
+            for row in own
+        ]  # fmt: skip
+        parts += [
+            f"## {title}",
+            about,
+            table(("name", "what it is", "learned", "past the training length, its source says"), cells),
+        ]
+    symbols = table(("symbol", "meaning"), ((formula(latex), meaning) for latex, meaning in SYMBOLS.items()))
+    return Page(
+        "encodings/index.md",
+        "Encodings",
+        "\n\n".join(
+            [*parts, "## Symbols", symbols, "Other letters are arguments of the class, by their first one.", ""]
+        ),
+    )
+
+
+def _page(name: str) -> Page:
+    cls = ENCODINGS[name]
+    lead, rest = _said(cls)
+    drawings = [
+        f"<figure>{drawn(picture, f'p{number}-')}<figcaption>{escape(picture.see)}</figcaption></figure>"
+        for number, picture in enumerate(pictures(name))
+    ]
+    parts = [
+        f"# `{name}`",
+        f"`posenc.{cls.__name__}`{{ .class }}",
+        _prose(lead, cls),
+        "## Formula",
+        f'<div class="formulas">{"".join(map(formula, cls.formula))}</div>',
+        "[What the letters mean](index.md#symbols).",
+        "## Picture",
+        f'<div class="drawings">{"".join(drawings)}</div>',
+        "What it learns is shown as it starts." if declared()[name]["learned"] else "",
+        f"More of the kind: `posenc analyze {name}` ([what it asks](../analyze.md)).",
+        "## What it does",
+        _signature(cls),
+        *(_prose(paragraph, cls) for paragraph in rest),
+        "## When to use it",
+        _traits(cls),
+        *measured(name),
+        *mentions(name, cls),
+        "## Code",
+        f"```python\n{snippet(name)}```",
+        "## Source",
+        _source(cls),
+        "## What holds",
+        f"Equal to {plain(cls.equal_to)}, up to rounding." if cls.equal_to != "the formula" else "",
+        parity(name),
+    ]
+    return Page(f"encodings/{name}.md", name, "\n\n".join(part for part in parts if part) + "\n", family(cls))
+
+
+def _said(cls: type[Encoding]) -> tuple[str, list[str]]:
+    """The docstring's first paragraph, and the others."""
+    lead, *rest = re.split(r"\n\s*\n", inspect.cleandoc(cls.__doc__ or ""))
+    return lead, rest
+
+
+def _prose(paragraph: str, cls: type[Encoding]) -> str:
+    """A paragraph of a docstring; one that names arguments becomes a list of them."""
+    names = "|".join(map(re.escape, cls.arguments()))
+    argument = re.compile(rf"(?:^|(?<=[.;:)] )|(?<=\n))((?:{names})(?:, (?:{names}))*): ", re.MULTILINE)
+    if not names or not argument.search(paragraph):
+        return _linked(plain(" ".join(paragraph.split())))
+    before, *found = argument.split(paragraph)
+    items = [
+        f"- **{plain(told)}**: {_linked(plain(' '.join(text.split())))}"
+        for told, text in zip(found[::2], found[1::2], strict=True)
+    ]
+    intro = _linked(plain(" ".join(before.split())))
+    return "\n\n".join(part for part in (intro, "\n".join(items)) if part)
+
+
+def _linked(text: str) -> str:
+    """Names of encodings' classes and of functions in code lead to their pages."""
+    classes = {cls.__name__: name for name, cls in ENCODINGS.items()}
+    text = re.sub(r"`(\w+)`", lambda m: f"[{m[0]}]({classes[m[1]]}.md)" if m[1] in classes else m[0], text)
+    return re.sub(r"`(?:posenc\.)?functional\.(\w+)`", r"[`functional.\1`][posenc.functional.\1]", text)
+
+
+def _signature(cls: type[Encoding]) -> str:
+    """The constructor's arguments, as code."""
+    told = ",\n    ".join(map(str, cls.arguments().values()))
+    told = re.sub(r"\b(?:collections\.abc|typing|torch)\.", "", told).replace("'", '"')
+    return f"```python\nposenc.{cls.__name__}(\n    {told},\n)\n```" if told else ""
+
+
+def _traits(cls: type[Encoding]) -> str:
+    """What the class declares, and an encoding of a causal text model made of it, as a list."""
+    row, made = declared()[cls.name], posenc.create(cls.name, **SHAPE)
+    told = [
+        ("acts on", ", ".join(row["acts_on"]) or "nothing"),
+        ("learned", "yes" if row["learned"] else "no"),
+        ("past the training length, its source says", plain(cls.extrapolates)),
+        ("the same when all positions move alike", "yes" if made.shift_invariant else "no"),
+        ("tells one order from another without a causal mask", "" if made.sees_order else "no"),
+        ("images and video", "positions on a grid" if has_grid(cls.name) else ""),
+        ("attention", "causal alone" if made.causal_only else ""),
+        ("cached decoding", "no: a code depends on the length" if made.needs_length else ""),
+        ("positions", "as many as it is made for" if made.max_positions is not None else ""),
+    ]
+    return "\n".join(f"- **{trait}**: {value}" for trait, value in told if value)
+
+
+def _source(cls: type[Encoding]) -> str:
+    """The papers as BibTeX, and how to get it."""
+    if not cls.papers:
+        return "No paper: it is here to be compared with."
+    return f"```bibtex\n{posenc.cite(cls)}\n```\n\nThe same: `posenc cite {cls.name}`, `posenc.cite({cls.name!r})`."

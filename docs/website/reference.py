@@ -1,0 +1,92 @@
+"""The API, from the public names and their docstrings, and the commands, from their parsers."""
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+import posenc
+from posenc.cli import COMMANDS, build
+from posenc.cli.common import HelpFormatter, TableFormatter
+from website.page import Page, plain, table
+
+MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "posenc": ("The core", ()),
+    "posenc.encodings": ("Encodings", ()),
+    "posenc.functional": (
+        "Formulas as functions",
+        ("rotary", "compile_rotary", "sinusoidal", "sinusoidal_from", "frequency_curve", "shift_matrix", "turning", "binary_digits",
+         "layout_permutation", "alibi_slopes", "t5_bucket", "deberta_bucket"),
+    ),
+    "posenc.frequencies": ("Frequency schedules", ()),
+    "posenc.position_maps": (
+        "Position maps",
+        ("PositionMap", "create", "rerope", "leaky_rerope", "inverse_leaky", "self_extend", "streaming", "lm_infinite", "string",
+         "lampe", "dual_chunk"),
+    ),
+    "posenc.bias": (
+        "Terms of the scores",
+        ("Score", "Relative", "Positional", "QueryRelative", "KeyRelative", "Factored", "Dense", "Values", "KeyValues"),
+    ),
+    "posenc.pretrained": ("Pretrained models", ()),
+    "posenc.tasks": ("Tasks", ()),
+    "posenc.evals.attention": ("Where a model looks", ("attention_profile",)),
+    "posenc.analysis": ("Analysis", ()),
+    "posenc.analysis.plots": ("Plots", ()),
+    "posenc.conformance": ("Conformance", ()),
+    "posenc.distributed": ("Many processes", ()),
+    "posenc.engines": ("Where cells are computed", ()),
+    "posenc.lab.compare": ("Comparisons", ("Comparison", "compare")),
+    "posenc.lab.config": ("Their settings", ("Settings", "Recipe", "Run", "Preset")),
+    "posenc.lab.data": ("Their data", ("load", "Corpus", "draw", "with_copies")),
+    "posenc.report.explorer": ("The explorer", ("page", "block", "fields")),
+}  # fmt: skip
+"""What has a page: its title, and its names where the module has no `__all__`."""
+
+
+def pages() -> list[Page]:
+    """An overview, the commands, and a page for each module."""
+    found = [_commands(), *map(_module, MODULES)]
+    lines = [f"- [{page.title}]({page.path.split('/')[1]})" for page in found]
+    text = "# Reference\n\nPublic is what these pages name; everything else may change.\n\n" + "\n".join(lines) + "\n"
+    return [Page("reference/index.md", "Reference", text), *found]
+
+
+def public(name: str) -> dict[str, Any]:
+    """The classes and functions that a module offers by name; of posenc's own, those that no other page has."""
+    module = import_module(name)
+    names = MODULES[name][1] or module.__all__
+    others = posenc.encodings.__all__ if name == "posenc" else ()
+    found = {each: getattr(module, each) for each in names if each not in others}
+    return {each: thing for each, thing in found.items() if hasattr(thing, "__qualname__")}
+
+
+def _module(name: str) -> Page:
+    title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
+    entries = "\n\n".join(f"::: {thing.__module__}.{thing.__qualname__}" for thing in public(name).values())
+    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
+
+
+def _commands() -> Page:
+    parts = "\n\n".join(map(_command, COMMANDS))
+    text = f"# Commands\n\nExit codes: 0 done, 1 failed or interrupted, 2 bad usage.\n\n{parts}\n"
+    return Page("reference/commands.md", "Commands", text)
+
+
+def _command(name: str) -> str:
+    """What a command's parser says in its help, its options as a table."""
+    parser = build(name)
+    formatter = HelpFormatter(parser.prog)
+    rows = []
+    for action in parser._actions:  # what argparse has no public name for
+        written = ", ".join(action.option_strings) or action.dest
+        value = (
+            ""
+            if action.nargs == 0 or not action.option_strings
+            else formatter._format_args(action, action.dest.upper())
+        )
+        rows.append(
+            (f"`{written} {value}".rstrip() + "`", plain(formatter._expand_help(action) if action.help else ""))
+        )
+    epilog = parser.epilog or ""
+    after = f"```text\n{epilog}\n```" if epilog and parser.formatter_class is TableFormatter else plain(epilog)
+    return f"## posenc {name}\n\n{parser.description}\n\n{table(('option', ''), rows)}\n\n{after}"
