@@ -92,6 +92,11 @@ class Placement:
         """Coordinates per token: 1 for text, 2 for images, 3 for video."""
         return 1 if self.q.dim() == 2 else self.q.shape[2]
 
+    @property
+    def fractional(self) -> bool:
+        """Whether positions are numbers that need not be whole."""
+        return self.q.is_floating_point() or self.k.is_floating_point()
+
     def of_images(self, known: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """What is known of each of `images`, as the queries and the keys that are of it have it: of (images, ...) numbers,
         (batch or 1, n or 1, ...) twice."""
@@ -108,6 +113,18 @@ class Placement:
         """
         if self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
+
+    def require_whole(self, why: str, remedy: str = "pass the full sequence") -> None:
+        """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them.
+
+        Raises:
+            InputError: they are not as many as the keys.
+        """
+        if self.num_queries != self.num_keys:
+            raise InputError(
+                f"{why}, so it needs the whole sequence: only {self.num_queries} of {self.num_keys} tokens are here; "
+                f"{remedy}"
+            )
 
     @property
     def batch(self) -> int:
