@@ -58,7 +58,7 @@ def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
         if (name := f"{host}, seed {seed}") not in results:
             model, _ = train.train(config.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
             results[name] = measure(model, corpus.test, "log_n" in host)
-            path.write_text(json.dumps(results))
+            path.write_text(json.dumps(results) + "\n")
     print(table(results))
 
 

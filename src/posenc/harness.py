@@ -26,6 +26,8 @@ from posenc.files import Folder
 from posenc.tasks import Sample, Task, create
 from posenc.tasks.task import check_depth, encode
 
+__all__ = ["as_text", "dataset", "generated", "group_name", "likelihood", "main", "write"]
+
 TASK = """\
 task: {name}
 tag: posenc

@@ -19,6 +19,11 @@ from posenc.ids import exact
 from posenc.positions import Positions
 from posenc.regions import Branch, Region
 
+__all__ = [
+    "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "lampe", "leaky_rerope", "lm_infinite", "rerope",
+    "self_extend", "streaming", "string",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class PositionMap:
@@ -219,7 +224,7 @@ def _from(window: int) -> Region:
 
 def _distance_map(
     name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True
-) -> PositionMap:  # fmt: skip
+) -> PositionMap:
     """A map that leaves distances below a window as they are."""
     return PositionMap(name, options, (Branch(Region(farthest=window), most=far.most), far), shift_invariant, (paper,))
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from posenc.checks import check_tensor, checked, shown
 from posenc.errors import InputError
 
+__all__ = ["Estimate", "estimate", "t_quantile", "wilson"]
+
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
 

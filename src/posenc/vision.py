@@ -14,6 +14,8 @@ from posenc.errors import InputError
 from posenc.ids import as_indices, taken
 from posenc.positions import Positions
 
+__all__ = ["VisionConfig", "VisionTransformer"]
+
 MOST_REGISTERS = 2**12
 
 

@@ -16,6 +16,8 @@ from posenc.conformance.golden import Case
 from posenc.conformance.invariants import INVARIANTS
 from posenc.conformance.kinds import FLOAT32, Kind, exactly, the_kind
 
+__all__ = ["Verdict", "conform"]
+
 
 @dataclass(frozen=True)
 class Verdict:

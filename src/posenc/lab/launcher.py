@@ -21,6 +21,8 @@ from posenc.errors import InputError
 from posenc.lab.parallel import DDP, FSDP, Processes, joint, processes
 from posenc.lab.task import Corpus
 
+__all__ = ["Together", "follow", "launched", "together"]
+
 FAREWELL = 20.0
 """Seconds that a process which fails waits for the others to learn of it."""
 

@@ -14,6 +14,10 @@ from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
 
+__all__ = [
+    "TableExtension", "extend_table", "has_learned_table", "restore_table", "rows_of_table", "table_module", "table_of",
+]  # fmt: skip
+
 TABLES: dict[str, str] = {
     **dict.fromkeys(
         ("albert", "bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"),

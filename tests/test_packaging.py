@@ -1,0 +1,207 @@
+"""The package itself: its names, what importing it costs, its metadata, and its distributions, installed."""
+
+import email
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import yaml
+
+import posenc
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MODULES = [
+    each.name for each in pkgutil.walk_packages(posenc.__path__, "posenc.") if not each.name.endswith("__main__")
+]
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_public_names_are_there_and_documented():
+    assert len(set(posenc.__all__)) == len(posenc.__all__)
+    for name in posenc.__all__:
+        assert name == "ENCODINGS" or getattr(posenc, name).__doc__, name
+
+
+def test_nothing_else_is_public():
+    """What is neither named in __all__ nor private is a module of ours, which `dir` leaves out."""
+    named = {name for name in dir(posenc) if not name.startswith("__")}
+    assert named == set(posenc.__all__)
+    others = {name: value for name, value in vars(posenc).items() if name not in named and not name.startswith("_")}
+    assert all(isinstance(value, ModuleType) and value.__name__ == f"posenc.{name}" for name, value in others.items())
+
+
+def test_every_list_of_names_is_true():
+    for module in map(import_module, MODULES):
+        assert all(hasattr(module, name) for name in getattr(module, "__all__", ())), module.__name__
+
+
+def test_pages_and_examples_use_named_names():
+    """What README, docs and examples import is a module of ours or a name in its module's list."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    told = "\n".join(path.read_text(encoding="utf-8") for path in texts)
+    for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", told, re.MULTILINE):
+        listed = getattr(import_module(module), "__all__", ())
+        for name in names.split(", "):
+            assert name in listed or f"{module}.{name}" in MODULES, f"{module}.{name}"
+
+
+def test_importing_posenc_brings_torch_alone():
+    """No package of an extra, nothing of ours that attention can do without, and no warning, from any name."""
+    code = """
+import sys, torch
+torchs = set(sys.modules)
+import posenc
+print(*sorted(set(sys.modules) - torchs))
+import posenc.cli, posenc.conformance
+from posenc import *
+"""
+    brought = run(sys.executable, "-W", "error", "-c", code).split()
+    assert [name for name in brought if name.partition(".")[0] not in ("posenc", *sys.stdlib_module_names)] == []
+    ours = {name.split(".")[1] for name in brought if "." in name}
+    heavy = {"analysis", "bench", "cli", "conformance", "engines", "evals", "lab", "pretrained", "report", "tasks"}
+    assert ours & (heavy | {"bibliography", "listing", "transformer", "vision"}) == set()
+
+
+@pytest.mark.slow
+def test_no_module_warns_on_import():
+    run(sys.executable, "-W", "error", "-c", "\n".join(f"import {name}" for name in MODULES))
+
+
+@pytest.mark.slow
+def test_readme_and_a_comparison_warn_of_nothing(tmp_path):
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "readme.py").write_text("\n".join(snippets), encoding="utf-8")
+    strict = (sys.executable, "-W", "error")
+    run(*strict, "readme.py", cwd=tmp_path)
+    tiny = ("--preset", "quick", "--encodings", "rope", "alibi", "--seeds", "1", "--steps", "2", "--out", "tiny")
+    run(*strict, "-m", "posenc", "compare", *tiny, cwd=tmp_path)
+
+
+def test_version_is_the_same_everywhere():
+    version = posenc.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    released = re.findall(
+        r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert released[0] == (version, str(citation["date-released"]))
+    assert citation["version"] == version
+    assert citation["license"] == PROJECT["license"]
+
+
+def test_extras_are_those_that_messages_name_and_dev_has_all():
+    extras = PROJECT["optional-dependencies"]
+    (own,) = (re.findall(r"[\w-]+", line)[1:] for line in extras["dev"] if line.startswith("posenc["))
+    assert {"dev", *own} == set(extras)
+    for message in re.findall(r"pip install '?posenc\[(\w+)\]", "\n".join(map(Path.read_text, sources()))):
+        assert message in extras
+
+
+def sources() -> list[Path]:
+    return [path for path in (ROOT / "src").rglob("*.py") if "__pycache__" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory) -> Path:
+    """A folder with an sdist, the wheel made from it, and the wheel made from the checkout."""
+    pytest.importorskip("hatchling", reason="the extra dev has it")
+    made = tmp_path_factory.mktemp("dist")
+    hatchling = (sys.executable, "-m", "hatchling", "build", "-d")
+    run(*hatchling, made, "-t", "sdist", "-t", "wheel", cwd=ROOT)
+    with tarfile.open(next(made.glob("*.tar.gz"))) as sdist:
+        sdist.extractall(made / "unpacked", filter="data")
+    run(*hatchling, made / "again", "-t", "wheel", cwd=next((made / "unpacked").iterdir()))
+    return made
+
+
+def wheel(folder: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_wheel_holds_the_library_and_its_data_alone(distributions):
+    kept = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with wheel(distributions) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        info = email.message_from_bytes(
+            archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
+        )
+    assert names == kept
+    assert {"papers.bib", "golden.json", "py.typed", "page.html", "explorer.js", "style.css"} <= {
+        name.rpartition("/")[2] for name in names
+    }
+    assert (info["Name"], info["Version"], info["License-Expression"]) == ("posenc", posenc.__version__, "Apache-2.0")
+    assert info["Description-Content-Type"] == "text/markdown"
+    assert info.get_payload(decode=True) == (ROOT / "README.md").read_bytes()
+    core = [line for line in info.get_all("Requires-Dist") if "extra ==" not in line]
+    assert core == ["torch>=2.9"]
+
+
+def test_sdist_makes_the_same_wheel(distributions):
+    with wheel(distributions) as ours, wheel(distributions / "again") as again:
+        assert {entry.filename: entry.CRC for entry in ours.infolist()} == {
+            entry.filename: entry.CRC for entry in again.infolist()
+        }
+
+
+def test_sdist_can_be_tested(distributions):
+    unpacked = next((distributions / "unpacked").iterdir())
+    for name in ("tests/test_packaging.py", "constraints.txt", "Makefile", "CHANGELOG.md", "docs", "benchmarks"):
+        assert (unpacked / name).exists(), name
+
+
+@pytest.mark.slow
+def test_wheel_works_alone(distributions, tmp_path):
+    """In an environment of its own, beside the packages that are here, and far from the checkout."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--no-deps", "--no-index", *distributions.glob("*.whl"))
+    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    away = tmp_path / "away"
+    away.mkdir()
+
+    def there(command: str, *arguments: str) -> str:
+        return run("env", "-u", "PYTHONPATH", python.parent / command, *arguments, cwd=away)
+
+    where, version = there("python", "-c", "import posenc; print(posenc.__file__, posenc.__version__)").split()
+    assert Path(where).is_relative_to(site)
+    assert version == posenc.__version__
+    listed = there("posenc", "list")
+    assert all(name in listed for name in posenc.ENCODINGS)
+    there("posenc", "explore", "--out", "page.html")
+    assert "<script>" in (away / "page.html").read_text(encoding="utf-8")
+    assert "conforms" in there("posenc", "conform", "posenc.functional:sinusoidal", "--as", "sinusoidal")
+
+
+@pytest.mark.slow
+def test_every_public_type_is_known():
+    """What a type checker learns from py.typed: no name of any public module is of an unknown or ambiguous type."""
+    pytest.importorskip("basedpyright", reason="the extra dev has it")
+    command = [sys.executable, "-m", "basedpyright", "--verifytypes", "posenc", "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = json.loads(done.stdout)["typeCompleteness"]
+    unknown = [each["name"] for each in found["symbols"] if not each["isTypeKnown"] or each["isTypeAmbiguous"]]
+    assert found["symbols"]
+    assert unknown == []
