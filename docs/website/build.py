@@ -60,7 +60,7 @@ def stage(folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    config |= {"docs_dir": pages.name, "nav": navigation(config["nav"], generated, texts)}
+    config |= {"docs_dir": pages.name, "nav": navigation(config["nav"], generated)}
     handlers = next(plugin["mkdocstrings"]["handlers"] for plugin in config["plugins"] if "mkdocstrings" in plugin)
     handlers["python"]["paths"] = [str(ROOT / "src")]
     written = folder / "mkdocs.yml"
@@ -68,17 +68,17 @@ def stage(folder: Path) -> Path:
     return written
 
 
-def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict[str, str]) -> list[Any]:
+def navigation(nav: Sequence[Any], generated: dict[str, list[Page]]) -> list[Any]:
     """The navigation of mkdocs.yml with every generated page below the one that opens its section."""
     found: list[Any] = []
     for entry in nav:
         ((title, target),) = entry.items()
         if isinstance(target, list):
-            found.append({title: navigation(target, generated, texts)})
+            found.append({title: navigation(target, generated)})
         elif target in generated:
             below = _grouped(page for page in generated[target] if page.path != target)
-            found.append({title: [*([target] if target in texts else []), *below]})
-        elif target in texts:
+            found.append({title: [target, *below]})
+        else:
             found.append(entry)
     return found
 

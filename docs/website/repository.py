@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from website.markdown import for_site, place
@@ -9,26 +10,30 @@ from website.page import DOCS, ROOT, Page, heading, plain, table
 
 
 def examples() -> list[Page]:
-    """A page for each example: what it says of itself, and its code."""
-    return [_notebook(p) if p.suffix == ".ipynb" else _script(p) for p in sorted((ROOT / "examples").glob("*.[pi]*y*"))]
+    """A page for each example: what it is and its code, which says the rest; of a notebook, its cells."""
+    found = []
+    for path in sorted((ROOT / "examples").rglob("*.py")):
+        code, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+        notebook = code.startswith("# %%")
+        text = _cells(code) if notebook else _script(code, where)
+        found.append(Page(where.with_suffix(".md").as_posix(), path.name, text, "Notebooks" if notebook else ""))
+    return found
 
 
-def _script(path: Path) -> Page:
-    code = path.read_text(encoding="utf-8")
-    about = ast.get_docstring(ast.parse(code)) or path.stem
-    first, _, rest = about.partition("\n\n")
-    text = f"# {path.name}\n\n{plain(first)}\n\n{plain(rest)}\n\n```sh\npython examples/{path.name}\n```\n\n"
-    return Page(f"examples/{path.stem}.md", path.name, f"{text}```python\n{code}```\n")
+def _script(code: str, where: Path) -> str:
+    about = (ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0]
+    return f"# {plain(where.name)}\n\n{plain(about)}\n\n```python\n{code}```\n"
 
 
-def _notebook(path: Path) -> Page:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(cell["source"]) for cell in cells]
-    shown = [
-        text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
-        for cell, text in zip(cells, texts, strict=True)
-    ]
-    return Page(f"examples/{path.stem}.md", path.name, "\n\n".join(shown) + "\n")
+def _cells(code: str) -> str:
+    """Cells of text as text, and of code as code."""
+    shown = []
+    for kind, cell in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", code, flags=re.MULTILINE):
+        text = (
+            re.sub(r"^# ?", "", cell, flags=re.MULTILINE) if "markdown" in kind else f"```python\n{cell.strip()}\n```"
+        )
+        shown.append(text.strip())
+    return "\n\n".join(shown) + "\n"
 
 
 def results() -> Page:
