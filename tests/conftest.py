@@ -14,6 +14,17 @@ settings.load_profile("posenc")
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser():
     """A real browser for the pages. There is one in a process: Playwright's loop bears no second."""
@@ -25,3 +36,23 @@ def browser():
     with sync_playwright() as p:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
         yield p.chromium.launch(executable_path=CHROMIUM, args=flags)
+
+
+@pytest.fixture
+def new_tab(browser):
+    """Opens tabs; whatever their consoles say, every dialog and every request to elsewhere fails the test."""
+    opened, complaints = [], []
+
+    def new_tab(**options):
+        tab = browser.new_page(**options)
+        opened.append(tab)
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
+        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else complaints.append(r.url))
+        return tab
+
+    yield new_tab
+    for tab in opened:
+        tab.close()
+    assert complaints == []

@@ -11,12 +11,7 @@ import pytest
 import posenc
 from posenc import cli
 from posenc.tasks import TASKS
-
-
-def run(capsys, *arguments):
-    code = cli.main(arguments)
-    out, err = capsys.readouterr()
-    return code, out, err
+from references.commands import run
 
 
 def test_list_and_cite(capsys, tmp_path):

@@ -155,6 +155,14 @@ def test_the_way_through_the_code_passes_every_file():
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+    for target, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
+            page = path.parent / target if target else path
+            assert page.exists(), target
+            assert not heading or heading in headings(page), f"{target}#{heading}"
+
+
+def headings(path: Path) -> set[str]:
+    """What GitHub makes of a page's headings in addresses."""
+    found = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found}

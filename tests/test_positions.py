@@ -212,3 +212,12 @@ def test_prefix_tokens_are_whole():
 def test_tokens_are_counted_in_whole_numbers(make):
     with pytest.raises(posenc.InputError, match=r"integer|whole"):
         make()
+
+
+def test_positions_print_in_a_line():
+    assert repr(Positions.arange(1, 57, causal=True)) == "Positions(1 query from 57, 58 keys from 0, causal)"
+    assert repr(Positions.from_mask(torch.ones(2, 3))) == "Positions(3 queries, 3 keys, 2 rows, padded)"
+    assert repr(Positions.packed([2, 3])) == "Positions(5 queries, 5 keys, packed)"
+    assert repr(Positions.grid(2, 3)) == "Positions(6 queries, 6 keys, 2 axes)"
+    assert repr(Positions.arange(8).shard(0, 2)) == "Positions(4 queries from 0, 8 keys from 0, a shard)"
+    assert repr(Positions.arange(4, device="meta")) == "Positions(4 queries from 0, 4 keys from 0)"

@@ -59,11 +59,6 @@ SUMS = {
 MOVED = pytest.mark.parametrize("name", TURNING)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def model(encoding: Encoding) -> Transformer:
     host = Transformer(CONFIG, encoding).double().eval()
     for parameter in encoding.parameters():

@@ -19,11 +19,6 @@ from references import loops
 LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Kernels even for small inputs, in many blocks."""

@@ -6,18 +6,19 @@ from pathlib import Path
 
 from website.page import DOCS, ROOT
 
-LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+"""A link, whose text may hold an image, or an image."""
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
 NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd)\b)")
 """What opens no element that these pages have: <q, k> is a product."""
 
 
 def for_site(text: str, page: Path) -> str:
-    """The text of a page of docs/ with links out of docs/ led to where the site has the same, and no < that would be
-    taken for an element.
+    """The text of one of the repository's pages with links that hold where the site has it, or give way to their text
+    where it lacks what they lead to, and no < that would be taken for an element.
 
     Raises:
-        ValueError: a link to nothing, or to something that the site does not have.
+        ValueError: a link to nothing.
     """
 
     def prose(part: str) -> str:
@@ -27,27 +28,31 @@ def for_site(text: str, page: Path) -> str:
     return "".join(part if part.startswith("```") else prose(part) for part in BLOCK.split(text))
 
 
+def place(path: Path) -> Path | None:
+    """Where the site's Markdown has a file of the repository; None: nowhere."""
+    name = path.relative_to(ROOT)
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS)
+    if name.as_posix() == "README.md":
+        return Path("index.md")
+    if name.parts[0] == "benchmarks":
+        return name if path.suffix == ".json" else Path("results.md")
+    if name.parts[0] == "examples":
+        return name.with_suffix(".md") if path.is_file() else Path("examples.md")
+    if path.parent == ROOT and path.is_file():
+        return Path("project", f"{path.stem.lower()}.md")
+    return None
+
+
 def _link(found: re.Match[str], page: Path) -> str:
-    opening, target, anchor, closing = found.groups(default="")
+    text, target, anchor = found.groups(default="")
     if re.match(r"[a-z]+:", target):
         return found[0]
-    path = (page.parent / target).resolve()
+    path, here = (page.parent / target).resolve(), place(page)
     if not path.exists():
         raise ValueError(f"{page.relative_to(ROOT)}: the link to {target} leads nowhere")
-    if path.is_relative_to(DOCS):
-        return found[0]
-    return opening + Path(os.path.relpath(DOCS / _in_site(path, page), page.parent)).as_posix() + anchor + closing
-
-
-def _in_site(path: Path, page: Path) -> str:
-    """Where the site has a file of the repository."""
-    name = path.relative_to(ROOT).as_posix()
-    if name == "README.md":
-        return "index.md"
-    if name.startswith("benchmarks"):
-        return name if path.suffix == ".json" else "results.md"
-    if name.startswith("examples"):
-        return f"{path.with_suffix('').relative_to(ROOT).as_posix()}.md" if path.is_file() else "examples.md"
-    if path.parent == ROOT and path.is_file():
-        return f"project/{path.stem.lower()}.md"
-    raise ValueError(f"{page.relative_to(ROOT)}: links to {name}, which the site does not have")
+    text = LINK.sub(lambda inner: _link(inner, page), text)
+    there = place(path)
+    if there is None or here is None:
+        return text
+    return f"[{text}]({Path(os.path.relpath(there, here.parent)).as_posix()}{anchor})"

@@ -1,7 +1,7 @@
 """What an encoding looks like: the plots of posenc.analysis where it has codes, turns, or biases of one axis, and plots of
 this module where it acts on images, on positions or on the softmax."""
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,8 +42,8 @@ def pictures(name: str) -> list[Picture]:
     if "embed" in sites:
         codes = codes_of(name)
         return [Picture(plots.heat_map, [codes, LENGTH]), Picture(plots.dot_products, [codes, LENGTH])]
-    found = [_or_none(plots.bias_by_distance, bias, name), _or_none(plots.pair_wavelengths, rotation, name)]
-    return [*filter(None, found), Picture(plots.effective_scores, [scores(name, LENGTH)])][:2]
+    found = [*_of_distance(name), *_of_pairs(name), Picture(plots.effective_scores, [scores(name, LENGTH)])]
+    return found[:2]
 
 
 def has_grid(name: str) -> bool:
@@ -51,11 +51,19 @@ def has_grid(name: str) -> bool:
     return bool({"height", "axes"} & set(ENCODINGS[name].arguments())) or name in ("m_rope", "grid_alibi")
 
 
-def _or_none(drawn: Any, find: Callable[..., Any], name: str) -> Picture | None:
-    try:
-        return Picture(drawn, [find(name, LENGTH)])
-    except InputError:
-        return None
+def _of_distance(name: str) -> list[Picture]:
+    """What is added to the scores, where that does not depend on what the tokens say."""
+    with suppress(InputError):
+        found = bias(name, LENGTH)
+        return [] if found.of_content else [Picture(plots.bias_by_distance, [found])]
+    return []
+
+
+def _of_pairs(name: str) -> list[Picture]:
+    """How fast the pairs turn."""
+    with suppress(InputError):
+        return [Picture(plots.pair_wavelengths, [rotation(name, LENGTH)])]
+    return []
 
 
 @plot(
@@ -82,7 +90,7 @@ def placed(ax: "Axes", draws: Tensor) -> None:
     ax.set(xlabel="position", ylabel="pass", yticks=range(len(draws)))
 
 
-@plot("Below zero, where no key is worth it, the weights no longer add up to one: the head attends to nothing.")
+@plot("Where all scores are low the weights no longer add up to one: the head attends to nothing.")
 def weight_kept(ax: "Axes", found: tuple[Tensor, Tensor, Tensor]) -> None:
     """The weights of eight keys together, by the score that all of them have."""
     at, kept, plain = found

@@ -4,6 +4,7 @@ import ast
 import json
 from pathlib import Path
 
+from website.markdown import for_site, place
 from website.page import DOCS, ROOT, Page, heading, plain, table
 
 
@@ -55,11 +56,11 @@ def result_files() -> list[Path]:
 
 
 def project() -> list[Page]:
-    """The texts beside the README: changes, how to contribute, security, the licence."""
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.md")) if path.stem != "README"}
-    licence = ROOT / "LICENSE"
-    texts[licence] = f"# Licence\n\n```text\n{licence.read_text(encoding='utf-8')}```\n"
-    return [
-        Page(f"project/{path.stem.lower()}.md", text.partition("\n")[0].removeprefix("# "), text)
-        for path, text in texts.items()
-    ]
+    """The texts beside the README: the licence, changes, how to contribute, security."""
+    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    pages = [Page("project/license.md", "Licence", f"# Licence\n\n```text\n{licence}```\n")]
+    for path in sorted(ROOT.glob("*.md")):
+        where = place(path)
+        if where is not None and path.name != "README.md":
+            pages.append(Page(where.as_posix(), heading(path), for_site(path.read_text(encoding="utf-8"), path)))
+    return pages

@@ -36,8 +36,8 @@ def attention(
 
     Args:
         q: (batch, num_heads, num_queries, head_dim), not yet rotated.
-        k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of num_kv_heads
-            (grouped-query attention), and keys are not copied per head.
+        k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
+            num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
         encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`place` and
             `embed` act on the model's input). None: nothing.
@@ -200,16 +200,7 @@ def posed(
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
-        added = encoding.values(positions, layer)
-        table = added.added if isinstance(added, KeyValues) else added.table if added is not None else v
-        if table.shape[-1] != v.shape[-1]:
-            raise InputError(
-                f"v is {v.shape[-1]} wide, what {encoding} adds to values {table.shape[-1]}: make them equal"
-            )
-        if isinstance(added, KeyValues):
-            v = v + added.added.to(v.dtype)
-        else:
-            values = added
+        v, values = _with_values(v, encoding, positions, layer)
         sink = encoding.sink(layer) if sink is None else sink
         factor = encoding.scale_of(layer, head_dim) if scale is None else scale
         if encoding.branches(layer):
@@ -225,13 +216,27 @@ def posed(
             q, k = encoding.rotate(q, k, positions, layer)
     elif scale is not None:
         factor = scale
-    logit = None
-    if sink is not None:
-        logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-        if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):
-            raise InputError(f"sink of shape {tuple(logit.shape)}: pass a number or one logit per head ({q.shape[1]},)")
-        logit = logit.expand(q.shape[1])
+    logit = None if sink is None else _per_head(sink, q)
     return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches)
+
+
+def _with_values(v: Tensor, encoding: Encoding, positions: Positions, layer: int) -> tuple[Tensor, Values | None]:
+    """Values with what the encoding adds to each key's, and what it adds besides by distance."""
+    added = encoding.values(positions, layer)
+    if added is None:
+        return v, None
+    table = added.added if isinstance(added, KeyValues) else added.table
+    if table.shape[-1] != v.shape[-1]:
+        raise InputError(f"v is {v.shape[-1]} wide, what {encoding} adds to values {table.shape[-1]}: make them equal")
+    return (v + table.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
+
+
+def _per_head(sink: float | Tensor, q: Tensor) -> Tensor:
+    """The sink's logits, (num_heads,)."""
+    logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):
+        raise InputError(f"sink of shape {tuple(logit.shape)}: pass a number or one logit per head ({q.shape[1]},)")
+    return logit.expand(q.shape[1])
 
 
 def _rotated(

@@ -52,8 +52,23 @@ class Score:
         return block
 
 
+class _OfPositions(Score):
+    positions: Positions
+
+    def __post_init__(self) -> None:
+        self.num_queries: int = self.positions.num_queries
+        self.num_keys: int = self.positions.num_keys
+        self.batch: int = self.positions.batch
+
+    def distances(self) -> Tensor:
+        """Every distance that the positions can need, from the longest to the shortest."""
+        found = self.positions.distances()
+        assert found is not None
+        return found
+
+
 @dataclass(eq=False)
-class Relative(Score):
+class Relative(_OfPositions):
     """b[head, distance]: T5, ALiBi, KERPLE and every bias that depends on the distance alone.
 
     function(head, distance) -> bias takes broadcastable tensors; distance has a trailing axes dimension when the
@@ -64,11 +79,6 @@ class Relative(Score):
     num_heads: int
     positions: Positions
 
-    def __post_init__(self) -> None:
-        self.num_queries: int = self.positions.num_queries
-        self.num_keys: int = self.positions.num_keys
-        self.batch: int = self.positions.batch
-
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
         return lambda score, b, h, i, j: score + self.function(h, q(b, i) - k(b, j))
@@ -76,10 +86,8 @@ class Relative(Score):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
-        distances = self.positions.distances()
-        assert distances is not None
         heads = torch.arange(self.num_heads, device=device)
-        return self.function(heads[:, None], distances.to(device)).expand(self.num_heads, -1)
+        return self.function(heads[:, None], self.distances().to(device)).expand(self.num_heads, -1)
 
     def dense(self, device: torch.device) -> Tensor:
         if self.positions.start is None:
@@ -96,7 +104,7 @@ def hankel(vector: Tensor, num_keys: int) -> Tensor:
 
 
 @dataclass(eq=False)
-class Positional(Score):
+class Positional(_OfPositions):
     """b[head, i, j], a function of the two positions that is not one of their distance: FIRE past its threshold,
     TUPE's reset of the [CLS] token.
 
@@ -108,34 +116,26 @@ class Positional(Score):
     num_heads: int
     positions: Positions
 
-    def __post_init__(self) -> None:
-        self.num_queries: int = self.positions.num_queries
-        self.num_keys: int = self.positions.num_keys
-        self.batch: int = self.positions.batch
-
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
         return lambda score, b, h, i, j: score + self.function(h, q(b, i), k(b, j))
 
 
 @dataclass(eq=False)
-class _Projected(Score):
+class _Projected(_OfPositions):
     content: Tensor  # (batch, num_heads, n, head_dim), any factor of the scale already applied
     table: Tensor  # (num_heads or 1, rows, head_dim)
     index: OfDistance  # distance -> row of the table, for every distance within positions.span, visible or not
     positions: Positions
 
     def __post_init__(self) -> None:
-        self.batch: int = self.content.shape[0]
+        super().__post_init__()
+        self.batch = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
-        self.num_queries: int = self.positions.num_queries
-        self.num_keys: int = self.positions.num_keys
 
     def index_vector(self) -> Tensor:
         """The table's row of every distance that the positions can need, from the longest to the shortest."""
-        distances = self.positions.distances()
-        assert distances is not None
-        return self.index(distances).long()
+        return self.index(self.distances()).long()
 
     def _mod(self, of_query: bool) -> ScoreMod:
         projected = self.content @ self.table.mT  # (batch, num_heads, n, rows)
@@ -169,7 +169,7 @@ class KeyRelative(_Projected):
         return (self.content * table).sum(-1)[:, :, None]
 
 
-def _cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
+def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
     """Read a (batch or 1, num_heads or 1, ...) tensor at (row, head, ...)."""
     return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
 
@@ -192,7 +192,7 @@ class Factored(Score):
 
     def score_mod(self) -> ScoreMod:
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + (_cell(self.left, b, h, i) * _cell(self.right, b, h, j)).sum(-1)
+            return score + (cell(self.left, b, h, i) * cell(self.right, b, h, j)).sum(-1)
 
         return mod
 
@@ -213,7 +213,7 @@ class Dense(Score):
         self.num_keys: int = self.tensor.shape[3]
 
     def score_mod(self) -> ScoreMod:
-        return lambda score, b, h, i, j: score + _cell(self.tensor, b, h, i, j)
+        return lambda score, b, h, i, j: score + cell(self.tensor, b, h, i, j)
 
     def dense(self, device: torch.device) -> Tensor:
         return self.tensor

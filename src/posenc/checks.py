@@ -2,7 +2,7 @@
 numbers that are none, and sizes that no machine holds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from inspect import isclass, signature
@@ -121,6 +121,12 @@ def check_sizes(**sizes: int | None) -> None:
             raise InputError(f"{name}={size}: must be at most {LARGEST_SIZE}")
 
 
+def check_word(name: str, word: str, known: Iterable[str]) -> None:
+    """Refuse an option's word that is not among the known ones, naming the nearest."""
+    if word not in (known := tuple(known)):
+        raise unknown(name, word, known)
+
+
 def check_flags(**flags: Any) -> None:
     """Refuse what is neither true nor false, such as 1 or "no"."""
     for name, flag in flags.items():
@@ -226,6 +232,11 @@ def _hints(function: Any) -> dict[str, Any]:
 def is_whole(value: object) -> bool:
     """Whether a value is an integer, which no bool is."""
     return isinstance(value, (int, torch.SymInt, Integral)) and not isinstance(value, bool)
+
+
+def holds_integers(x: Tensor) -> bool:
+    """Whether a tensor's values are integers that can be read."""
+    return not (x.is_floating_point() or x.dtype == torch.bool or x.is_meta)
 
 
 def _too_large(error: Exception, given: Mapping[str, Any]) -> InputError | None:

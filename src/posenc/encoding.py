@@ -64,6 +64,11 @@ class Encoding(nn.Module):
             setattr(cls, "__init__", checked(cls.__init__))  # noqa: B010 - an assignment would declare the attribute
 
     @property
+    def known_as(self) -> str:
+        """Its name, for people and for specs."""
+        return self.name or type(self).__name__
+
+    @property
     def sees_order(self) -> bool:
         """Whether it can tell one order of the tokens from another in a model where every query sees every key."""
         return not set(self.sites()) <= {"place", "scale", "sink"}
@@ -181,7 +186,7 @@ class Encoding(nn.Module):
         lost = [name for name in self.arguments() if not hasattr(self, name)]
         if lost:
             raise InputError(f"{type(self).__name__} did not keep its argument {lost[0]!r}: set self.{lost[0]}")
-        return {"name": self.name or type(self).__name__} | {name: getattr(self, name) for name in self.arguments()}
+        return {"name": self.known_as} | {name: getattr(self, name) for name in self.arguments()}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))

@@ -1,4 +1,5 @@
-"""The one exception posenc raises for a caller's mistake, and the nearest-name message that registries share."""
+"""The one exception posenc raises for a caller's mistake, the nearest-name message that registries share, and what others'
+errors say."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,6 +10,16 @@ class InputError(ValueError):
 
     The command line prints it as one line and exits with 2; any other exception is a bug of ours.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def on_one_line(error: BaseException, most: int | None = None) -> str:
+    """All that an error says, at most so many characters of it; its type where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:

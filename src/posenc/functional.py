@@ -87,9 +87,7 @@ def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLa
     angles = positions.to(frequencies)[..., None] * frequencies
     if layout == "interleaved":
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
-    if layout == "concat":
-        return torch.cat((angles.sin(), angles.cos()), -1)
-    raise unknown("layout", layout, ("interleaved", "concat"))
+    return torch.cat((angles.sin(), angles.cos()), -1)
 
 
 @checked
@@ -100,8 +98,6 @@ def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: Sinusoid
         InputError: odd dim or unknown layout.
     """
     angles = shift * frequency_curve(dim, base)
-    if layout not in ("interleaved", "concat"):
-        raise unknown("layout", layout, ("interleaved", "concat"))
     sines = torch.arange(0, dim, 2) if layout == "interleaved" else torch.arange(dim // 2)
     cosines = sines + (1 if layout == "interleaved" else dim // 2)
     return turning(angles, cosines, sines, dim)
@@ -163,9 +159,6 @@ def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tenso
     check_even("rotary_dim", rotary_dim)
     channels = torch.arange(rotary_dim, device="cpu")
     pairs = {"half": channels.view(2, -1).T, "interleaved": channels.view(-1, 2)}  # (pairs, 2)
-    for name, layout in (("source", source), ("target", target)):
-        if layout not in pairs:
-            raise unknown(f"{name} layout", layout, pairs)
     permutation = torch.empty_like(channels)
     permutation[pairs[target].flatten()] = pairs[source].flatten()
     return permutation

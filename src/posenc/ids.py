@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, check_value, shown
+from posenc.checks import as_numbers, check_value, holds_integers, shown
 from posenc.errors import InputError
 from posenc.packing import counted
 
@@ -55,7 +55,7 @@ def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
     """
     index = as_numbers(name, index)
     given, index = index, index[None] if index.dim() == 1 else index
-    whole = not (index.is_floating_point() or index.dtype == torch.bool or index.is_meta)
+    whole = holds_integers(index)
     if index.dim() != 2 or 0 in index.shape or not whole or (rows > 1 and len(index) not in (1, rows)):
         raise InputError(f"{name}={shown(given)}: pass whole numbers (m,), or (batch, m) for the {rows} rows")
     if not torch.compiler.is_compiling():

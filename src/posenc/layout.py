@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from typing import overload
 
 import torch
@@ -69,15 +68,6 @@ def convert_layout(
             lacks or that means a fused matrix; a quantised weight, or a parameter of a named module that is neither
             weight nor bias.
     """
-    numbers: dict[str, object] = {
-        "head_dim": head_dim,
-        "rotary_dim": rotary_dim or 0,
-        "rotary_start": rotary_start,
-        "axis": axis,
-    }
-    for what, number in numbers.items():
-        if not isinstance(number, Integral):
-            raise InputError(f"{what}={number!r}: it must be an integer")
     width = head_dim - rotary_start if rotary_dim is None else rotary_dim
     if rotary_dim is None:
         check_even("head_dim - rotary_start" if rotary_start else "head_dim", width)
@@ -92,9 +82,7 @@ def convert_layout(
         if names is not None:
             raise InputError("names are for a state dict: a single tensor is converted whole")
         return _reordered("weights", weights, of_head, axis)
-    if not isinstance(weights, Mapping):
-        raise InputError(f"weights are a {type(weights).__name__}: pass a tensor, or a model's state_dict()")
-    listed = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+    listed = list(names or ())
     if not listed:
         raise InputError(f"names={names!r}: list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']")
     modules = {key.rpartition(".")[0].rpartition(".")[2] for key in weights} - {""}

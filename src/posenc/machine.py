@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from posenc.errors import InputError
+
 
 def cpu() -> str:
     """The processor's name."""
@@ -35,6 +37,16 @@ def flushed_denormals() -> Iterator[None]:
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_present(name: str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        InputError: naming it.
+    """
+    if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        raise InputError(f"--device {name}: not here; pass cpu{' or cuda' if torch.cuda.is_available() else ''}")
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, shown
+from posenc.checks import as_numbers, holds_integers, shown
 from posenc.errors import InputError
 
 MOST_TOKENS = 2**30
@@ -42,8 +42,7 @@ def documents_of(
         document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
     document_ids = as_numbers("document_ids", document_ids)
     documents = document_ids[None] if document_ids.dim() == 1 else document_ids
-    whole = not (documents.is_floating_point() or documents.dtype == torch.bool or documents.is_meta)
-    if documents.dim() != 2 or not whole or 0 in documents.shape:
+    if documents.dim() != 2 or not holds_integers(documents) or 0 in documents.shape:
         raise InputError(f"document_ids of shape {tuple(document_ids.shape)}: pass integers (n,) or (batch, n)")
     return documents
 
@@ -62,8 +61,7 @@ def counted(documents: Tensor) -> Tensor:
 def _counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
     """Whole numbers of tokens, (n,) int64."""
     found = as_numbers(name, counts, device)
-    whole = not (found.is_floating_point() or found.dtype == torch.bool or found.is_meta)
-    if not whole or found.dim() != 1 or len(found) == 0:
+    if not holds_integers(found) or found.dim() != 1 or len(found) == 0:
         raise InputError(f"{name}={shown(counts)}: pass a list of whole numbers of tokens")
     if int(found.max()) > MOST_TOKENS or int(found.long().abs().sum()) > MOST_TOKENS:
         raise InputError(f"{name}={shown(counts)}: at most {MOST_TOKENS} tokens in all")

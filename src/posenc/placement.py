@@ -19,7 +19,7 @@ T = TypeVar("T")
 _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Placement:
     """Where the queries and the keys of one attention call are, and which keys each query may see: what `Positions`
     makes, read and changed.
@@ -64,6 +64,21 @@ class Placement:
 
     # ---------------------------------------------------------------- reading
 
+    def __repr__(self) -> str:
+        """What can be said in a line, and without reading a tensor."""
+        queries, keys = self.q.shape[1], self.k.shape[1]
+        facts = [f"{queries} quer{'y' if queries == 1 else 'ies'}", f"{keys} key{'s' if keys != 1 else ''}"]
+        if self.start is not None:
+            facts = [f"{fact} from {first}" for fact, first in zip(facts, self.start, strict=True)]
+        if self.q.dim() == 3:
+            facts.append(f"{self.q.shape[2]} axes")
+        if len(self.q) > 1:
+            facts.append(f"{len(self.q)} rows")
+        said = {"causal": self.causal, "padded": self.valid is not None, "packed": self.k_document is not None}
+        said |= {"a shard": self.part is not None, "a branch of a map": self.branch is not None}
+        facts += [name for name, holds in said.items() if holds]
+        return f"{type(self).__name__}({', '.join(facts)})"
+
     @property
     def num_queries(self) -> int:
         return self.q.shape[1]
@@ -76,6 +91,11 @@ class Placement:
     def axes(self) -> int:
         """Coordinates per token: 1 for text, 2 for images, 3 for video."""
         return 1 if self.q.dim() == 2 else self.q.shape[2]
+
+    @property
+    def fractional(self) -> bool:
+        """Whether positions are numbers that need not be whole."""
+        return self.q.is_floating_point() or self.k.is_floating_point()
 
     def of_images(self, known: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """What is known of each of `images`, as the queries and the keys that are of it have it: of (images, ...) numbers,
@@ -93,6 +113,18 @@ class Placement:
         """
         if self.axes > 1:
             raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
+
+    def require_whole(self, why: str, remedy: str = "pass the full sequence") -> None:
+        """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them.
+
+        Raises:
+            InputError: they are not as many as the keys.
+        """
+        if self.num_queries != self.num_keys:
+            raise InputError(
+                f"{why}, so it needs the whole sequence: only {self.num_queries} of {self.num_keys} tokens are here; "
+                f"{remedy}"
+            )
 
     @property
     def batch(self) -> int:

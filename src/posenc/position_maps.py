@@ -224,7 +224,7 @@ def _from(window: int) -> Region:
 
 def _distance_map(
     name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True
-) -> PositionMap:  # fmt: skip
+) -> PositionMap:
     """A map that leaves distances below a window as they are."""
     return PositionMap(name, options, (Branch(Region(farthest=window), most=far.most), far), shift_invariant, (paper,))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.checks import check_device, check_flags, checked, is_whole
+from posenc.checks import check_device, check_flags, checked, holds_integers, is_whole
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
 from posenc.grids import between_text, cells, check_prefix, sizes_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Positions(Placement):
     """Where the queries and the keys of one attention call are, and which keys each query may see.
 
@@ -45,7 +45,7 @@ class Positions(Placement):
         if not 1 <= n <= MOST_TOKENS:
             raise InputError(f"n={n}: a sequence needs at least one token, and at most {MOST_TOKENS}")
         if isinstance(offset, Tensor):
-            whole = not (offset.is_floating_point() or offset.dtype == torch.bool or offset.is_meta)
+            whole = holds_integers(offset)
             if offset.dim() != 1 or 0 in offset.shape or not whole or not 0 <= int(offset.min()) <= MOST_TOKENS:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
             if int(offset.max()) > MOST_TOKENS:
@@ -84,8 +84,8 @@ class Positions(Placement):
     def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
         """Left or right padding, from a (batch, num_keys) mask of ones (token) and zeros (padding).
 
-        The first real token of each row is at position 0; padding sees nothing. With a cache, `num_queries` says how many of the last
-        columns are the queries of this call.
+        The first real token of each row is at position 0; padding sees nothing. With a cache, `num_queries` says how
+        many of the last columns are the queries of this call.
 
         Raises:
             InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
@@ -270,8 +270,5 @@ class Positions(Placement):
         """
         if self.part is not None:
             return self.part.whole
-        if self.num_queries != self.num_keys:
-            raise InputError(
-                f"the whole sequence is needed, but only {self.num_queries} of {self.num_keys} tokens are here"
-            )
+        self.require_whole("this reads every token")
         return self

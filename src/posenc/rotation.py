@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from posenc.checks import check_flags, check_value, checked
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, first_line, unknown
 
 Layout = Literal["half", "interleaved"]
 
@@ -378,10 +378,9 @@ def compile_rotary(enable: bool = True) -> bool:
         try:
             _COMPILED(x, table, table, "half", 0)
         except Exception as error:
-            reason = str(error).strip().splitlines()[0]
             warnings.warn(
-                f"compile_rotary: torch.compile does not work here ({reason}); rotations stay eager. On Linux it needs a "
-                "C++ compiler, e.g. apt-get install g++",
+                f"compile_rotary: torch.compile does not work here ({first_line(error)}); rotations stay eager. On Linux it "
+                "needs a C++ compiler, e.g. apt-get install g++",
                 stacklevel=2,
             )
             return False

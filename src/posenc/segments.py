@@ -122,7 +122,7 @@ def _read(positions: Positions) -> Segments | None:
                 ordered = ordered if p.causal else away
             table += [row if p.batch > 1 else -1, first_q, end_q, first_k, end_k, ordered, origin]
     table = table or [-1, *[0] * (WIDTH - 1)]  # nothing is visible; an operator's list may not be empty
-    return Segments(table, regular and not p.q.is_floating_point() and not p.k.is_floating_point())
+    return Segments(table, regular and not p.fractional)
 
 
 def _row(table: Tensor, row: int) -> Tensor:

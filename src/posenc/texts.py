@@ -1,8 +1,8 @@
-"""Names with options as a user writes them: "rope:layout=half", "yarn:factor=4+resonance"."""
+"""Names with options as a user writes them, "rope:layout=half", "yarn:factor=4+resonance", and texts as a reader has them."""
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from torch import Tensor
@@ -51,7 +51,8 @@ def read_options(what: str, options: Iterable[str], known: Iterable[str]) -> dic
     """Options "key=value" as values; numbers, true, false, none and lists of numbers (1,2.5) are recognised.
 
     Raises:
-        InputError: no key=value, a key that is not known, the same one twice, or a number that is not finite (in a list: not a number).
+        InputError: no key=value, a key that is not known, the same one twice, or a number that is not finite (in a
+        list: not a number).
     """
     known, found = list(known), {}
     for item in options:
@@ -108,6 +109,16 @@ def _as_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def flag_of(name: str) -> str:
+    """The command line's flag for a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def printable(text: str) -> str:

@@ -22,7 +22,8 @@ class TransformerConfig(Shape):
 
     vocab_size: tokens. dim: width. num_layers, num_heads. num_kv_heads: fewer than num_heads is grouped-query
     attention; None: as many. head_dim: width of a head; None: dim / num_heads. mlp_ratio: width of the gated MLP over
-    dim, as in a two-matrix MLP of the same size. causal: decoder or encoder. tie_weights: one matrix for embedding and output. dropout: on weights and residuals.
+    dim, as in a two-matrix MLP of the same size. causal: decoder or encoder. tie_weights: one matrix for embedding and
+    output. dropout: on weights and residuals.
     """
 
     vocab_size: int

@@ -9,6 +9,7 @@ import torch
 
 from posenc import cli
 from posenc.conformance.kinds import KINDS
+from references import commands
 
 MODULE = """
 print("a word from the module")
@@ -72,9 +73,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    code = cli.main(["conform", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return commands.run(capsys, "conform", *arguments)
 
 
 @pytest.mark.parametrize("target", ["my_slopes:right", "my_slopes.py:right", "my_slopes:Group.slopes"])

@@ -21,11 +21,6 @@ detr, dinov2, reformer, vit, vit_mae = (
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def wide(encoding):
     """In float64, with parameters of unit size."""
     for parameter in encoding.parameters():

@@ -21,11 +21,6 @@ LAYOUTS = {
 EVERY_LAYOUT = pytest.mark.parametrize(("positions", "batch"), LAYOUTS.values(), ids=LAYOUTS.keys())
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @EVERY_LAYOUT
 @pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64)], ids=repr)
 def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, batch):

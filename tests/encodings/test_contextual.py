@@ -11,11 +11,6 @@ from references import biases
 from references.calls import BACKENDS, CAUSAL, EXACT, check_against_loops, dense, qkv, random
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def cope_formula(encoding, heads=3, divisor=2.0):
     def of_call(q, k, seen):
         def bias(b, h, i, j):

@@ -31,20 +31,10 @@ EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys
 TERMS = ["c2p", "p2c", "p2p", "p2c|c2p", "c2p|p2c|p2p"]
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def randomised(module, std=0.5):
     for parameter in module.double().parameters():
         nn.init.normal_(parameter, std=std)
     return module
-
-
-def qkv(positions, kv_heads=2):
-    shapes = (4, positions.num_queries), (kv_heads, positions.num_keys), (kv_heads, positions.num_keys)
-    return [torch.randn(2, *shape, 6, dtype=torch.float64) for shape in shapes]
 
 
 def by_formula(encoding, keys, queries, q, k, v, positions, delta):
@@ -66,7 +56,7 @@ def by_formula(encoding, keys, queries, q, k, v, positions, delta):
 @pytest.mark.parametrize("terms", TERMS)
 def test_v1_is_the_formula(terms, paper_index, positions):
     encoding = randomised(DeBERTa(10, 4, 6, 2, 3, terms, paper_index))
-    q, k, v = qkv(positions)
+    q, k, v = content.qkv(positions)
     p = {name: value.detach() for name, value in encoding.named_parameters()}
     unused = torch.zeros(2, 4, 6, 10, dtype=torch.float64)
     keys = torch.einsum("rd,hed->hre", p["table"], p.get("key.weight", unused)[1])
@@ -84,7 +74,7 @@ def test_v2_is_the_formula_with_shared_projections(terms, norm, kv_heads, paper_
     encoding = randomised(DeBERTaV2(10, 4, 6, 2, 5, 4, terms, norm=norm, paper_index=paper_index))
     layers = [(nn.Linear(10, 24).double(), nn.Linear(10, 6 * kv_heads).double()) for _ in range(2)]
     encoding.share(layers)
-    q, k, v = qkv(positions, kv_heads)
+    q, k, v = content.qkv(positions, kv_heads)
     table = encoding.table.detach()
     if norm:
         table = torch.stack(
@@ -253,7 +243,7 @@ def test_gradients(cls, paper_index, positions):
     options = {"position_buckets": 4, "shared": False} if cls is DeBERTaV2 else {}
     encoding = cls(5, 4, 6, 1, 5, terms="c2p|p2c|p2p", paper_index=paper_index, **options)
     randomised(encoding)
-    q, k, v = (x.requires_grad_() for x in qkv(positions))
+    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
     inputs = (q, k, v, *encoding.parameters())
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 

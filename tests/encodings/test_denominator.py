@@ -16,11 +16,6 @@ llama4 = import_module("transformers.models.llama4.modeling_llama4")
 ministral3 = import_module("transformers.models.ministral3.modeling_ministral3")
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def inputs(heads=4, kv_heads=2, n=7):
     q, k, v = (torch.randn(2, h, n, 6, dtype=torch.float64) for h in (heads, kv_heads, kv_heads))
     return q, k, v

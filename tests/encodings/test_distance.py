@@ -9,18 +9,17 @@ from torch.testing import assert_close
 import posenc
 from posenc import KERPLE, ALiBi, GridALiBi, Positions, Sandwich, Sines, functional
 from references import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against_loops, dense, of_distance, qkv, random
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-def at_distances(encoding, distances, heads):
-    """(heads, distances): the bias of queries that far after a key at 0."""
-    return dense(encoding, Positions.from_ids(distances, [0] * len(distances)), heads)[0, :, :, 0]
-
+from references.calls import (
+    BACKENDS,
+    EVERYWHERE,
+    EXACT,
+    at_distances,
+    check_against_loops,
+    dense,
+    of_distance,
+    qkv,
+    random,
+)  # fmt: skip
 
 # ---------------------------------------------------------------- ALiBi of images
 

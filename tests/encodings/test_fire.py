@@ -14,11 +14,6 @@ from references import biases
 from references.calls import BACKENDS, EVERYWHERE, EXACT, check_against_loops, dense, qkv, random
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def fire_formula(encoding, positions, layer=0):
     mlp = {name: parameter.detach()[layer] for name, parameter in encoding.mlp.named_parameters()}
     c, multiple = encoding.c[layer].item(), encoding.multiple[layer].item()

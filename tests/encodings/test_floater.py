@@ -16,11 +16,6 @@ CONFIG = TransformerConfig(11, dim=12, num_layers=2, num_heads=3)
 GROUPED = TransformerConfig(11, dim=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=5)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def made(config=CONFIG, **options) -> FLOATER:
     """In float64, with parameters of unit size and long steps, so that the flow bends."""
     options = {"step": 0.1, "num_layers": config.num_layers} | options

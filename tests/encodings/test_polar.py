@@ -11,22 +11,13 @@ from x_transformers.x_transformers import PolarEmbedding, apply_polar_pos_emb
 import posenc
 from posenc import InputError, PoPE, Positions
 from references import rotary as loops
+from references.calls import scores
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-    q, k = encoding.rotate(q, k, positions, layer)
-    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0, 7.0])

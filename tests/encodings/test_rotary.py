@@ -24,11 +24,6 @@ LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
 BASES = pytest.mark.parametrize("base", [10000.0, 500000.0, 7.0])
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import AxialRotary, InputError, MixedRotary, MRotary, Positions, Rotary
 from references import rotary as loops
+from references.calls import scores
 
 dinov3_vit, llama4, pixtral, qwen2_vl, qwen3_vl = (
     import_module(f"transformers.models.{name}.modeling_{name}")
@@ -27,18 +28,8 @@ DINOV3 = {"layout": "half", "x_first": False, "centred": True}
 LLAMA4 = {"rope_theta": 10000.0, "start": 1}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-    q, k = encoding.rotate(q, k, positions, layer)
-    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
 # ---------------------------------------------------------------- the formulas
@@ -313,7 +304,7 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 4), Positions.arange(8)), "made with head_dim=8"),
         (lambda: MixedRotary(8, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
         (lambda: MixedRotary(8, 1, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
-        (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the whole sequence"),
+        (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the full sequence"),
     ],
 )  # fmt: skip
 def test_bad_input(make, message):

@@ -23,11 +23,6 @@ WHERE = {
 EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys())
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def made(**options):
     encoding = Shaw(6, 4, **options).double()
     for table in encoding.parameters():
@@ -35,17 +30,12 @@ def made(**options):
     return encoding
 
 
-def qkv(positions, kv_heads=4):
-    shapes = (4, positions.num_queries), (kv_heads, positions.num_keys), (kv_heads, positions.num_keys)
-    return [torch.randn(2, *shape, 6, dtype=torch.float64) for shape in shapes]
-
-
 @EVERYWHERE
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize(("clip", "clip_future"), [(2, None), (3, 1), (0, 4), (20, None)])
 def test_it_is_the_formula(clip, clip_future, per_head, positions):
     encoding = made(num_layers=2, clip=clip, clip_future=clip_future, per_head=per_head)
-    q, k, v = qkv(positions, kv_heads=2)
+    q, k, v = content.qkv(positions)
     right = clip if clip_future is None else clip_future
 
     def vector(table, h, m, n):
@@ -103,7 +93,7 @@ def test_the_fixed_table_is_nezhas():
     encoding, positions = Shaw(6, 4, clip=2, fixed=True), Positions.arange(7)
     assert not list(encoding.parameters())
     assert not encoding.state_dict()
-    q, k, v = qkv(positions)
+    q, k, v = content.qkv(positions, kv_heads=4)
 
     def vector(m, n):
         row = content.shaw_row(m, n, 2, 2)
@@ -118,7 +108,7 @@ def test_the_fixed_table_is_nezhas():
 
 @EVERYWHERE
 def test_invariants(positions):
-    q, k, v = qkv(positions)
+    q, k, v = content.qkv(positions, kv_heads=4)
     plain = posenc.attention(q, k, v, positions=positions)
     zero = made(clip=3)
     for table in zero.parameters():
@@ -145,7 +135,7 @@ def test_only_the_wanted_tables_exist():
 @pytest.mark.parametrize("positions", [WHERE["cached"], WHERE["per row"]], ids=["cached", "per row"])
 def test_gradients(positions):
     encoding = made(clip=2)
-    q, k, v = (x.requires_grad_() for x in qkv(positions))
+    q, k, v = (x.requires_grad_() for x in content.qkv(positions, kv_heads=4))
     inputs = (q, k, v, *encoding.parameters())
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 

@@ -26,21 +26,11 @@ WHERE = {
 FRACTIONAL = Positions.from_ids(torch.tensor([0.0, 0.25, 1.5, -2.75, 40.125]))
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def made(cls=TransformerXL, **options):
     encoding = cls(10, 4, 6, **options).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoding
-
-
-def qkv(positions, kv_heads=2):
-    shapes = (4, positions.num_queries), (kv_heads, positions.num_keys), (kv_heads, positions.num_keys)
-    return [torch.randn(2, *shape, 6, dtype=torch.float64) for shape in shapes]
 
 
 def by_formula(encoding, q, k, v, positions, layer=0, sign=1):
@@ -62,7 +52,7 @@ def test_it_is_the_formula(clamp_len, names, cls):
     for name in names:
         positions = FRACTIONAL if name == "fractional" else WHERE[name]
         encoding = made(cls, num_layers=2, clamp_len=clamp_len)
-        q, k, v = qkv(positions)
+        q, k, v = content.qkv(positions)
         want = by_formula(encoding, q, k, v, positions, layer=1)
         for backend in ("sdpa", "reference"):
             assert_close(posenc.attention(q, k, v, encoding, positions, layer=1, backend=backend), want, **EXACT)
@@ -72,7 +62,7 @@ def test_it_is_the_formula(clamp_len, names, cls):
 
 
 def test_structures_are_exact_ones():
-    q, k, _ = qkv(WHERE["memory"])
+    q, k, _ = content.qkv(WHERE["memory"])
     encoding = made()
     unlimited = encoding.bias(q, k, WHERE["memory"])
     assert isinstance(unlimited, QueryRelative)
@@ -99,7 +89,7 @@ def test_the_authors_shift_gives_our_distances_where_it_is_defined():
     shifted = authors_shift(torch.arange(12.0).view(3, 4))
     assert shifted.tolist() == [[2, 3, 0, 4], [5, 6, 7, 0], [8, 9, 10, 11]]  # computed with kimiyoung/transformer-xl
     encoding, positions = made(), Positions.arange(5, 3, causal=True)
-    q, k, _ = qkv(positions)
+    q, k, _ = content.qkv(positions)
     # R runs from the furthest distance, klen - 1, down to 0
     codes = torch.stack([content.code(distance, 10) for distance in range(7, -1, -1)])
     keys = torch.einsum("hed,nd->hne", encoding.projection.weight[0], codes)
@@ -112,7 +102,7 @@ def test_the_authors_shift_gives_our_distances_where_it_is_defined():
 
 def test_zeros_are_no_encoding_and_memory_is_one_long_pass():
     positions = Positions.arange(9, causal=True)
-    q, k, v = qkv(positions)
+    q, k, v = content.qkv(positions)
     encoding = made()
     whole = posenc.attention(q, k, v, encoding, positions)
     last = posenc.attention(q[:, :, 5:], k, v, encoding, Positions.arange(4, 5, causal=True))
@@ -199,7 +189,7 @@ def test_conformers_have_it_interleaved(source, kv_heads, length):
 )
 def test_gradients(clamp_len, positions):
     encoding = made(clamp_len=clamp_len)
-    q, k, v = (x.requires_grad_() for x in qkv(positions))
+    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
     inputs = (q, k, v, *encoding.parameters())
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 

@@ -21,21 +21,11 @@ WHERE = {
 EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys())
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def made(cls=TUPE, **options):
     encoding = cls(12, 10, 4, 6, **options).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     return encoding
-
-
-def qkv(positions, kv_heads=2):
-    shapes = (4, positions.num_queries), (kv_heads, positions.num_keys), (kv_heads, positions.num_keys)
-    return [torch.randn(2, *shape, 6, dtype=torch.float64) for shape in shapes]
 
 
 def by_formula(encoding, q, k, v, positions):
@@ -71,7 +61,7 @@ def by_formula(encoding, q, k, v, positions):
 @pytest.mark.parametrize(("cls", "options"), [(TUPE, {}), (TUPER, {}), (TUPER, {"bidirectional": False})])
 def test_it_is_the_formula(cls, options, untie_cls, positions):
     encoding = made(cls, untie_cls=untie_cls, **options)
-    q, k, v = qkv(positions)
+    q, k, v = content.qkv(positions)
     want = by_formula(encoding, q, k, v, positions)
     for backend in ("sdpa", "reference"):
         assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), want, **EXACT)
@@ -92,7 +82,7 @@ def test_it_is_what_the_authors_code_computes():
     buckets[:, 0] = 32
     buckets[0, :] = 16
     bias = bias + encoding.distances[:, buckets]
-    q, k, _ = qkv(Positions.arange(n))
+    q, k, _ = content.qkv(Positions.arange(n))
     ours = sum(term.dense(q.device) for term in encoding.bias(q, k, Positions.arange(n)))
     assert_close(ours[0], bias, **EXACT)
 
@@ -105,7 +95,7 @@ def test_bucket_16_is_free_for_cls():
 @pytest.mark.parametrize("cls", [TUPE, TUPER])
 def test_cls_is_untied(cls):
     encoding, positions = made(cls), Positions.packed([4, 6])
-    q, k, _ = qkv(positions)
+    q, k, _ = content.qkv(positions)
     terms = encoding.bias(q, k, positions)
     bias = sum(t.dense(q.device) for t in (terms if isinstance(terms, list) else [terms]))[0]
     for start, end in ((0, 4), (4, 10)):  # in each document
@@ -118,7 +108,7 @@ def test_cls_is_untied(cls):
 
 def test_content_and_position_share_a_scale():
     assert TUPE(4, 8, 2, 4).scale(4) == pytest.approx(8**-0.5)
-    q, k, v = qkv(WHERE["bidirectional"])
+    q, k, v = content.qkv(WHERE["bidirectional"])
     silent = made()
     for parameter in silent.query.parameters():
         torch.nn.init.zeros_(parameter)
@@ -127,7 +117,7 @@ def test_content_and_position_share_a_scale():
 
 
 def test_structures_and_tables():
-    q, k, _ = qkv(WHERE["cached"])
+    q, k, _ = content.qkv(WHERE["cached"])
     absolute = made().bias(q, k, WHERE["cached"])
     assert isinstance(absolute, Factored)
     assert (absolute.left.shape, absolute.right.shape) == ((1, 4, 3, 8), (1, 4, 9, 8))  # two columns for the reset
@@ -141,13 +131,13 @@ def test_structures_and_tables():
 @pytest.mark.parametrize("untie_cls", [True, False])
 def test_gradients(cls, untie_cls):
     encoding, positions = made(cls, untie_cls=untie_cls), Positions.arange(5)
-    q, k, v = (x.requires_grad_() for x in qkv(positions))
+    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
     inputs = (q, k, v, *encoding.parameters())
     assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 
 
 def test_past_the_table():
-    q, k, v = qkv(Positions.arange(15))
+    q, k, v = content.qkv(Positions.arange(15))
     with pytest.raises(posenc.InputError, match="position 14 is outside the table of 12"):
         posenc.attention(q, k, v, made(TUPER))
     with pytest.raises(posenc.InputError, match="position 12 is outside"):  # of a key

@@ -33,11 +33,6 @@ GRIDS = pytest.mark.parametrize(("height", "width"), [(3, 5), (5, 2), (4, 4), (1
 FLOAT32 = {"rtol": 0, "atol": 2e-5}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def turned(x: Tensor, embedding: Tensor | tuple[Tensor, Tensor], half: bool) -> Tensor:
     """Rotated by timm."""
     if isinstance(embedding, tuple):

@@ -22,11 +22,6 @@ WINDOWS = [(4, 4), (3, 5), (6, 2), (1, 4)]
 HALF = [[0.0, 0.5], [1.25, 2.0], [2.0, 0.0], [0.5, 3.0]]
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def rows(height, width, prefix=0):
     """The table's row of every pair of patches of a window, read off a table that holds its row numbers."""
     encoding = (ClassWindowTable if prefix else WindowTable)(1, height, width)

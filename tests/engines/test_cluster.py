@@ -121,24 +121,9 @@ def test_errors_come_as_they_are(address, monkeypatch):
 
 
 FLAGS = [
-    "--length",
-    "16",
-    "--factors",
-    "1",
-    "2",
-    "--batch-size",
-    "2",
-    "--dim",
-    "8",
-    "--num-layers",
-    "1",
-    "--num-heads",
-    "2",
-    "--windows",
-    "4",
-    "--targets",
-    "8",
-]
+    "--length", "16", "--factors", "1", "2", "--batch-size", "2", "--dim", "8", "--num-layers", "1", "--num-heads", "2",
+    "--windows", "4", "--targets", "8",
+]  # fmt: skip
 
 
 def command(out, *more):

@@ -27,10 +27,7 @@ LENGTH, FIRST, SINKS = 90, 20, 3
 NEEDLE, PROMPT = (31, 37), 80
 
 
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def sample(ids: Tensor, needle: tuple[int, int] | None = NEEDLE, prompt: int = PROMPT) -> Sample:

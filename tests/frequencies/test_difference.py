@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from posenc import InputError, cli, frequencies
 from posenc.frequencies import SCHEDULES, diff, options_of
+from references import commands
 
 PLAIN = sorted(set(SCHEDULES) - {"abf", "longrope", "explicit"})
 """Those that need nothing but factor and lengths."""
@@ -109,9 +110,7 @@ def test_lengths_go_to_the_schedules_that_need_them():
 
 
 def run(capsys, *arguments):
-    code = cli.main(["diff", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return commands.run(capsys, "diff", *arguments)
 
 
 def test_the_command(capsys, tmp_path):

@@ -58,6 +58,7 @@ def test_every_public_name_has_a_row():
         "of_images",
         "own",
         "require_one_axis",
+        "require_whole",
         "shared",
     }
     without = {"visible_counts"}  # takes no argument

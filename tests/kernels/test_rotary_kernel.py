@@ -29,11 +29,6 @@ def _interpreter():
         yield
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def turn(*arguments, **options) -> tuple[Tensor, Tensor]:
     from posenc.kernels import rotary_kernel
 

@@ -6,6 +6,10 @@ from posenc.lab.config import Settings
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 
 
+def spelled(corpus):
+    return bytes(corpus.train.tokens.tolist() + corpus.test.tokens.tolist())
+
+
 @pytest.fixture
 def corpus():
     return data.corpus(TEXT, "numbered lines")
@@ -26,23 +30,6 @@ def tiny() -> Settings:
 def flags() -> list[str]:
     """The same on the command line."""
     return [
-        "--length",
-        "16",
-        "--factors",
-        "1",
-        "2",
-        "--steps",
-        "3",
-        "--batch-size",
-        "2",
-        "--dim",
-        "8",
-        "--num-layers",
-        "1",
-        "--num-heads",
-        "2",
-        "--windows",
-        "4",
-        "--targets",
-        "8",
-    ]
+        "--length", "16", "--factors", "1", "2", "--steps", "3", "--batch-size", "2", "--dim", "8", "--num-layers", "1",
+        "--num-heads", "2", "--windows", "4", "--targets", "8",
+    ]  # fmt: skip

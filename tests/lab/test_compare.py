@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posenc import InputError
-from posenc.lab import data
+from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, Progress, compare, names
 from posenc.lab.config import Run
 from posenc.lab.measure import measure
@@ -174,7 +174,7 @@ def test_divergence_stops_everything_with_one_message(corpus, tiny, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_refusals_come_before_any_file(corpus, tiny, tmp_path):
+def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
     out = tmp_path / "out"
     for comparison, message in [
         (Comparison(("ropee",), 1, tiny), "--encodings ropee: .*did you mean 'rope'"),
@@ -196,6 +196,9 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path):
             compare(comparison, corpus, out)
     with pytest.raises(InputError, match="--workers 0"):
         compare(Comparison(("rope",), 1, tiny), corpus, out, workers=0)
+    monkeypatch.setattr(cost, "free_bytes", lambda _: 0)
+    with pytest.raises(InputError, match=r"--dim 8: .* and 0\.0 GiB are free; give .* --batch-size or --length$"):
+        cost.check_affordable(tiny)
     assert not out.exists()
     (tmp_path / "file").touch()
     with pytest.raises(

@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lab.conftest import spelled
 from posenc import InputError
 from posenc.lab import data
-
-
-def spelled(corpus):
-    return bytes(corpus.train.tokens.tolist() + corpus.test.tokens.tolist())
 
 
 def test_the_default_text_is_pythons_reference():

@@ -8,16 +8,13 @@ from functools import partial
 import pytest
 import torch
 
+from lab.conftest import spelled
 from posenc import InputError
 from posenc.lab.data import Corpus, load, making
 from posenc.lab.data.tokenizers import Tokenizer
 from posenc.memory import measurable, peak
 
 CPU = torch.device("cpu")
-
-
-def spelled(corpus):
-    return bytes(corpus.train.tokens.tolist() + corpus.test.tokens.tolist())
 
 
 def lines(path, rows):

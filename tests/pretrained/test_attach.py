@@ -30,10 +30,7 @@ PAIRS = [
 SERVED = [(kind, method) for kind, method in PAIRS if kind not in CAPPED or method in ("ntk", "yarn", "dynamic")]
 
 
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:

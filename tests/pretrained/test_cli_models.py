@@ -13,14 +13,9 @@ import posenc
 from posenc import cli
 from posenc.errors import InputError
 from posenc.pretrained import loss_by_position
+from references.commands import run
 
 TEXT = " ".join(f"w{(7 * index * index + index // 5) % 94}" for index in range(400))
-
-
-def run(capsys, *arguments):
-    code = cli.main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.fixture

@@ -7,14 +7,8 @@ import torch
 import transformers
 
 import posenc
-from posenc import cli
+from references.commands import run
 from references.small_vision import images, of_transformers
-
-
-def run(capsys, *arguments):
-    code = cli.main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.fixture

@@ -19,10 +19,7 @@ THETA = {"rope_theta": 10000.0}
 LENGTH = 100
 
 
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def state(model: Any) -> dict[str, Any]:

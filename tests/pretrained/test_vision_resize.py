@@ -14,7 +14,6 @@ from posenc.pretrained.vision.libraries import FAMILIES, library_of
 from references.small_vision import SIZE, assert_unchanged, images, of_transformers, state
 
 SQUARE_ONLY = tuple(name for name, family in FAMILIES.items() if family.square)
-ROTATES = ("dinov3_vit", "pixtral")
 FREE = tuple(name for name in FAMILIES if name not in SQUARE_ONLY)
 SIZES = [*((name, (48, 48)) for name in FAMILIES), *((name, (48, 64)) for name in FREE), ("vit", (16, 24))]
 EACH = pytest.mark.parametrize(

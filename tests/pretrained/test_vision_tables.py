@@ -25,11 +25,6 @@ GRIDS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def cubic(x: float, a: float) -> float:
     """Keys' kernel."""
     x = abs(x)

@@ -37,6 +37,16 @@ def qkv(positions: Positions, heads: int = 3, kv_heads: int = 3, head_dim: int =
     return q, k, v
 
 
+def split(x: Tensor, head_dim: int) -> Tensor:
+    """A projection's output as its heads."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def merge(x: Tensor) -> Tensor:
+    """Heads side by side again."""
+    return x.transpose(1, 2).flatten(-2)
+
+
 def dense(encoding: posenc.Encoding, positions: Positions, heads: int, layer: int = 0) -> Tensor:
     q, k = (torch.zeros(1, heads, n, 4, dtype=torch.float64) for n in (positions.num_queries, positions.num_keys))
     return encoding.bias(q, k, positions, layer).dense(q.device)
@@ -45,6 +55,12 @@ def dense(encoding: posenc.Encoding, positions: Positions, heads: int, layer: in
 def at_distances(encoding: posenc.Encoding, distances: list[float], heads: int) -> Tensor:
     """(heads, distances): the bias of a query that far after a key at 0."""
     return dense(encoding, Positions.from_ids(distances, [0] * len(distances)), heads)[0, :, :, 0]
+
+
+def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+    """Products of rotated queries and keys, unscaled."""
+    q, k = encoding.rotate(q, k, positions, layer)
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
 def check_against_loops(

@@ -5,7 +5,14 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import Positions
 from references import loops
+
+
+def qkv(positions: Positions, kv_heads: int = 2) -> list[Tensor]:
+    """Four heads of width 6, for a batch of two."""
+    shapes = (4, positions.num_queries), (kv_heads, positions.num_keys), (kv_heads, positions.num_keys)
+    return [torch.randn(2, *shape, 6, dtype=torch.float64) for shape in shapes]
 
 
 def clip(x: int, low: int, high: int) -> int:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from posenc import cli
 from posenc.analysis.analyze import analyze
 from posenc.analysis.plots.frame import INK
 from posenc.analysis.subject import subject_of
 from posenc.report.analysis import explorer, page, results, state, trains
 from posenc.report.explorer import block
+from references import commands
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -112,17 +112,10 @@ def test_what_the_explorer_does_not_know_has_none(subject):
     ("name", "scheme", "width"),
     [("rope", "light", 1100), ("rope", "dark", 390), ("sum", "light", 390), ("hostile", "dark", 1100)],
 )
-def test_no_complaint_no_request_no_scrolling_sideways(report, browser, scheme, width, name):
-    tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    said, asked = [], []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
-    tab.on("dialog", lambda dialog: said.append("dialog"))
-    tab.on("request", lambda request: asked.append(request.url))
+def test_no_complaint_no_request_no_scrolling_sideways(report, new_tab, scheme, width, name):
+    tab = new_tab(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab.goto((report / f"{name}.html").as_uri())
     tab.wait_for_timeout(200)
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     drawings = tab.locator(".drawings svg")
     assert drawings.count() >= 6
@@ -135,7 +128,6 @@ def test_no_complaint_no_request_no_scrolling_sideways(report, browser, scheme, 
     assert (tab.locator("#explore").count() == 1) == (name == "rope")
     for link in tab.locator(".contents a").all():
         assert tab.locator(link.get_attribute("href")).count() == 1
-    tab.close()
 
 
 @pytest.fixture
@@ -147,9 +139,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    code = cli.main(["analyze", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return commands.run(capsys, "analyze", *arguments)
 
 
 def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, folder):

@@ -3,7 +3,7 @@
 from posenc.analysis.analyze import Analysis, analyze
 from posenc.analysis.body import Body, body_of
 from posenc.analysis.bounds import MODELS, Model, base_bound, longest_length, rope_bound, smallest_base
-from posenc.analysis.codes import Codes, codes_of
+from posenc.analysis.codes import codes_of
 from posenc.analysis.decay import curves, kernel
 from posenc.analysis.expansion import expansion
 from posenc.analysis.finding import Finding
@@ -12,6 +12,7 @@ from posenc.analysis.interaction import diagonal_parts
 from posenc.analysis.precision import phase_error
 from posenc.analysis.properties import bounded, deterministic, properties, steps
 from posenc.analysis.radix import counter, digits
+from posenc.analysis.reading import Codes
 from posenc.analysis.scores import bias, rotation, scores
 from posenc.analysis.shift import shift_matrix
 from posenc.analysis.spectrum import spectrum

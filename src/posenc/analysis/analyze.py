@@ -113,8 +113,8 @@ def analyze(
         length: positions to look at, cut to what it is defined for. trained: those it was trained on, or would be; None:
             a model's own, else `length`. steps: of the small model that is trained on the spot for what only a trained
             one shows; 0 leaves that out. seed: of whatever is drawn. name: for people. tokenizer: of a model, to read
-            a text with. dtypes: whose phase errors are measured. progress: told each question, how many were done and of how many. shape: that an encoding is
-            made for, see posenc.analysis.codes.SHAPE.
+            a text with. dtypes: whose phase errors are measured. progress: told each question, how many were done and
+            of how many. shape: that an encoding is made for, see posenc.analysis.codes.SHAPE.
 
     Raises:
         InputError: a subject that is nothing of that, or whose codes are not finite, not (n, dim), or change.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from posenc.analysis.codes import Codes
 from posenc.analysis.first_layer import tables, words_of
+from posenc.analysis.reading import Codes
 from posenc.blocks import Attention, Block
 from posenc.checks import checked
 from posenc.encodings.absolute import Absolute

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from posenc.analysis.of_encoding import of_encoding
 from posenc.analysis.of_model import of_model
-from posenc.analysis.reading import Codes as Codes
-from posenc.analysis.reading import of_table, seeded
+from posenc.analysis.reading import Codes, of_table, seeded
 from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create
@@ -66,7 +65,7 @@ def codes_of(
             f"{', '.join(sorted(left))}: a {type(subject).__name__} has its own; only a text takes a shape"
         )
     if isinstance(subject, Encoding):
-        return of_encoding(subject, layer, name or subject.name or type(subject).__name__, site, head)
+        return of_encoding(subject, layer, name or subject.known_as, site, head)
     if isinstance(subject, nn.Embedding):
         return _of_table(subject.weight, name or "table")
     if isinstance(subject, Tensor) or type(subject).__module__ == "numpy":

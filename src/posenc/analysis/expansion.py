@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from posenc.analysis.body import Body, body_of
-from posenc.analysis.codes import Codes, codes_of
+from posenc.analysis.codes import codes_of
 from posenc.analysis.curvature import Scalar, Shape, column, gradient, interactions, shape_of, shape_of_noise
 from posenc.analysis.finding import Finding
 from posenc.analysis.interaction import Decay, by_distance, decay
-from posenc.analysis.reading import whole
+from posenc.analysis.reading import Codes, whole
 from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create
@@ -173,8 +173,8 @@ def expansion(
 
     Raises:
         InputError: no codes, codes of another width than the model's, texts that do not fit, a function that changes
-            between calls, mixes the rows of its batch, is not finite, not in float64 or has no derivative, or amplitudes that are not
-            positive.
+            between calls, mixes the rows of its batch, is not finite, not in float64 or has no derivative, or
+            amplitudes that are not positive.
     """
     if len(set(amplitudes)) < 2 or not all(0 < a < math.inf for a in amplitudes):
         raise InputError(f"amplitudes={list(amplitudes)}: pass two or more different positive numbers")

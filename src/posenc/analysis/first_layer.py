@@ -150,7 +150,7 @@ def check_adds(encoding: Encoding, dim: int) -> None:
         InputError: saying how position enters instead.
     """
     encoding, layer = encoding.at(0)
-    name, sites = encoding.name or type(encoding).__name__, encoding.sites()
+    name, sites = encoding.known_as, encoding.sites()
     how = {
         "rotate": "by rotating queries and keys",
         "bias": "as a bias of the scores",
@@ -250,7 +250,7 @@ class _Ours(_Host):
     def __init__(self, model: Transformer) -> None:
         super().__init__(model)
         check_adds(self.model.encoding, model.config.dim)
-        self.name = model.encoding.name or type(model.encoding).__name__
+        self.name = model.encoding.known_as
         self.predicts = model.config.causal
         self.without("content", self.model.embedding)
         encoding = self.model.encoding

@@ -27,7 +27,7 @@ def of_model(model: nn.Module, name: str | None, layer: int, site: str | None, h
     """
     if isinstance(model, Transformer):
         own = model.encoding
-        return of_encoding(own, layer, name or own.name or type(own).__name__, site, head)
+        return of_encoding(own, layer, name or own.known_as, site, head)
     inner = unwrapped(model)
     model_type = str(inner.config.model_type)
     name = name or model_type

@@ -138,7 +138,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
         distinct += int((kept != torch.cat((last, kept[:-1]))).sum())
         last = kept[-1:]
     return PhaseError(
-        name=encoding.name or type(encoding).__name__,
+        name=encoding.known_as,
         dtype=str(dtype)[6:],
         length=length,
         inv_freq=theta,

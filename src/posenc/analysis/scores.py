@@ -158,7 +158,8 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     alone. The query is at position length - 1, so that every key has a position.
 
     Args:
-        encoding: with a site `bias`, or its text (for `shape`, see posenc.analysis.codes.SHAPE). layer: whose. name: for people.
+        encoding: with a site `bias`, or its text (for `shape`, see posenc.analysis.codes.SHAPE). layer: whose. name:
+        for people.
 
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
@@ -200,8 +201,7 @@ def rotation(
         InputError: an encoding that turns nothing by an angle that grows evenly with position.
     """
     _, own, layer, name = _made(encoding, layer, name, shape)
-    if trained < 1:
-        raise InputError(f"trained={trained}: must be at least 1")
+    check_sizes(trained=trained)
     turning = _turning(own)
     if turning is None:
         raise InputError(f"{name}: it turns no channels")
@@ -290,7 +290,7 @@ def _made(
     if shape and not isinstance(encoding, str):
         raise InputError(f"{', '.join(sorted(shape))}: an Encoding has its own; only a text takes a shape")
     own = (made(encoding, **shape) if isinstance(encoding, str) else copy.deepcopy(encoding)).eval()
-    return own, *own.at(layer), name or (encoding if isinstance(encoding, str) else own.name or type(own).__name__)
+    return own, *own.at(layer), name or (encoding if isinstance(encoding, str) else own.known_as)
 
 
 def _parts(encoding: Encoding) -> list[Encoding]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from posenc.analysis import precision
-from posenc.analysis.codes import SHAPE, Codes, codes_of
-from posenc.analysis.reading import seeded
+from posenc.analysis.codes import SHAPE, codes_of
+from posenc.analysis.reading import Codes, seeded
 from posenc.analysis.scores import heads_of, width_of
 from posenc.analysis.symmetry import encoder
 from posenc.analysis.trained import trained_model
 from posenc.analysis.twins import tokenized, words_of
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
@@ -108,9 +109,7 @@ class Subject:
         encoding = copy.deepcopy(self.encoding)
         width, heads = width_of(encoding), heads_of(encoding)
         dim = getattr(encoding, "dim", None) or width * heads
-        config = TransformerConfig(
-            64, dim, num_layers=2, num_heads=heads, head_dim=width, causal=encoding.causal_only
-        )  # fmt: skip
+        config = TransformerConfig(64, dim, num_layers=2, num_heads=heads, head_dim=width, causal=encoding.causal_only)
         return Transformer(config, encoding).double().eval()
 
     @cached_property
@@ -173,8 +172,7 @@ def subject_of(
     """
     if not 2 <= length <= LONGEST:
         raise InputError(f"length={length}: must lie between 2 and {LONGEST}; single analyses go farther")
-    if trained is not None and trained < 1:
-        raise InputError(f"trained={trained}: must be at least 1")
+    check_sizes(trained=trained)
     for dtype in dtypes:
         if dtype not in precision.DTYPES:
             raise unknown("dtype", dtype, precision.DTYPES)
@@ -249,7 +247,7 @@ def _name(subject: Any) -> str:
     if isinstance(subject, partial):
         return _name(subject.func)
     if isinstance(subject, Encoding):
-        return subject.name or type(subject).__name__
+        return subject.known_as
     if _is_model(subject):
         config = subject.config
         return str(getattr(config, "name_or_path", "") or getattr(config, "model_type", "Transformer"))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from posenc.analysis.codes import codes_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import tables
-from posenc.checks import checked
-from posenc.encodings.checks import check_sizes
+from posenc.checks import check_sizes, checked
 from posenc.errors import InputError
 
 BINS = 200

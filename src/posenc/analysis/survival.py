@@ -214,7 +214,7 @@ def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[st
     if isinstance(model, Transformer):
         copy = deepcopy(model).to("cpu", torch.float64).eval()
         parts = [_walked(copy, batch.long()) for batch in tokens.cpu().split(batch_size)]
-        name = copy.encoding.name or type(copy.encoding).__name__
+        name = copy.encoding.known_as
     else:
         inner: Any = model
         if inner.training:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import FirstLayer, first_layer
-from posenc.checks import checked
-from posenc.encodings.checks import check_word
+from posenc.checks import check_word, checked
 
 TERMS = ("content-content", "content-position", "position-content", "position-position")
 """Query's part first, key's part second."""

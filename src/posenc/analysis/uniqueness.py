@@ -27,7 +27,8 @@ class Uniqueness(Finding):
     them, and pair: which. norm: of a code, root mean square. collision: the first position of 0 .. searched-1 whose code
     is within `tolerance` (a distance) of an earlier one, and that one; None: there is none. dtype: in which positions and
     codes were held, None float64. longest_wave: positions that the slowest pair of channels needs to turn once, inf where it
-    never does, None where the frequencies are not known. claimed: the distance between the codes of positions 1 and 10001, None where undefined.
+    never does, None where the frequencies are not known. claimed: the distance between the codes of positions 1 and
+    10001, None where undefined.
     """
 
     name: str

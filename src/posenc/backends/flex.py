@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, merged
-from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, _cell
+from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, cell
 from posenc.positions import Positions
 from posenc.visibility import rowwise
 
@@ -72,11 +72,8 @@ class Flex:
         """Output and log-sum-exp of a single branch; the latter means nothing if not with_lse."""
         q, k, v, scale = problem.widened()
         if not torch.is_grad_enabled():
-            q, k, v = (
-                q.detach(),
-                k.detach(),
-                v.detach(),
-            )  # flex's check on the CPU does not ask whether gradients are on
+            # flex's check on the CPU does not ask whether gradients are on
+            q, k, v = q.detach(), k.detach(), v.detach()
         if q.device.type == "cuda":
             q, k, v = (pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
         lookups = tuple(_lookups(problem))
@@ -135,7 +132,7 @@ class _Entries(NamedTuple):
     tensor: Tensor
 
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return _cell(self.tensor, b, h, i, j)
+        return cell(self.tensor, b, h, i, j)
 
 
 def _lookups(problem: Problem) -> list[_Lookup]:
@@ -171,7 +168,7 @@ def _cells(positions: Positions) -> tuple[_Cells, Tensor] | None:
         longest = positions.start[0] + queries - 1 - positions.start[1]
         of_query = (queries - 1 - torch.arange(queries, device=device, dtype=torch.int32))[None]
         return _Cells(of_query, None), longest - torch.arange(queries + keys - 1, device=device)
-    if positions.q.dim() == 3 or positions.q.is_floating_point() or positions.k.is_floating_point():
+    if positions.q.dim() == 3 or positions.fractional:
         return None
     if torch.compiler.is_compiling():
         return None  # the range of the distances is not known while tracing

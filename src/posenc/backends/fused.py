@@ -220,9 +220,7 @@ def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor, totals:
         q, k, v = block.inputs(call)
         rows = [_widened(block.queries_of(x), q.shape[-1]) for x in (grad, out)] + [block.queries_of(lse)]
         g, o, sums = (x.flip(2) for x in rows) if block.reverse else rows
-        found = _flash_backward(
-            g, q, k, v, o, sums, 0.0, block.causal, attn_mask=block.mask, scale=call.scale
-        )  # fmt: skip
+        found = _flash_backward(g, q, k, v, o, sums, 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
         own = found[0][..., : call.q.shape[-1]]
         block.queries_of(of_q).add_(own.flip(2) if block.reverse else own)
         for total, part in ((of_k, found[1]), (of_v, found[2])):

@@ -117,9 +117,7 @@ def _backward(ctx: Any, grad: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
     q, k, v, rest = list(saved[:n]), list(saved[n : 2 * n]), saved[2 * n], saved[2 * n + 1 :]
     tensors, (out, lse, *seed) = list(rest[: ctx.count]), rest[ctx.count :]
     needs = list(ctx.needs_input_grad[3])
-    found = attend_backward(
-        q, k, v, tensors, *ctx.settings, seed[0] if seed else None, out, lse, grad, of_lse, needs
-    )  # fmt: skip
+    found = attend_backward(q, k, v, tensors, *ctx.settings, seed[0] if seed else None, out, lse, grad, of_lse, needs)
     of_tensors = iter(found[2 * n + 1 :])
     of_inputs = found[:n], found[n : 2 * n], found[2 * n]
     return *of_inputs, [next(of_tensors) if need else None for need in needs], *([None] * 8)

@@ -21,8 +21,7 @@ from posenc.bench.harness import ratios, spread
 from posenc.bench.measure import FAILED, MEASURED, Row
 from posenc.bench.plan import TIME, Settings, Trial, identity, versions
 from posenc.bench.worker import Died, Worker
-from posenc.errors import InputError
-from posenc.machine import describe
+from posenc.machine import check_present, describe
 from posenc.records import Records, typed
 
 SCHEMA = 1
@@ -53,7 +52,7 @@ def bench(
     Raises:
         InputError: a folder that cannot be written, or that another run is writing into, or a device that is not there.
     """
-    check_device(settings.device)
+    check_present(settings.device)
     folder = Records(directory)
     with folder.lock(command or "a benchmark from Python"):
         return _run(trials, settings, folder, progress or Progress(), command, render or {})
@@ -187,13 +186,3 @@ def save(folder: Records, trial: Trial, settings: Settings, rows: Sequence[Row])
 def load(folder: Records, trial: Trial, settings: Settings) -> list[Row] | None:
     """A finished trial, or None; a damaged file is set aside."""
     return folder.kept(f"cells/{identity(trial, settings)}.json", lambda raw: [typed(Row, row) for row in raw["rows"]])
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        InputError: naming it.
-    """
-    if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise InputError(f"--device {name}: not here; pass cpu{' or cuda' if torch.cuda.is_available() else ''}")

@@ -52,11 +52,12 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
 
     from posenc.bench.harness import Effort
     from posenc.bench.plan import QUICK, QUICK_EFFORT, STANDARD, Settings, plan
-    from posenc.bench.run import bench, check_device
+    from posenc.bench.run import bench
     from posenc.bench.table import markdown
+    from posenc.machine import check_present
 
     device = getattr(options, "device", "cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    check_present(device)
     effort = QUICK_EFFORT if options.quick else Effort()
     given = {name: getattr(options, name) for name in ("rounds", "patience") if hasattr(options, name)}
     clock = "cuda" if device != "cpu" else "wall" if options.wall or options.threads > 1 else "cpu"

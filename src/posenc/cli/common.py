@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc.cli.config import record
 from posenc.errors import InputError
-from posenc.texts import printable
+from posenc.texts import flag_of, printable
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -88,7 +88,7 @@ def check_sizes(options: argparse.Namespace, **limits: tuple[float, float]) -> N
     for name, (least, most) in limits.items():
         size = getattr(options, name, None)
         if size is not None and not least <= size <= most:
-            raise InputError(f"--{name.replace('_', '-')} {size}: must lie between {least} and {most}")
+            raise InputError(f"{flag_of(name)} {size}: must lie between {least} and {most}")
 
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -117,12 +117,12 @@ def load_model(
     """A model and its tokenizer. A warning is one line, as a mistake is. more: for `posenc.load`."""
     import torch
 
-    from posenc.bench.run import check_device
+    from posenc.machine import check_present
     from posenc.pretrained.load import load, needs
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    check_present(device)
     with quiet(), told(command):
         return load(name, dtype=getattr(torch, dtype), device=device, **more)
 

@@ -8,6 +8,7 @@ from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import InputError, unknown
+from posenc.texts import flag_of
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison
@@ -197,8 +198,9 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
     task = TASKS[options.task]
     for other in TASKS.keys() - {task.name}:
         if foreign := _given(options, (*OWN[other], *READING[other])):
-            flag = next(iter(foreign)).replace("_", "-")
-            raise InputError(f"--{flag}: is for --task {other}; leave it out of --task {task.name}")
+            raise InputError(
+                f"{flag_of(next(iter(foreign)))}: is for --task {other}; leave it out of --task {task.name}"
+            )
     if options.preset not in task.presets:
         raise unknown("--preset", options.preset, task.presets)
     preset = task.presets[options.preset]

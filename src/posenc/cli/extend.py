@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import TableFormatter, add_model, add_output, emit, quiet, read_model
 from posenc.errors import InputError
-from posenc.texts import literal
+from posenc.texts import flag_of, literal
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning
@@ -124,7 +124,7 @@ def _resized(options: argparse.Namespace, command: str) -> int:
 
     for name in ("option", "text", "verify_tokens", "finetune"):
         if getattr(options, name):
-            raise InputError(f"--{name.replace('_', '-')}: is for language models, leave it out beside --image-size")
+            raise InputError(f"{flag_of(name)}: is for language models, leave it out beside --image-size")
     _training(options)  # what belongs to --finetune is refused without it
     sides = options.image_size.lower().split("x")
     if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and len(side) < 10 for side in sides):
@@ -164,9 +164,7 @@ def _training(options: argparse.Namespace) -> dict[str, Any] | None:
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     if options.finetune is None:
         if given:
-            raise InputError(
-                f"--{next(iter(given)).replace('_', '-')}: is for fine-tuning, give --finetune FILE with it"
-            )
+            raise InputError(f"{flag_of(next(iter(given)))}: is for fine-tuning, give --finetune FILE with it")
         return None
     _read(options.finetune, "--finetune")  # before anything is loaded
     if options.verify and options.text is not None and Path(options.text).resolve() == Path(options.finetune).resolve():

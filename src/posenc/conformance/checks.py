@@ -368,9 +368,9 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     f.__name__: f
     for f in (
         position_matters, backends_agree, cached_is_full, ragged_cache, generates_alike, padded_is_unpadded,
-        packed_is_separate, images_are_separate, rows_do_not_meet, shift_invariant_as_declared, gradients_arrive, gradients_are_right,
-        inference_then_training, copies_are_equal, state_and_spec_bring_it_back, meta_is_normal, bfloat16_stays_near,
-        compiled_is_eager, exported_is_eager,
+        packed_is_separate, images_are_separate, rows_do_not_meet, shift_invariant_as_declared, gradients_arrive,
+        gradients_are_right, inference_then_training, copies_are_equal, state_and_spec_bring_it_back, meta_is_normal,
+        bfloat16_stays_near, compiled_is_eager, exported_is_eager,
     )
 }  # fmt: skip
 SLOW = ("compiled_is_eager", "exported_is_eager")

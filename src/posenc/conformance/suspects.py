@@ -167,7 +167,7 @@ SLOPES = tuple(
             lambda n: formulas.alibi(2 ** math.ceil(math.log2(n)))[:n],
         ),
     )
-)  # fmt: skip
+)
 
 T5 = (
     under(

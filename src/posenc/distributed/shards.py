@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc.checks import LARGEST_SIZE, is_whole, shown
-from posenc.errors import InputError, unknown
+from posenc.checks import LARGEST_SIZE, check_word, is_whole, shown
+from posenc.errors import InputError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -47,8 +47,7 @@ class Shard:
         Raises:
             InputError: what `Positions.shard` says.
         """
-        if not isinstance(layout, str) or layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
+        check_word("layout", layout, LAYOUTS)
         if not is_whole(world_size) or not 1 <= world_size <= LARGEST_SIZE:
             raise InputError(f"world_size={shown(world_size)}: the number of processes, at least 1")
         if not is_whole(rank) or not 0 <= rank < world_size:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc import position_maps
-from posenc.checks import checked, is_whole, shown
+from posenc.checks import LARGEST_SIZE, checked, is_whole, shown
 from posenc.composites import PerLayer, Sum
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
@@ -29,7 +29,7 @@ from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multipl
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, first_line, unknown
 from posenc.position_maps import PositionMap
 from posenc.texts import check_options, literal, named, read_options, split
 
@@ -67,8 +67,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
 
 
 LARGEST = {"dim": 2**14, "head_dim": 2**14, "num_heads": 2**12, "num_kv_heads": 2**12, "num_layers": 2**12}
-LARGEST_COUNT = 2**24
-"""The largest sizes that an encoding's text may ask for, and the largest of all its other counts, such as rows."""
+"""The largest sizes that an encoding's text may ask for; of its other counts, such as rows, LARGEST_SIZE is."""
 
 
 @checked
@@ -89,10 +88,10 @@ def create(
 
     name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
     after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" when layers take turns
-    ("rope/rope/rope/none"). options: keyword arguments of
-    the class; they go with a single name. max_positions: the training length, for tables and for those that scale
-    by it. grid: (height, width) or (frames, height, width), in patches, of the images trained on: for tables of a
-    grid, for the number of axes, and for max_positions where that is not given.
+    ("rope/rope/rope/none"). options: keyword arguments of the class; they go with a single name. max_positions: the
+    training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
+    patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
+    is not given.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
@@ -120,7 +119,7 @@ def create(
     options |= read_options(name, written, parameters)
     check_options(name, options, parameters, cls.__init__)
     for option, value in options.items():
-        most = LARGEST.get(option, LARGEST_COUNT)
+        most = LARGEST.get(option, LARGEST_SIZE)
         if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
             raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     if head_dim is None and dim is not None and num_heads is not None:
@@ -141,8 +140,8 @@ def create(
     try:
         return cls(**shape, **options)
     except (RuntimeError, MemoryError, OverflowError) as error:  # of torch, at a size that nothing can have
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{name}: cannot be made of {options or shape}: {told}; give smaller sizes") from None
+        told = f"cannot be made of {options or shape}: {first_line(error)}"
+        raise InputError(f"{name}: {told}; give smaller sizes") from None
 
 
 def check_grid(grid: Sequence[int]) -> None:
@@ -151,7 +150,7 @@ def check_grid(grid: Sequence[int]) -> None:
     Raises:
         InputError: names it.
     """
-    if len(grid) not in (2, 3) or not all(is_whole(n) and 1 <= n <= LARGEST_COUNT for n in grid):
+    if len(grid) not in (2, 3) or not all(is_whole(n) and 1 <= n <= LARGEST_SIZE for n in grid):
         raise InputError(
             f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches, each at least 1"
         )

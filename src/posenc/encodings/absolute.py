@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_beyond, check_sizes, check_std, check_word
+from posenc.encodings.checks import check_beyond, check_std
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.ids import prefix_tokens
@@ -100,7 +101,6 @@ class Sinusoidal(Absolute):
         self.curve = curve
         self.exponent = exponent
         self.endpoint = endpoint
-        check_word("layout", layout, ("interleaved", "concat"))
         self.register_tables()
 
     def tables(self) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_sizes, check_word
 from posenc.errors import InputError
 from posenc.ids import exact, prefix_tokens
 from posenc.positions import Positions
@@ -39,7 +39,7 @@ class SHAPE(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if not self.training:
             return positions
-        _require_whole(positions, "SHAPE draws one shift for a whole sequence in training")
+        positions.require_whole("SHAPE draws one shift for a whole sequence in training")
         shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
 
         def place(ids: Tensor, order: Tensor) -> Tensor:
@@ -94,12 +94,12 @@ class CAPE(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if self.centre:
             positions.require_one_axis("CAPE(centre=True)")
-            _require_whole(positions, "CAPE(centre=True) subtracts the mean position")
+            positions.require_whole("CAPE(centre=True) subtracts the mean position")
             mean = (positions.lengths() - 1) / 2  # of positions that count from 0
             positions = positions.moved(lambda ids, order: exact(ids) - mean)
         if not self.training:
             return positions
-        _require_whole(positions, "CAPE draws one shift and stretch for a whole sequence in training")
+        positions.require_whole("CAPE draws one shift and stretch for a whole sequence in training")
         ids = positions.q
         if ids.dim() == 3 and not torch.compiler.is_compiling() and bool(prefix_tokens(ids).any()):
             raise InputError(
@@ -149,7 +149,7 @@ class Randomized(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if not self.training and self.testing == "plain":
             return positions
-        _require_whole(positions, "Randomized spreads a text's positions over max_length")
+        positions.require_whole("Randomized spreads a text's positions over max_length")
         positions.require_one_axis("Randomized")
         lengths = positions.lengths()
         if not torch.compiler.is_compiling():
@@ -182,11 +182,3 @@ class Randomized(Encoding):
         drawn = torch.where(rank < size[..., None], places, self.max_length).sort(-1).values
         row = torch.arange(batch, device=device)[:, None]
         return drawn[row, document, ids.expand(batch, -1)]
-
-
-def _require_whole(positions: Positions, user: str) -> None:
-    if positions.num_queries != positions.num_keys:
-        raise InputError(
-            f"{user}, so it needs the whole sequence: only {positions.num_queries} of {positions.num_keys} tokens are "
-            "here; pass the full sequence"
-        )

@@ -1,24 +1,16 @@
 """What constructors and hooks refuse, in one place and in the same words."""
 
-from collections.abc import Iterable
-
 from torch import Tensor
 
-from posenc.checks import check_sizes as check_sizes
+from posenc.checks import check_word
 from posenc.encoding import Encoding
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError
 
 
 def check_std(init_std: float) -> None:
     """Refuse a standard deviation that is none, or no parameter's."""
     if not 0 <= init_std <= 1e4:
         raise InputError(f"init_std={init_std}: must be a number from 0 to 10000")
-
-
-def check_word(name: str, word: str, known: Iterable[str]) -> None:
-    """Refuse an option's word that is not among the known ones, naming the nearest."""
-    if word not in (known := tuple(known)):
-        raise unknown(name, word, known)
 
 
 def check_beyond(beyond: str) -> None:

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_head_dim, check_heads, check_sizes, check_std
+from posenc.encodings.checks import check_head_dim, check_heads, check_std
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -25,7 +26,7 @@ class ContentBias(Encoding):
         """Refuse positions that have no row in a table: on a grid, or fractional."""
         user = type(self).__name__
         positions.require_one_axis(user)
-        if positions.q.is_floating_point() or positions.k.is_floating_point():
+        if positions.fractional:
             raise InputError(f"{user} has rows for integer positions only: round them, or use Rotary or ALiBi")
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Dense
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_head_dim, check_sizes
+from posenc.encodings.checks import check_head_dim
 from posenc.errors import InputError
 from posenc.positions import Positions
 

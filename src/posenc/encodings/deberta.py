@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
-from posenc.checks import checked
+from posenc.checks import check_sizes, checked
 from posenc.encoding import Projections
 from posenc.encodings.absolute import Learned
-from posenc.encodings.checks import check_sizes, check_std, check_terms
+from posenc.encodings.checks import check_std, check_terms
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import deberta_bucket

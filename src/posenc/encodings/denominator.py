@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_sizes
 from posenc.errors import InputError
 from posenc.ids import exact
 from posenc.positions import Positions

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional, Relative
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_heads, check_sizes, check_std, check_word
+from posenc.encodings.checks import check_heads, check_std
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.ids import exact, prefix_tokens
@@ -79,7 +80,7 @@ class T5(_DistanceBias):
         return self.table.to(dtype)[head, bucket]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        if positions.q.is_floating_point() or positions.k.is_floating_point():
+        if positions.fractional:
             raise InputError("T5 has buckets for whole distances only: round the positions, or use ALiBi or KERPLE")
         return super().bias(q, k, positions, layer)
 

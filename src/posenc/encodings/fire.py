@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_heads, check_sizes
+from posenc.encodings.checks import check_heads
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.errors import InputError
 from posenc.positions import Positions

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posenc.bias import KeyValues
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.checks import check_sizes, check_std
+from posenc.encodings.checks import check_std
 from posenc.errors import InputError, unknown
 from posenc.ids import exact
 from posenc.ode import Dynamics, flow, trajectory

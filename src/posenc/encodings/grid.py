@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.encodings.absolute import Absolute
-from posenc.encodings.checks import check_word
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.ids import prefix_tokens
@@ -50,7 +49,6 @@ class GridSinusoidal(Absolute):
             raise InputError(f"axes={axes}: an image has 2, a video 3; for one use Sinusoidal")
         if dim < 2 * axes:
             raise InputError(f"dim={dim}: needs a pair of channels for each of {axes} axes")
-        check_word("layout", layout, ("interleaved", "concat"))
         self.axes = axes
         self.base = base
         self.layout = layout

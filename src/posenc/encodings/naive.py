@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
-from posenc.encodings.checks import check_sizes, check_std, check_word
+from posenc.encodings.checks import check_std
 from posenc.errors import InputError
 from posenc.functional import binary_digits
 from posenc.ids import exact
@@ -85,11 +86,9 @@ class Normalized(_Scalar):
     def number(self, positions: Positions) -> Tensor:
         if self.length is not None:
             return exact(positions.q) / max(self.length - 1, 1)
-        if positions.num_queries != positions.num_keys and positions.part is None:
-            raise InputError(
-                f"Normalized divides by the whole sequence's length, but only {positions.num_queries} of "
-                f"{positions.num_keys} tokens are here: pass the full sequence, or fix Normalized(length=...)"
-            )
+        if positions.part is None:
+            remedy = "pass the full sequence, or fix Normalized(length=...)"
+            positions.require_whole("Normalized divides by the length", remedy)
         return exact(positions.q) / (positions.lengths() - 1).clamp(min=1)
 
 

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from posenc.angles import angles_at
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_head_dim, check_heads, check_sizes, check_word
+from posenc.encodings.checks import check_head_dim, check_heads
 from posenc.functional import frequency_curve, rotary
 from posenc.positions import Positions
 
@@ -59,7 +61,7 @@ class PoPE(Encoding):
 
     def angles(self, ids: Tensor) -> Tensor:
         """(batch or 1, n) positions -> (batch or 1, 1, n, head_dim), float64 where the device has it."""
-        return ids.to(self.inv_freq)[:, None, :, None] * self.inv_freq
+        return angles_at(ids, self.inv_freq)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         return self.rotate_queries(q, positions, layer), self.rotate_keys(k, positions, layer)

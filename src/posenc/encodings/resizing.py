@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from posenc.encodings.checks import check_word
+from posenc.checks import check_word
 
 
 def check_beyond_grid(beyond: str) -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_head_dim, check_sizes, check_word
+from posenc.encodings.checks import check_head_dim
 from posenc.encodings.rotary import rescheduled
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, frequency_curve, rotary
@@ -31,10 +32,16 @@ class AxesRotary(Encoding):
         super().__init__()
         check_even("head_dim", head_dim)
         check_sizes(axes=axes)
-        check_word("layout", layout, ("half", "interleaved"))
         self.head_dim = head_dim
         self.axes = axes
         self.layout = layout
+
+    def check_split(self) -> None:
+        """Refuse a width of which the axes cannot have as many pairs each."""
+        if self.head_dim % (2 * self.axes):
+            raise InputError(
+                f"head_dim={self.head_dim}: each of {self.axes} axes takes whole pairs, so a multiple of {2 * self.axes}"
+            )
 
     @property
     def isometric(self) -> bool:
@@ -142,8 +149,7 @@ class AxialRotary(AxesRotary):
         start: float = 0.0,
     ) -> None:
         super().__init__(head_dim, axes, layout)
-        if head_dim % (2 * axes):
-            raise InputError(f"head_dim={head_dim}: each of {axes} axes takes whole pairs, so a multiple of {2 * axes}")
+        self.check_split()
         self.rope_theta = rope_theta
         self.x_first = x_first
         self.dealt = dealt
@@ -187,11 +193,9 @@ class AxialRotary(AxesRotary):
             alone = (1,) * (self.axes - len(positions.images[0]))  # an image is a video of one frame
             q_size, k_size = positions.of_images([alone + size for size in positions.images])
             return _centred(q, q_size), _centred(k, k_size)
-        if positions.num_queries != positions.num_keys and positions.part is None:
-            raise InputError(
-                f"centred coordinates need the size of the whole image, but only {positions.num_queries} of "
-                f"{positions.num_keys} tokens are here: pass the whole sequence, or centred=False"
-            )
+        if positions.part is None:
+            remedy = "pass the full sequence, or centred=False"
+            positions.require_whole("AxialRotary(centred=True) counts from the middle of an image", remedy)
         if positions.part is not None:
             q, _ = super().coordinates(positions.whole)
         centred = _centred(q, extents(q, positions.whole.q_document))
@@ -270,8 +274,9 @@ class MixedRotary(AxesRotary):
     heads than num_heads; frequencies are then per key head, since a key can only be compared with queries that turn
     as it does. axes: coordinates per token. rope_theta, layout: as in `AxialRotary`, from whose frequencies it starts,
     each head's axes turned by a random rotation. Angles are computed in float64 whatever the autocast, but casting
-    the model to bfloat16 rounds the frequencies; the authors train them without weight decay. Prefix tokens, at -1 on every axis of a grid, are not rotated.
-    Raises InputError for sizes that do not divide. Source: Heo et al. 2024, section 3.2.
+    the model to bfloat16 rounds the frequencies; the authors train them without weight decay. Prefix tokens, at -1 on
+    every axis of a grid, are not rotated. Raises InputError for sizes that do not divide. Source: Heo et al. 2024,
+    section 3.2.
     """
 
     name = "mixed_rope"
@@ -294,8 +299,7 @@ class MixedRotary(AxesRotary):
         layout: Layout = "interleaved",
     ) -> None:
         super().__init__(head_dim, axes, layout)
-        if head_dim % (2 * axes):
-            raise InputError(f"head_dim={head_dim}: each of {axes} axes takes whole pairs, so a multiple of {2 * axes}")
+        self.check_split()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if kv_heads < 1 or num_heads % kv_heads or num_layers < 1:
             raise InputError(

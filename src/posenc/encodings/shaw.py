@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
-from posenc.encodings.checks import check_sizes, check_std, check_terms
+from posenc.checks import check_sizes
+from posenc.encodings.checks import check_std, check_terms
 from posenc.encodings.content import ContentBias
 from posenc.errors import InputError
 from posenc.functional import sinusoidal

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from posenc.checks import check_sizes
 from posenc.encodings.absolute import Absolute, Learned, rows_of
-from posenc.encodings.checks import check_beyond, check_sizes, check_std
+from posenc.encodings.checks import check_beyond, check_std
 from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
 from posenc.ids import prefix_places, prefix_tokens
@@ -89,10 +90,11 @@ class AxialTable(Absolute):
     """A large learned table out of two small ones: row k // columns of the first next to row k mod columns of the
     second.
 
-    max_positions: how many positions it must at least hold; the last row is filled up. dim: width of the model. columns: of the grid that positions are laid
-    on, row by row; None: about the square root of max_positions. first_dim: channels of the first table; None: half.
-    init_std: of both tables (Reformer's own is 1). beyond: what a position outside gets, "error" or
-    "clamp". Positions (y, x) name row and column themselves. Raises InputError for a position outside.
+    max_positions: how many positions it must at least hold; the last row is filled up. dim: width of the model.
+    columns: of the grid that positions are laid on, row by row; None: about the square root of max_positions.
+    first_dim: channels of the first table; None: half. init_std: of both tables (Reformer's own is 1). beyond: what a
+    position outside gets, "error" or "clamp". Positions (y, x) name row and column themselves. Raises InputError for a
+    position outside.
     Source: Kitaev et al. 2020, "Reformer" (Axial Positional Embeddings of its code).
     """
 

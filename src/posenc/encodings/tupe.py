@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Relative, Score
+from posenc.checks import check_sizes
 from posenc.encoding import as_terms
 from posenc.encodings.absolute import rows_of
-from posenc.encodings.checks import check_beyond, check_sizes, check_std
+from posenc.encodings.checks import check_beyond, check_std
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.functional import t5_bucket
 from posenc.positions import Positions
@@ -107,8 +108,9 @@ class TUPER(TUPE):
     """TUPE-R: TUPE-A and T5's bias of the bucketed distance, both with [CLS] untied.
 
     num_buckets, max_distance, bidirectional: the buckets, see `functional.t5_bucket`. With untie_cls the bias of the
-    row of [CLS] is bucket num_buckets / 2, which bidirectional buckets leave unused (causal ones share it), and that of its column an extra
-    one, as in the authors' code. The rest: see `TUPE`. Source: Ke, He and Liu 2021, sections 3.1 to 3.3.
+    row of [CLS] is bucket num_buckets / 2, which bidirectional buckets leave unused (causal ones share it), and that
+    of its column an extra one, as in the authors' code. The rest: see `TUPE`. Source: Ke, He and Liu 2021, sections
+    3.1 to 3.3.
     """
 
     name = "tupe_r"

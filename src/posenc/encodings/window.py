@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_heads, check_sizes, check_std
+from posenc.encodings.checks import check_heads, check_std
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
@@ -34,7 +35,7 @@ class _Window(Encoding):
             if positions.axes != 2:
                 raise InputError(f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}")
             return positions
-        if positions.q.is_floating_point() or positions.k.is_floating_point():
+        if positions.fractional:
             raise InputError(f"{type(self).__name__}: patches have whole numbers; give fractional places as (y, x)")
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
@@ -144,7 +145,7 @@ class WindowTable(_Window):
 
     def checked(self, q: Tensor, positions: Positions) -> Positions:
         grid = super().checked(q, positions)
-        if grid.q.is_floating_point() or grid.k.is_floating_point():
+        if grid.fractional:
             raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
         known = self.beyond == "resize" and grid.images is not None
         if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
@@ -313,7 +314,7 @@ class LogWindow(_Window):
     def tabulated(self, function: OfOffset, grid: Positions) -> OfOffset | None:
         """The function read from a table of the offsets that occur, where those are fewer than the pairs: the MLP
         then sees each once. None where that cannot be known, in compiled code, or offsets are not whole."""
-        if torch.compiler.is_compiling() or grid.q.is_floating_point() or grid.k.is_floating_point():
+        if torch.compiler.is_compiling() or grid.fractional:
             return None
         rows, columns = grid.shared(_reach, lambda: _reach(grid))
         if (2 * rows + 1) * (2 * columns + 1) >= grid.num_queries * grid.num_keys:

@@ -8,6 +8,7 @@ from posenc.engines.cluster import Ray
 from posenc.engines.local import Here, Processes
 from posenc.engines.work import Interrupted, Result, Shared, Task, Ticks, Work, silent
 from posenc.errors import InputError, unknown
+from posenc.texts import flag_of
 
 __all__ = ["ENGINES", "Engine", "Here", "Interrupted", "Processes", "Ray", "Work", "create", "silent"]
 
@@ -33,7 +34,8 @@ class Engine(Protocol):
         """Every task with its result. on_tick(task, size, what) is told the work done since the last call.
 
         Raises:
-            InputError: a task's own, or an engine that cannot be reached. RuntimeError: a worker died.
+            InputError: a task's own, or an engine that cannot be reached.
+            RuntimeError: a worker died.
         """
 
 
@@ -55,7 +57,7 @@ def create(name: str, **options: Any) -> Engine:
         takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
         if name not in takers:
             raise InputError(
-                f"--{option.replace('_', '-')} {value}: is an option of --engine {' and '.join(takers)}; say that, "
+                f"{flag_of(option)} {value}: is an option of --engine {' and '.join(takers)}; say that, "
                 "too, or leave it out"
             )
     return ENGINES[name](**given)

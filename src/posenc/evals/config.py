@@ -10,7 +10,7 @@ from typing import Any
 from posenc.checks import check_flags, is_whole
 from posenc.errors import InputError, unknown
 from posenc.tasks import Task, create
-from posenc.texts import named
+from posenc.texts import flag_of, named
 
 NONE, CUT_OFF = "none", "cut_off"
 """The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
@@ -32,10 +32,10 @@ class Settings:
     """Everything that says what an evaluation measures.
 
     tasks: as `posenc.tasks.create` takes them. methods: as `posenc.extend` takes them; the model as it is always comes
-    first. One alone may stand without a list. lengths: of the texts, in tokens. depths: places of what is asked for, 0 the start and 1 the end. samples:
-    texts of a cell. seeds: cells that differ in their texts alone. generate: whether answers are generated too, where a
-    task can score them. batch_size: texts side by side; None: 1 on a CPU, where what texts have in common is read
-    once, and 8 on a GPU. text: a file of running text for the tasks that take one.
+    first. One alone may stand without a list. lengths: of the texts, in tokens. depths: places of what is asked for, 0
+    the start and 1 the end. samples: texts of a cell. seeds: cells that differ in their texts alone. generate: whether
+    answers are generated too, where a task can score them. batch_size: texts side by side; None: 1 on a CPU, where
+    what texts have in common is read once, and 8 on a GPU. text: a file of running text for the tasks that take one.
     """
 
     tasks: tuple[str, ...]
@@ -58,8 +58,8 @@ class Settings:
             object.__setattr__(self, name, each)
         check_flags(generate=self.generate)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
-        for name, least in (("tasks", 1), ("lengths", 1), ("depths", 1)):
-            if len(getattr(self, name)) < least:
+        for name in ("tasks", "lengths", "depths"):
+            if not getattr(self, name):
                 raise InputError(f"--{name}: name at least one")
         for name, least, most in (("samples", 2, 10_000), ("seeds", 1, 1000), ("batch_size", 1, 4096)):
             value = getattr(self, name)
@@ -67,8 +67,9 @@ class Settings:
                 continue
             if not is_whole(value) or not least <= value <= most:
                 why = "; one text has no interval" if name == "samples" else ""
-                flag = name.replace("_", "-")
-                raise InputError(f"--{flag} {value}: must be a whole number, at least {least}, at most {most}{why}")
+                raise InputError(
+                    f"{flag_of(name)} {value}: must be a whole number, at least {least}, at most {most}{why}"
+                )
         for length in self.lengths:
             if length < 2:
                 raise InputError(f"--lengths {length}: a text has at least 2 tokens")

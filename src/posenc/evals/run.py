@@ -71,8 +71,9 @@ def evaluate(
 
     Raises:
         InputError: settings that do not serve, or a model that workers elsewhere cannot load, before anything is
-            measured. Interrupted: Ctrl-C before a single cell
-            had finished; afterwards what was measured is reported, with "complete": false.
+            measured.
+        Interrupted: Ctrl-C before a single cell had finished; afterwards what was measured is reported, with
+            "complete": false.
 
     The model is left as it was.
     """

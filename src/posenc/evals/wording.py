@@ -8,6 +8,7 @@ from posenc.evals.config import CUT_OFF, NONE, Cell
 from posenc.evals.results import BETTER, SAME, WORSE, measure, pooled
 from posenc.evals.store import Measured
 from posenc.tasks import Task
+from posenc.texts import listed
 
 Results = Mapping[str, Any]
 
@@ -76,7 +77,7 @@ def _as_it_is(task: Results) -> list[str]:
     if len(cells) == 1:
         where = "" if cells[0]["depth"] is None else f", {_places(cells)}"
         found = [f"{_level(at[by], by)} at {at['length']} tokens" for at in rows]
-        return [f"{task['task']}, the model as it is{where}: {_listed(found)}."]
+        return [f"{task['task']}, the model as it is{where}: {listed(found)}."]
     start = f"{task['task']} at {row['length']} tokens, the model as it is: "
     if len({cell[by]["mean"] for cell in cells}) == 1:
         same = (
@@ -96,7 +97,7 @@ def _as_it_is(task: Results) -> list[str]:
     verdict = ""
     if row["middle"] is not None:
         verdict = f" {_gap(row['middle'], [cell[by]['mean'] for cell in cells])}{_so_often(row, told)}"
-    return [f"{start}{_listed(said)}.{verdict}"]
+    return [f"{start}{listed(said)}.{verdict}"]
 
 
 def _so_often(row: Results, told: Sequence[Results]) -> str:
@@ -137,10 +138,10 @@ def _judged(row: Results) -> str:
             f"{at['task']} ({change(at['against_none'], at['measure'])})" for at in compared if at["verdict"] == verdict
         ]
         if found:
-            parts.append(f"{said} {_listed(found)}")
+            parts.append(f"{said} {listed(found)}")
     left = [at["task"] for at in row["tasks"] if at["against_none"] is None]
     if left:
-        parts.append(f"not compared on {_listed(left)}")
+        parts.append(f"not compared on {listed(left)}")
     return f"{row['method']} against the model as it is: {'; '.join(parts) or 'nothing measured yet'}."
 
 
@@ -196,7 +197,7 @@ def _places(cells: Sequence[Results]) -> str:
     depths = [cell["depth"] for cell in cells]
     if depths in ([0], [1]):
         return "at the end" if depths[0] else "at the start"
-    return f"at depth {_listed([f'{depth:g}' for depth in depths])}"
+    return f"at depth {listed([f'{depth:g}' for depth in depths])}"
 
 
 def _sure(estimate: Mapping[str, float]) -> bool:
@@ -205,7 +206,3 @@ def _sure(estimate: Mapping[str, float]) -> bool:
 
 def _level(value: Mapping[str, float], by: str) -> str:
     return f"{value['mean']:.2f} nats a token" if by == "loss" else f"{100 * value['mean']:.0f} % right"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -129,21 +129,8 @@ def _backward(
         LEARNED=of_vector, ATOMIC=not deterministic, **launch,
     )  # fmt: skip
     backward_queries[(triton.cdiv(queries, tiles.block), batch * heads)](
-        q,
-        k,
-        v,
-        dout,
-        lse,
-        delta,
-        *tables,
-        dq,
-        dproducts,
-        scale,
-        *sizes,
-        *strides,
-        LEARNED=of_products,
-        **launch,
-    )
+        q, k, v, dout, lse, delta, *tables, dq, dproducts, scale, *sizes, *strides, LEARNED=of_products, **launch,
+    )  # fmt: skip
     return dq, dk, dv, dvector.sum((0, 2)) if of_vector and deterministic else dvector, dproducts
 
 

@@ -14,7 +14,7 @@ import torch
 
 import posenc
 from posenc.engines import Engine, Interrupted, create
-from posenc.errors import InputError
+from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Recipe, Run
 from posenc.lab.launcher import Together, follow
@@ -70,7 +70,7 @@ class Comparison:
             try:
                 _try(run)
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                raise InputError(f"--encodings {run.encoding}: {str(error).splitlines()[0]}") from None
+                raise InputError(f"--encodings {run.encoding}: {first_line(error)}") from None
 
 
 @torch.no_grad()
@@ -107,8 +107,8 @@ def compare(
     """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
     `render`, such as `posenc.report.page.page`, makes report.html of it. engine: where runs are trained, see
     `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Inside
-    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. Trainings are kept on their way every
-    `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
+    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. Trainings are kept on their
+    way every `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
 
     Raises:
         InputError: settings, data or folder that cannot serve, another run in the folder, or a loss that diverged.

@@ -13,7 +13,7 @@ from posenc.checks import check_fields, check_value
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
-from posenc.texts import split
+from posenc.texts import flag_of, split
 from posenc.transformer import Transformer, TransformerConfig
 
 __all__ = ["CORE", "NAIVE", "PRESETS", "Preset", "Recipe", "Run", "Settings"]
@@ -52,10 +52,10 @@ class Recipe:
         check_fields(self)
         for name, least in self.LEAST.items():
             if getattr(self, name) < least:
-                raise InputError(f"{flag(name)} {getattr(self, name)}: must be at least {least}")
+                raise InputError(f"{flag_of(name)} {getattr(self, name)}: must be at least {least}")
         for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{flag(name)} {getattr(self, name)}: must be a number above 0")
+                raise InputError(f"{flag_of(name)} {getattr(self, name)}: must be a number above 0")
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(
                 f"--dim {self.dim}: must be a multiple of --num-heads ({self.num_heads}), or give --head-dim"
@@ -256,11 +256,6 @@ class Settings(Recipe):
 def unit(tokenizer: str) -> str:
     """What a token of a tokenizer is called."""
     return "byte" if tokenizer == "bytes" else "token"
-
-
-def flag(name: str) -> str:
-    """The flag of a setting."""
-    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)

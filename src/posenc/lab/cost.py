@@ -3,8 +3,9 @@
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.config import Recipe, flag
+from posenc.lab.config import Recipe
 from posenc.machine import free_bytes
+from posenc.texts import flag_of
 
 MOST_WORKERS = 4096
 COPIES = 4
@@ -30,13 +31,14 @@ def check_affordable(settings: Recipe, workers: int = 1, sharing: int = 1) -> No
     for name, most in settings.MOST.items():
         size = getattr(settings, name)
         if size is not None and size > most:
-            raise InputError(f"{flag(name)} {size}: must be at most {most}")
+            raise InputError(f"{flag_of(name)} {size}: must be at most {most}")
     settings.check_largest()
     if workers > MOST_WORKERS:
         raise InputError(f"--workers {workers}: must be at most {MOST_WORKERS}")
     needed, free = least_bytes(settings) // sharing, free_bytes(torch.device("cpu"))
     if needed > free:
         raise InputError(
-            f"--dim {settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and {free / 2**30:.1f} GiB are "
-            "free; give a smaller --dim, --num-heads, --head-dim, --num-layers, --batch-size or {flag(settings.tokens_by)}"
+            f"--dim {settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and "
+            f"{free / 2**30:.1f} GiB are free; give a smaller --dim, --num-heads, --head-dim, --num-layers, --batch-size or "
+            f"{flag_of(settings.tokens_by)}"
         )

@@ -28,7 +28,9 @@ def sweep(
     """Run what is not in the store yet. on_progress is told the work done since the last call.
 
     Raises:
-        Interrupted: by Ctrl-C. InputError: a run's own (its loss diverged). RuntimeError: a worker died.
+        Interrupted: by Ctrl-C.
+        InputError: a run's own (its loss diverged).
+        RuntimeError: a worker died.
     """
     work = Work(partial(measured, checkpoints), corpus, runs, lambda run: f"{run.encoding}, seed {run.seed}")
     try:

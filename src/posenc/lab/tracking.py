@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, first_line, unknown
 from posenc.lab.config import Run
 from posenc.lab.store import Cell
 from posenc.lab.train import schedule
@@ -71,8 +71,8 @@ class Tracking:
                 writer.finish()
             except Exception as error:  # a tracker raises what its service raises
                 del self.classes[tracker]
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                print(f"posenc: warning: --track {tracker}: {reason}; going on without it", file=sys.stderr)
+                said = f"--track {tracker}: {first_line(error)}; going on without it"
+                print(f"posenc: warning: {said}", file=sys.stderr)
 
 
 def _tracker(name: str) -> Any:

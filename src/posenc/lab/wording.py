@@ -12,6 +12,7 @@ from posenc.lab.config import Recipe, Run, Settings
 from posenc.lab.data import Corpus, inside_documents, window_ends
 from posenc.lab.results import Row, change, difference, level, verdict
 from posenc.statistics import Estimate
+from posenc.texts import listed
 
 UNDERTRAINED = 0.3
 """An arm this much behind the best at the training length has learned too little for its flatness to count."""
@@ -176,8 +177,3 @@ def _t5_notes(name: str, encoding: T5, settings: Settings) -> list[str]:
 
 def _signed(e: Estimate) -> str:
     return f"{e.mean:+.3f} ± {(e.high - e.low) / 2:.3f}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

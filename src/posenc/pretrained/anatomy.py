@@ -113,8 +113,7 @@ class Anatomy:
     model: the transformers model (what a PEFT wrapper holds). decoder: its stack of layers, which owns `rotary`, the
     module that makes cos and sin. ropes: layer type -> rotation; several types may share one object.
     rope_per_type: the rotary module is asked for each layer type apart (Gemma 3). layers: in order.
-    trained_length: tokens, before any scaling that the model was loaded with. loaded_length: tokens it is made for as
-    loaded, config.max_position_embeddings.
+    loaded_length: tokens it is made for as loaded, config.max_position_embeddings.
     """
 
     model: nn.Module = field(repr=False)
@@ -128,7 +127,6 @@ class Anatomy:
     head_dim: int
     num_heads: int
     num_kv_heads: int
-    trained_length: int
     loaded_length: int
 
     @property
@@ -155,6 +153,11 @@ class Anatomy:
     @property
     def schedule(self) -> Mapping[str, Any]:
         return self.rope.schedule
+
+    @property
+    def trained_length(self) -> int:
+        """Tokens, before any scaling that the model was loaded with."""
+        return self.rope.original_length
 
 
 def anatomy(model: nn.Module) -> Anatomy:
@@ -185,7 +188,6 @@ def anatomy(model: nn.Module) -> Anatomy:
     else:
         ropes = dict.fromkeys(types, _rope(rotary, parameters, config))
     heads = int(config.num_attention_heads)
-    main = ropes.get("full_attention") or next(iter(ropes.values()))
     return Anatomy(
         model=inner,
         decoder=decoder,
@@ -198,7 +200,6 @@ def anatomy(model: nn.Module) -> Anatomy:
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         num_heads=heads,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        trained_length=main.original_length,
         loaded_length=int(config.max_position_embeddings),
     )
 

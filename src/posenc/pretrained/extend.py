@@ -1,6 +1,5 @@
 """Longer context for a pretrained model, in place, and back."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
+from posenc.frequencies.vector import at_least_one
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
 from posenc.pretrained.attach import Absent, Design, attach, attached, detach, together
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
@@ -39,7 +39,8 @@ def extend(
     model: Llama and its kin, see `posenc.pretrained.anatomy.FAMILIES`; a PEFT wrapper is looked through. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
     over the one the model had before any scaling; or target_length, in tokens; both None: what a schedule's own text says
-    ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's parts, as in `extend(model, "rerope", window=2048)`.
+    ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's parts, as in
+    `extend(model, "rerope", window=2048)`.
 
     BERT and other models with a learned table take "hierarchical" and "interpolate", see `extend_table`.
 
@@ -94,9 +95,7 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
     if factor is not None and target_length is not None:
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
     if factor is not None:
-        if not 1 <= factor < math.inf:
-            raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
-        target_length = round(factor * body.trained_length)
+        target_length = round(at_least_one(factor) * body.trained_length)
     if target_length is not None and target_length < body.loaded_length:
         scaled = f", stretched from {body.trained_length} by {body.schedule['name']}" if body.rope.scaled else ""
         raise InputError(

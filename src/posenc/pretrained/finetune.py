@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_sizes, checked, holds_integers
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.calls import check_tokens
@@ -219,7 +219,7 @@ def _rows(text: str | Tensor, tokenizer: Any, length: int) -> Tensor:
         if tokenizer is None:
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
         text = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    numbers = isinstance(text, Tensor) and not (text.is_floating_point() or text.dtype == torch.bool or text.is_meta)
+    numbers = isinstance(text, Tensor) and holds_integers(text)
     if not isinstance(text, Tensor) or not numbers or text.dim() not in (1, 2) or 0 in text.shape:
         raise InputError("text: a string, or token ids as a tensor of whole numbers, (tokens,) or (texts, tokens)")
     text = text.clone() if text.is_inference() else text  # what was made in inference mode cannot train

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from posenc.checks import check_device, checked
-from posenc.errors import InputError
+from posenc.errors import InputError, on_one_line
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.vision.libraries import FAMILIES, PAIRED
 
@@ -192,11 +192,11 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         elif "Unrecognized configuration class" in str(error):
             reason = f"its type, {config.model_type}, is not one of transformers' causal language models"
         elif isinstance(error, RuntimeError | SafetensorError):
-            reason = f"its weights cannot be read: {' '.join(str(error).split())}"
+            reason = f"its weights cannot be read: {on_one_line(error)}"
         elif isinstance(error, KeyError) and " " not in str(error):
             reason = f"its configuration lacks {error}, or names it and transformers knows no such thing"
         else:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = on_one_line(error)
         raise InputError(f"{name}: {'' if local else 'no such folder; from the hub: '}{reason}") from error
     _complete(name, model, found)
     if "auto_map" in stored:
@@ -242,7 +242,7 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         state = load_gguf_checkpoint(path, return_tensors=True, model_to_load=empty, torch_dtype=dtype)["tensors"]
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
     except Exception as error:  # parsers of a damaged file raise whatever comes up: struct.error, IndexError, ...
-        raise InputError(f"{path}: transformers cannot read it: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: transformers cannot read it: {on_one_line(error)}") from error
     _take_frequencies(path, config)
     said = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
     read: Any = type(empty).from_pretrained(None, **said)

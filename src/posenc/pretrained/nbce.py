@@ -6,7 +6,6 @@ whose prediction is surest is followed, less what the model would say anyway:
     log p(T | S_1, ..., S_n) = (1 + beta) P[log p(T | S_1), ..., log p(T | S_n)] - beta log p(T) + constant
 """
 
-import math
 import string
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.checks import checked, shown
+from posenc.checks import check_sizes, checked, shown
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
@@ -95,7 +94,7 @@ def combine(
 
     Source: kexue.fm 9617; bojone/NBCE, test.py.
     """
-    _check(pooling, top_p, beta, eta)
+    _check(pooling, top_p)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: give (contexts + 1, vocabulary), row 0 first")
     if not log_probs.is_floating_point() or log_probs.is_meta or 0 in log_probs.shape:
@@ -175,15 +174,13 @@ def nbce_steps(
     Raises:
         InputError: no contexts, a number out of range, a template without its fields, or another model's tokenizer.
     """
-    _check(pooling, top_p, beta, eta)
-    if isinstance(contexts, str) or not contexts or not all(isinstance(context, str) for context in contexts):
+    _check(pooling, top_p)
+    if not contexts or not all(isinstance(context, str) for context in contexts):
         raise InputError(f"contexts={shown(contexts)}: give a list of at least one text")
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         raise InputError(f"tokenizer={shown(tokenizer)}: pass the model's own, of transformers")
-    for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("batch_size", batch_size, 1)):
-        if value is not None and value < least:
-            raise InputError(f"{name}={value}: must be at least {least}")
-    if not 0 <= temperature < math.inf:
+    check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
+    if temperature < 0:
         raise InputError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
     device = next(model.parameters()).device
     write = template if callable(template) else _format(template)
@@ -229,14 +226,11 @@ def chat(tokenizer: Any, system: str | None = None) -> Callable[[str, str], str]
     return write
 
 
-def _check(pooling: str, top_p: float, beta: float, eta: float) -> None:
+def _check(pooling: str, top_p: float) -> None:
     if pooling not in POOLINGS:
         raise InputError(f"pooling={pooling!r}: must be {' or '.join(map(repr, POOLINGS))}")
     if not 0 < top_p <= 1:
         raise InputError(f"top_p={top_p}: must lie in (0, 1]; 1 keeps every token")
-    for name, value in (("beta", beta), ("eta", eta)):
-        if not math.isfinite(value):
-            raise InputError(f"{name}={value}: must be a number")
 
 
 def _format(template: str) -> Callable[[str, str], str]:

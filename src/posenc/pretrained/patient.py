@@ -36,13 +36,9 @@ class Table:
         """Pairs of channels that complete no turn within `length` tokens."""
         return int((self.inv_freq.double() * length < 2 * math.pi).sum())
 
-    def base_bound(self, limit: int = 1 << 20, block: int = 1 << 13) -> int | None:
-        """The first distance m at which sum_i cos(m theta_i) < 0: there a token like the query is no longer preferred
-        to a random one. None where there is none below `limit`.
-
-        Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm 10122.
-        """
-        return first_negative(self.inv_freq, limit, block)
+    def base_bound(self) -> int | None:
+        """From where on a token like the query is no longer preferred to a random one, see `first_negative`."""
+        return first_negative(self.inv_freq)
 
 
 @dataclass(frozen=True, eq=False)

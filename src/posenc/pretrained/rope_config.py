@@ -90,7 +90,7 @@ def _with_factor(given: Mapping[str, Any], rope: Rope) -> dict[str, Any]:
 def _written(
     anatomy: Anatomy, rope: Rope, given: Mapping[str, Any], frequencies: Frequencies | None, length: int
 ) -> dict[str, Any]:
-    if frequencies is None or _same(frequencies, rope.frequencies()):
+    if frequencies is None or same(frequencies, rope.frequencies()):
         return dict(given)
     shape = {"rope_theta": rope.rope_theta}
     if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # there it is another thing
@@ -98,7 +98,7 @@ def _written(
     divisors = stretch(frequencies, rope.rotary_dim, rope.rope_theta)
     kinds = {} if anatomy.model_type in LONGROPE_ONLY else _kinds(divisors.max().item(), rope.original_length)
     for schedule, options in kinds.items():
-        if _same(frequencies, create({"name": schedule, **_ours(options)}, rope.rotary_dim, rope.rope_theta)):
+        if same(frequencies, create({"name": schedule, **_ours(options)}, rope.rotary_dim, rope.rope_theta)):
             return {"rope_type": schedule, **options, **shape}
     numbers = divisors.clamp(max=STILL).tolist()
     return {
@@ -125,7 +125,8 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in options.items()}
 
 
-def _same(one: Frequencies, other: Frequencies) -> bool:
+def same(one: Frequencies, other: Frequencies) -> bool:
+    """Whether two schedules give the same rotations and temperature, but for what a file rounds."""
     return (
         one.inv_freq.shape == other.inv_freq.shape
         and torch.allclose(one.inv_freq, other.inv_freq, rtol=1e-9, atol=0)

@@ -7,11 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from posenc.frequencies import Frequencies, abf, stretch, yarn
 from posenc.pretrained.anatomy import Anatomy, Rope
-from posenc.pretrained.rope_config import STILL
+from posenc.pretrained.rope_config import STILL, same
 
 OVERRIDES = "vllm-overrides.json"
 """The file in the exported folder for settings of vLLM that are too long for a command line."""
@@ -52,14 +50,14 @@ def llama_cpp(anatomy: Anatomy, frequencies: Mapping[str, Frequencies], length: 
     if rope.scaled:
         return "no flags say it: the model as loaded is scaled already, and how its GGUF file says so is not known here"
     flags = f"-c {length}"
-    if _close(wanted, Frequencies(rope.frequencies().inv_freq)):
+    if same(wanted, Frequencies(rope.frequencies().inv_freq)):
         return flags
-    if _close(wanted, Frequencies(rope.frequencies().inv_freq / factor)):
+    if same(wanted, Frequencies(rope.frequencies().inv_freq / factor)):
         return f"{flags} --rope-scaling linear --rope-scale {factor:.10g}"
     base = new_base(rope, wanted)
     if base is not None:
         return f"{flags} --rope-freq-base {base:.10g}"
-    if 1 < factor < STILL and _close(
+    if 1 < factor < STILL and same(
         wanted, yarn(rope.rotary_dim, rope.rope_theta, factor=factor, original_max_positions=original)
     ):
         return f"{flags} --rope-scaling yarn --rope-scale {factor:.10g} --yarn-orig-ctx {original}"
@@ -74,9 +72,4 @@ def new_base(rope: Rope, frequencies: Frequencies) -> float | None:
     if pairs < 2 or not bool((frequencies.inv_freq > 0).all()):
         return None
     base = float(frequencies.inv_freq[-1]) ** (-pairs / (pairs - 1))
-    return base if base > 0 and _close(frequencies, abf(rope.rotary_dim, new_base=base)) else None
-
-
-def _close(one: Frequencies, other: Frequencies) -> bool:
-    near = torch.allclose(one.inv_freq, other.inv_freq, rtol=1e-9, atol=0)
-    return near and abs(one.attention_factor - other.attention_factor) < 1e-9
+    return base if base > 0 and same(frequencies, abf(rope.rotary_dim, new_base=base)) else None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
+from posenc.errors import on_one_line
 from posenc.pretrained.attach import NAME, Turns
 from posenc.pretrained.loss import loss_by_position
 from posenc.pretrained.patient import PROBE, Patient, Table, tables_of
@@ -158,7 +159,7 @@ def _configuration(case: Patient) -> Symptom:
     try:
         rebuilt = case.rebuilt_rotary()
     except Exception as error:  # what transformers raises at a configuration is anything
-        yield "config_not_buildable", f"{type(error).__name__}: {' '.join(str(error).split())}", None
+        yield "config_not_buildable", f"{type(error).__name__}: {on_one_line(error)}", None
         return
     held, asked = case.tables(at_rest=True), tables_of(rebuilt, case.parameters)
     for kind in asked:

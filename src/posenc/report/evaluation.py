@@ -19,7 +19,6 @@ from posenc.report.panel import Choice, Panel, plot
 from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
 
 # isort: split
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID
 from rich.table import Table
@@ -75,8 +74,8 @@ def methods(results: Results) -> list[str]:
 @dataclass
 class Section:
     """What the page says about one task. measures: those it has numbers of, the one that ranks methods first. sides:
-    whether there are texts within the trained length, past it, or both. middles: by method and length, how the depths in between
-    come off against the outermost two."""
+    whether there are texts within the trained length, past it, or both. middles: by method and length, how the depths
+    in between come off against the outermost two."""
 
     id: str
     task: Task
@@ -314,7 +313,7 @@ class Terminal(ShowsProgress):
 
     def show(self, results: Results) -> None:
         """The answer, a table per task, and the files, on stdout."""
-        out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        out = self.stdout()
         for sentence in results["answer"]:
             out.print(f"- {sentence}", markup=False)
         for task in results["tasks"]:
@@ -325,8 +324,7 @@ class Terminal(ShowsProgress):
             )
         out.print()
         out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
-        for what, name in (("Report", "report.html"), ("Numbers", "results.json")):
-            out.print(f"{what + ':':8} {(self.directory / name).resolve()}", markup=False, soft_wrap=True)
+        self.tell_files(out, Report="report.html", Numbers="results.json")
 
 
 def _table(results: Results, task: Task, measure: Measure) -> Table:

@@ -93,9 +93,7 @@ def _loss(point: Mapping[str, Mapping[str, float]]) -> Markup:
 
 def _accuracy(point: Mapping[str, Mapping[str, float]]) -> Markup:
     behind = point["behind_best"]
-    small = (
-        "best" if behind["mean"] <= 0 else f"−{100 * behind['mean']:.1f} ± {50 * (behind['high'] - behind['low']):.1f}"
-    )
+    small = "best" if behind["mean"] <= 0 else _points_lost(behind)
     return Markup("{:.1f} %<small>{}</small>").format(100 * point["accuracy"]["mean"], small)
 
 

@@ -13,7 +13,6 @@ from posenc.report.page import rendered
 from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
 
 # isort: split
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID
 from rich.table import Table as Grid
@@ -71,7 +70,7 @@ class Terminal(ShowsProgress):
 
     def show(self, results: Results) -> None:
         """The tables, what is not in them, and the files, on stdout."""
-        out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        out = self.stdout()
         for table in tables(results):
             out.print(f"\n[bold]{escape(table.title)}[/bold] ({escape(table.unit)})")
             out.print(_grid(table))
@@ -80,8 +79,7 @@ class Terminal(ShowsProgress):
         out.print()
         out.print(machine_line(results), markup=False, soft_wrap=True)
         out.print("Ratios are of the same round: median (least..greatest). Lower is better.", markup=False)
-        for what, name in (("Report", "report.html"), ("Numbers", "results.json"), ("Table", "table.md")):
-            out.print(f"{what + ':':8} {(self.directory / name).resolve()}", markup=False, soft_wrap=True)
+        self.tell_files(out, Report="report.html", Numbers="results.json", Table="table.md")
 
 
 def _grid(table: Table) -> Grid:

@@ -53,6 +53,16 @@ class ShowsProgress:
         task = self.bar.add_task(what, total=None)
         return lambda done, count: self.bar.update(task, completed=done, total=count)
 
+    @staticmethod
+    def stdout() -> Console:
+        """Where results go; wide enough for their tables where that is no terminal."""
+        return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+    def tell_files(self, out: Console, **files: str) -> None:
+        """Say where the files of the results are, by what they are called."""
+        for what, name in files.items():
+            out.print(f"{what + ':':8} {(self.directory / name).resolve()}", markup=False, soft_wrap=True)
+
     def line(self, done: int, count: int, what: str) -> None:
         """Say what has been finished, where there is no bar."""
         if not self.err.is_terminal:
@@ -91,7 +101,7 @@ class Terminal(ShowsProgress):
 
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
-        out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        out = self.stdout()
         for sentence in results["answer"]:
             out.print(f"- {sentence}", markup=False)
         ranking = look(results).ranking(results)
@@ -105,5 +115,4 @@ class Terminal(ShowsProgress):
         out.print(table)
         out.print()
         out.print(ranking.note, markup=False)
-        out.print(f"Report:  {(self.directory / 'report.html').resolve()}", markup=False, soft_wrap=True)
-        out.print(f"Numbers: {(self.directory / 'results.json').resolve()}", markup=False, soft_wrap=True)
+        self.tell_files(out, Report="report.html", Numbers="results.json")

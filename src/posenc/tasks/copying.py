@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from posenc.encodings.checks import check_word
+from posenc.checks import check_word
 from posenc.errors import InputError
 from posenc.tasks.running import opening
 from posenc.tasks.task import Sample, Task, check_depth

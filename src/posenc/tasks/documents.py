@@ -135,8 +135,6 @@ CRAFTS = (
 CARGOES = (
     "barley", "coal", "copper ore", "cotton", "herring", "indigo", "oranges", "slate", "sugar", "tea", "timber", "wool",
 )  # fmt: skip
-QUALITIES = tuple(word.capitalize() for word in words.ADJECTIVES)
-THINGS = tuple(word.capitalize() for word in words.NOUNS)
 SEASONS = ("spring", "summer", "autumn", "winter")
 MOST = 3000
 """Documents on invented things that names suffice for, 300 thousand tokens of SmolLM2's."""

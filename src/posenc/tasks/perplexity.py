@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.encodings.checks import check_word
+from posenc.checks import check_sizes, check_word
 from posenc.errors import InputError
 from posenc.tasks.running import ending, opening, passage, scored
 from posenc.tasks.task import Sample, Task
@@ -51,9 +51,7 @@ class Perplexity(Task):
     def __post_init__(self) -> None:
         check_word("protocol", self.protocol, ("full", "sliding", "last"))
         check_word("weighting", self.weighting, ("tokens", "windows"))
-        for option in ("stride", "last"):
-            if getattr(self, option) < 1:
-                raise InputError(f"{option}={getattr(self, option)}: must be at least 1")
+        check_sizes(stride=self.stride, last=self.last)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         start = opening(tokenizer)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.encodings.checks import check_word
+from posenc.checks import check_sizes, check_word
 from posenc.errors import InputError
 from posenc.tasks.running import ending, opening, scored
 from posenc.tasks.task import Sample, Task
@@ -17,8 +17,9 @@ class Repeated(Task):
     kexue.fm/archives/9675). Repetitions are counted from the text's end, so that the last one is whole.
 
     source: "pydoc" (the language reference in Python's standard library) or the path of a text file. period: tokens of
-    what is repeated; None: a quarter of the length. scored: "after", every token after the first `period`, as each of them has stood before; "last", the last `period`
-    tokens: these are the same with and without repetition, and with a period of one's own at every length.
+    what is repeated; None: a quarter of the length. scored: "after", every token after the first `period`, as each of
+    them has stood before; "last", the last `period` tokens: these are the same with and without repetition, and with a
+    period of one's own at every length.
     """
 
     name: ClassVar[str] = "repeated"
@@ -31,8 +32,7 @@ class Repeated(Task):
 
     def __post_init__(self) -> None:
         check_word("scored", self.scored, ("after", "last"))
-        if self.period is not None and self.period < 1:
-            raise InputError(f"period={self.period}: must be at least 1")
+        check_sizes(period=self.period)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         start = opening(tokenizer)

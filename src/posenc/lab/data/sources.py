@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from posenc.errors import InputError
+from posenc.errors import InputError, first_line
 
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".csv", ".json", ".c", ".h", ".js"}
 ROWS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -227,7 +227,7 @@ def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
         except StopIteration:  # what datasets says of a file of empty lines
             return
         except Exception as error:  # datasets raises what its many back ends raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = first_line(error)
             readable = path == "json" and not source.lower().endswith(".zst")
             where = _first_bad_line(Path(source)) if readable else None
             raise InputError(f"--data {source}: {where or f'after {seen} rows: {reason}'}") from None

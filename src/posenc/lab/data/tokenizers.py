@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.errors import InputError
+from posenc.errors import InputError, first_line
 
 BYTES = 256
 LARGEST = 1_000_000
@@ -80,7 +80,7 @@ def pretrained(name: str) -> Tokenizer:
         found: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         vocabulary = found.get_vocab()
     except Exception as error:  # each kind of tokenizer has its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise InputError(
             f"--tokenizer {name}: {reason.rstrip('.')}; give bytes, bpe:4096, or the name or folder of a Hugging Face "
             "tokenizer"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError
+from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.vision.pictures import Pictures, Pixels
 from posenc.lab.vision.places import Places
@@ -164,7 +164,7 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        reason = first_line(error)[:100]
         raise InputError(f"--data {source}: {name} cannot be read as an image ({reason}); leave it out") from None
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2

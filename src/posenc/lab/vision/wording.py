@@ -8,8 +8,9 @@ from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, ImageSettings
 from posenc.lab.vision.pictures import ImageCorpus
 from posenc.lab.vision.places import CELLS
 from posenc.lab.vision.results import at_chance, best, control, verdict
-from posenc.lab.wording import general_limits, listed
+from posenc.lab.wording import general_limits
 from posenc.statistics import Estimate
+from posenc.texts import listed
 
 UNDERTRAINED = 0.2
 """An arm this much behind the best at the size of training has learned too little for its steadiness to count."""

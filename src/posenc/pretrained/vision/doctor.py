@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.errors import on_one_line
 from posenc.pretrained.symptoms import Kind, Symptom
 from posenc.pretrained.vision.libraries import HuggingFace, Library, shared_copy
 from posenc.pretrained.vision.parts import LEARNED, SINUSOIDS, Part, rows_of_patches
@@ -71,7 +72,7 @@ VISION_FINDINGS: dict[str, Kind] = {
         "Images of another size are refused.",
         "posenc.resize(model, (height, width)), or what the library has: interpolate_pos_encoding=True, dynamic_img_size",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def _of_transformers(library: HuggingFace, parts: tuple[Part, ...]) -> Symptom:
         found = _interpolated(library, embeddings, part, table, new)
     except RuntimeError as error:
         if rows != columns:
-            yield "square_only", f"interpolating to {by(new)} patches fails: {' '.join(str(error).split())[:120]}", None
+            yield "square_only", f"interpolating to {by(new)} patches fails: {on_one_line(error, 120)}", None
         return
     worst = float((found - exact).float().abs().max())
     if rows != columns and worst > 1e-3:
@@ -258,5 +259,5 @@ def _error(library: Library, size: Grid) -> str:
     try:
         library.read(library.images(size))
     except Exception as error:
-        return " ".join(str(error).split())[:120] or type(error).__name__
+        return on_one_line(error, 120)
     return ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, unknown
-from posenc.pretrained.vision.tables import Grid
+from posenc.pretrained.vision.tables import Grid, pair
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class HuggingFace(Library):
         self.root_name: str = "" if whole else name
         self.model_type: str = str(self.config.model_type)
         self.family: Family = FAMILIES[self.model_type]
-        self.image_size: Grid = _pair(self.config.image_size)
-        self.patch_size: Grid = _pair(self.config.patch_size)
+        self.image_size: Grid = pair(self.config.image_size)
+        self.patch_size: Grid = pair(self.config.patch_size)
 
     def usual(self, kind: str) -> str:
         return "bicubic" if self.family.method == "bilinear" and kind == "learned table" else self.family.method
@@ -174,7 +174,7 @@ class HuggingFace(Library):
     def _windows(self) -> Iterator[Grid]:
         """Of each stage, as it is: a stage smaller than the window has one of its own size."""
         for stage in self.tower.encoder.layers:
-            yield _pair(stage.blocks[0].window_size)
+            yield pair(stage.blocks[0].window_size)
 
     def twins(self, image_size: Grid, window_size: int | None) -> tuple[nn.Module, nn.Module]:
         from transformers.initialization import no_init_weights
@@ -230,10 +230,10 @@ class Timm(Library):
         self.root = model
         self.tower = model
         embed: Any = model.patch_embed
-        self.patch_size: Grid = _pair(embed.patch_size)
+        self.patch_size: Grid = pair(embed.patch_size)
         self.model_type: str = type(model).__name__
-        rows, columns = _pair(embed.grid_size)
-        self.image_size: Grid = _pair(embed.img_size or (rows * self.patch_size[0], columns * self.patch_size[1]))
+        rows, columns = pair(embed.grid_size)
+        self.image_size: Grid = pair(embed.img_size or (rows * self.patch_size[0], columns * self.patch_size[1]))
 
     def usual(self, kind: str) -> str:
         return "geometric" if kind == "table of offsets" else "bicubic_antialias"
@@ -325,8 +325,3 @@ def _reads_images(module: nn.Module) -> bool:
 
 def _within(name: str, outer: str) -> bool:
     return name != outer and (not outer or name.startswith(f"{outer}."))
-
-
-def _pair(value: Any) -> Grid:
-    height, width = (value, value) if isinstance(value, int) else tuple(value)
-    return int(height), int(width)

@@ -11,6 +11,7 @@ from posenc.pretrained.vision.tables import (
     OF_PATCHES,
     Grid,
     order_of_sinusoids,
+    pair,
     resample,
     resample_offsets,
     sinusoids,
@@ -80,9 +81,7 @@ def table_kind(name: str) -> str | None:
 def window_of(module: nn.Module) -> Grid | None:
     """Patches of the window that a module attends in."""
     found = getattr(module, "window_size", None)
-    if found is None:
-        return None
-    return (int(found), int(found)) if isinstance(found, int) else (int(found[0]), int(found[1]))
+    return None if found is None else pair(found)
 
 
 def remade(

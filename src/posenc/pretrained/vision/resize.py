@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.checks import checked, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, on_one_line
 from posenc.pretrained.attach import Absent
 from posenc.pretrained.vision.libraries import HuggingFace, Library, library_of, required
 from posenc.pretrained.vision.parts import (
@@ -228,7 +228,7 @@ def _twins(library: Library, new: Grid, window_size: int | None) -> tuple[nn.Mod
         raise
     except Exception as error:  # whatever a library says of a size that it cannot build
         raise InputError(
-            f"image_size={new}: {library.name} cannot make a {library.model_type} for it: {_short(error)}"
+            f"image_size={new}: {library.name} cannot make a {library.model_type} for it: {on_one_line(error, 300)}"
         ) from error
 
 
@@ -315,7 +315,7 @@ def _verified(library: Library, new: Grid, images: Tensor, own: Tensor | None) -
     except Exception as error:
         raise InputError(
             f"image_size={new}: {library.name} cannot read such images with a {library.model_type}, even with one that it "
-            f"makes for them: {_short(error)}"
+            f"makes for them: {on_one_line(error, 300)}"
         ) from error
     if not found.isfinite().all():
         raise InputError(f"image_size={new}: the model gives numbers that are not finite for an image of noise")
@@ -348,7 +348,3 @@ def _notes(library: Library, report: Resizing) -> Iterator[str]:
         yield "the model joins images and text: let its processor place as many image tokens as there are patches now"
     if isinstance(library, HuggingFace):
         yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,5 +1,7 @@
 """Tables of positions for another grid: how each source does it, as functions of tensors."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -29,6 +31,12 @@ OFFSET = 0.1
 
 PROGRESSION = (1.01, 1.5)
 """Between which timm and BEiT's authors look for the ratio of the progression."""
+
+
+def pair(value: Any) -> Grid:
+    """A size as models say it, one number for a square or two."""
+    height, width = (value, value) if isinstance(value, int) else value
+    return int(height), int(width)
 
 
 def resample(rows: Tensor, old: Grid, new: Grid, method: str) -> Tensor:

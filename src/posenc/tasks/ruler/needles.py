@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.encodings.checks import check_word
+from posenc.checks import check_word
 from posenc.errors import InputError
 from posenc.tasks import haystack
 from posenc.tasks.passkey import NOISE
