@@ -130,7 +130,7 @@ class _Projected(_OfPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.batch = self.content.shape[0]
+        self.batch: int = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
 
     def index_vector(self) -> Tensor:
