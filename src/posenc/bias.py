@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The score-side structures: what an encoding may add to the attention scores, as structure rather than as a tensor.
 
 Each structure gives one closure, `score_mod()`, in FlexAttention's signature and written on positions with
