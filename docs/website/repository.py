@@ -42,14 +42,16 @@ def results() -> Page:
     rows = []
     for path in result_files():
         name = path.relative_to(ROOT).as_posix()
+        names = (name, f"/{path.parent.relative_to(ROOT).as_posix()})")  # itself, or a link to its folder
         told = [
-            f"[{heading(page)}]({page.relative_to(DOCS).as_posix()})" for page, text in pages.items() if name in text
+            f"[{heading(page)}]({page.relative_to(DOCS).as_posix()})"
+            for page, text in pages.items()
+            if any(each in text for each in names)
         ]
         created = json.loads(path.read_text(encoding="utf-8")).get("created", "")[:10]
         rows.append((f"[{name}]({name})", created, f"{path.stat().st_size / 1024:.0f}", ", ".join(told)))
     text = (
-        "# The files behind it\n\nEvery number of these pages that took long to measure is in a file of the repository, "
-        f"with the machine, the versions and the seeds it was measured with.\n\n"
+        "# The files behind it\n\nWhat long measurements gave, as the programs that made them wrote it down.\n\n"
         f"{table(('file', 'made', 'KiB', 'told in'), rows)}\n"
     )
     return Page("results.md", "The files behind it", text)
