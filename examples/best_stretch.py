@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is there one best stretch? Every task picks its own factor of NTK scaling, on the same model and at the same length.
 
     python examples/best_stretch.py [FOLDER [MODEL [LENGTH [SAMPLES [TEXT [TASK ...]]]]]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SmolLM2-135M, trained to 8192 tokens, in a conversation of more than 12,000: as it is, and extended.
 
     python examples/chat_past_8k.py          # both are asked the same

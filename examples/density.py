@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How close together may positions stand before a model loses them? The stretch of interpolation, the length kept.
 
     python examples/density.py [FOLDER [MODEL]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GlobalPointer (Su et al. 2022, arXiv 2208.03054): every span of a text gets a score per type, q_start . k_end.
 
 Spans of two types, which may overlap, lie between an opening and a closing token of their type. Which of them belong

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model trained to 8192 tokens reads a text three times as long, under methods that need no training.
 
     python examples/longer_context.py moby-dick.txt [results.json [bfloat16 | float32]]

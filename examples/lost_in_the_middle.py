@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does another way of positions lift the middle? The U-shaped curve under RoPE, position maps and softmax_1.
 
     python examples/lost_in_the_middle.py [FOLDER [MODEL]]

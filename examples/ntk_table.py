@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which extension lets a model that was trained at 64 bytes read 512: Su's table of NTK-RoPE, on a model of one's own.
 
     python examples/ntk_table.py [results.json [seeds]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any encoding inside attention of your own, on a batch padded on the left: the padded text gets what it gets alone.
 
 The last column is what happens when the padding is forgotten.

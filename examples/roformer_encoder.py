@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A RoFormer-style encoder (Su et al. 2021): bidirectional, interleaved rotation, trained to fill in hidden tokens.
 
 Each text is a random motif of six different tokens, four times over, and each token of the motif is hidden once. An

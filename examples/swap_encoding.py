@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Llama of transformers with another encoding in place of its RoPE: any that acts in attention.
 
     python examples/swap_encoding.py alibi

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small GPT, trained with any encoding, reads up to four times as far as it was trained.
 
     python examples/train_gpt.py alibi

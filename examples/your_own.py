@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An encoding of one's own: conformed, analysed and compared.
 
     python examples/your_own.py [FOLDER [STEPS]]

@@ -114,6 +114,11 @@ def test_extras_are_those_that_messages_name_and_dev_has_all():
         assert message in extras
 
 
+def test_every_source_says_its_licence():
+    for path in (*sources(), *(ROOT / "examples").rglob("*.py")):
+        assert path.read_text(encoding="utf-8").startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+
+
 def sources() -> list[Path]:
     return [path for path in (ROOT / "src").rglob("*.py") if "__pycache__" not in path.parts]
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
 
 from importlib import import_module as _import_module

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Angles of positions, and their cosines and sines: the tables that `posenc.rotation` turns by."""
 
 import torch

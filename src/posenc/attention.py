@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The score-side structures: what an encoding may add to the attention scores, as structure rather than as a tensor.
 
 Each structure gives one closure, `score_mod()`, in FlexAttention's signature and written on positions with
@@ -130,7 +131,7 @@ class _Projected(_OfPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.batch = self.content.shape[0]
+        self.batch: int = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
 
     def index_vector(self) -> Tensor:

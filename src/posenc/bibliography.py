@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The papers behind the encodings, as BibTeX."""
 
 import re

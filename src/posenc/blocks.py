@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The blocks of the host models, and what these have in common: they take any encoding and name none."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every function refuses, in one place and in the same words: values of another type than its signature declares,
 numbers that are none, and sizes that no machine holds."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encodings made of encodings: several at once, or another one in each layer."""
 
 from collections.abc import Iterator, Sequence

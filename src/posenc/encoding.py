@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The contract: the places where position may enter attention, and how encodings compose.
 
 One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(scale * <q_i, k_j> + b_ij).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one exception posenc raises for a caller's mistake, the nearest-name message that registries share, and what others'
 errors say."""
 

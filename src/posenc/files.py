@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders of results: every file is written whole or not at all, and by one run at a time."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure tensor functions: the formulas of the encodings, without modules or state."""
 
 import math

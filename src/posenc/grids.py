@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images and videos as tokens: where their patches are, alone, together, or between text."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our tasks inside EleutherAI's lm-evaluation-harness (lm-eval 0.4.13 and later).
 
 lm-eval reads tasks from YAML files. `write` makes a folder of them, one task for each length and depth, so that what is

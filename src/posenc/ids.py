@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What callers say of tokens by number: positions, masks of ones and zeros, indices, ranges."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Query and key weights from one rotary layout to the other."""
 
 import re

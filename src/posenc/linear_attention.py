@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linear attention: softmax replaced by a feature map, in time and memory that grow with the length, not its square."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every encoding, schedule, position map, method and task as a row of a table, from what the code declares."""
 
 from collections.abc import Mapping, Sequence

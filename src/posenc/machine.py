@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine that numbers are measured on, and how much of its memory is free."""
 
 import os

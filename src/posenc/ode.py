@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flow behind FLOATER: a small neural ODE solved along the positions, as one differentiable operator.
 
 The step is Kutta's fourth-order 3/8 rule, which is what "rk4" means in torchdiffeq and in the fork of it that FLOATER's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents in one sequence: from what callers know of them to each token's document and its place there."""
 
 from collections.abc import Sequence

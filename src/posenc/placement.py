@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of the tokens of one forward pass: read as masks, counts and coordinates, and asked for other views."""
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Position maps: which relative position a query and a key are scored at, as a function of where both are.
 
 A map is a few branches. Each says where queries and keys count as being, and for which pairs: keys near the query, far

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where tokens are: positions, validity, documents and causality of one forward pass, in one object."""
 
 from collections.abc import Sequence

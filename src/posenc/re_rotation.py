@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moving a cache of rotated keys: to other positions, or to another frequency schedule, without a new prefill."""
 
 from collections.abc import Sequence

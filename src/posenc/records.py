@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements that outlive a run: JSON files with a checksum. What is damaged is set aside, named and made again.
 
 DIR/set-aside/NAME.1            a file that could not be used, as it was found

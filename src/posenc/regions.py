@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which keys a query sees in a branch of a position map, by their positions."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turning pairs of channels as fast as PyTorch can: the kernels behind `posenc.functional.rotary`.
 
 Rotating is bound by memory, so what counts is how often the tensor is passed over. Interleaved pairs are complex numbers:

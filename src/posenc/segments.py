@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who sees whom, as rectangles: what lets attention skip everything else."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How sure a mean over seeds and windows is, and a share of hits."""
 
 from dataclasses import dataclass

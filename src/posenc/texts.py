@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names with options as a user writes them, "rope:layout=half", "yarn:factor=4+resonance", and texts as a reader has them."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text host: a small modern Transformer, decoder or encoder, under any encoding."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which keys a query sees: as a mask, and counted."""
 
 from collections.abc import Callable

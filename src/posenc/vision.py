@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image host: the blocks of `posenc.transformer` on patches of images and tubelets of video, under any encoding."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Properties, proofs and pictures of any encoding: what it does to positions, computed."""
 
 from posenc.analysis.analyze import Analysis, analyze

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that can be found out about one encoding, function, table or model, in the order that a reader wants it."""
 
 import time

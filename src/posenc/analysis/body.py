@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model from its input vectors on: what turns content and position, once they are together, into representations."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What RoPE's frequencies bound: the score at a distance, and the length of context that a base serves."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is analysed: a function from positions (or distances) to vectors, read off anything that has one."""
 
 from collections.abc import Callable

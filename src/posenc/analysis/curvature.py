@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Second derivatives of a scalar function of vectors, by Hessian-vector products: the whole Hessian is never made."""
 
 import math

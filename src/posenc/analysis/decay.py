@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the dot product of two codes changes with their distance, and the curves that it follows."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What codes added at the input do to a model, term by term: its Taylor expansion around codes of zero.
 
 f(.., x_m + p_m, .., x_n + p_n, ..) = f + p_m^T d_m f + p_n^T d_n f + 1/2 p_m^T d_m^2 f p_m + 1/2 p_n^T d_n^2 f p_n

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an analysis finds: numbers that JSON can hold, and sentences that say what they mean."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first attention layer of a model, taken apart: what its queries and keys owe to tokens and what to positions.
 
 Only here is the question exact. The input is a sum x + p, and every step from it to queries and keys is affine once the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the dot product of codes decays when there are infinitely many pairs: the integral of cos(x theta(t)), t in 0 .. 1.
 
 The sum over pairs, (2/d) sum_c cos(x theta(2c/d)), tends to it as d grows (Su, kexue.fm/archives/8231). It is computed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interaction p_m^T H p_n of two codes by their distance, under one H for all pairs."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The codes of an encoding: what it adds to the input; else what its rotation makes of a constant vector; else its bias
 of every distance."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The codes inside a model: its learned table, its rotation, its learned bias of the distance."""
 
 from typing import Any

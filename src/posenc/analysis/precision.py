@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a dtype does to the phases of an encoding: where the error comes from, and from which position it matters."""
 
 import copy

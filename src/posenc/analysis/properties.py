@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The four properties that everyone wishes of positions, measured: unique, in even steps, bounded, deterministic."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is asked of a subject, in the order of the report: a question is a line of this table."""
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Positions as numbers in a positional system: bits beside sines, and RoPE's pairs as the digits of a base."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Codes: a function from positions (or distances) to vectors, and what is checked whenever it is read."""
 
 import math

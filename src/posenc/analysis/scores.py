@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What position does to attention's scores by distance: what is added to them, how fast pairs turn, and what comes of it."""
 
 import copy

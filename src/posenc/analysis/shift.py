@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shift matrix: is there one matrix M with M p(t) = p(t + k) at every t?"""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What codes are made of: how many directions they use, and how fast each channel turns."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever somebody wants analysed, seen from the sides that analyses ask for: codes, an encoding, a trained model."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do tokens and positions get in each other's way? Angles between their vectors, against those of random ones, and what
 adding the two costs against concatenating them."""
 

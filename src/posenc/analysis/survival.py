@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long position survives: a linear probe of a token's position behind every layer, with and without residuals."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The symmetry argument: attention does not see the order of its tokens, and what does. Every number is measured."""
 
 from collections.abc import Callable, Sequence

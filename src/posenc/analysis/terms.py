@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The four terms of attention scores: (x_i + p_i) Wq Wk^T (x_j + p_j)^T, multiplied out on a trained model."""
 
 from collections.abc import Iterable, Mapping

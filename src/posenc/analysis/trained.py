@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models trained on the spot, for what only a trained model can show."""
 
 from copy import deepcopy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One word at two places: "Can you open a can?" What attention makes of the two, with and without positions."""
 
 import copy

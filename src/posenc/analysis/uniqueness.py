@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Has every position a code of its own? The closest two, and the first that equals an earlier one."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to compute attention. All agree; each says what it cannot serve."""
 
 from posenc.backends.flex import Flex

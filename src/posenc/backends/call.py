@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One call of the fused operator: its terms, and what of its scores is visible, in blocks and in tiles."""
 
 from collections.abc import Iterator

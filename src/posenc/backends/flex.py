@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlexAttention: every score structure inside one fused kernel, in linear memory wherever the structure is linear."""
 
 import math

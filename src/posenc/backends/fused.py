@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention with terms of position as one operator, in memory that grows with the sequence and not with its square.
 
 Forward runs the CPU's flash kernel, block of queries by block of queries, with a mask made on the spot: for biases of

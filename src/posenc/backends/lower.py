@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the structures of an encoding to the plain tensors that the fused operator takes."""
 
 from dataclasses import dataclass

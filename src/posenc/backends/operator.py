@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fused` as an operator of PyTorch: what compilers and exporters see of it."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a backend is given, what it has to offer, and what several share."""
 
 from collections.abc import Sequence

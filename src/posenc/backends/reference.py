@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: the equation as the papers write it, one dense tensor per symbol, in float64 if the inputs are."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
 from dataclasses import replace

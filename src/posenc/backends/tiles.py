@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Terms of the scores on one tile of queries and keys: what they add, and the gradient that comes back.
 
 A tile is rows x columns of the score matrix of some heads. What depends on the distance lives in a buffer one column

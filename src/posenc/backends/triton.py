@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An own Triton kernel for biases of the distance and relative tables over contiguous positions."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention at module level: four projections round a core, x (1, n, 512) -> (1, n, 512), with 8 heads of width 64."""
 
 from collections.abc import Callable

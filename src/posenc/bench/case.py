@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a case is, as data: candidates that do the same work on the same inputs, and the limit they are held against."""
 
 import importlib

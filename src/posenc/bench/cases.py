@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every case by name: what is measured, and who takes part."""
 
 from collections.abc import Callable

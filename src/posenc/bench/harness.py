@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing: every candidate once per round, in shuffled order, so that a machine's slow drift hits all of them alike."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One trial: build every candidate, compare it with the formula, and time those that agree, or take their memory."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each measurement of peak memory in a process of its own."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a benchmark measures, as data: trials, the presets that list them, and ids by which finished ones are known."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the table of README.md and those of docs/bench.md from the committed results.
 
     python -m posenc.bench.readme [DIR/results.json]

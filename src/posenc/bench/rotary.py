@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary alone: queries (1, 32, n, 128) and keys (1, 8, n, 128) in a model's strides, against a copy of the same bytes."""
 
 from collections.abc import Callable

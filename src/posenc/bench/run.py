@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole benchmark: trial after trial, each stored when it is done, and results.json from what there is.
 
 DIR/cells/<id>.json     one finished trial; a trial whose file is there is not run again

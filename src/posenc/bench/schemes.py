@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each encoding adds to the scores, as formulas on any rows of the score matrix: the truth, and the naive way.
 
 A formula is given float64 rows to judge the candidates by, and all rows in the problem's dtype to be one of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as tables: one for each kind of measurement, lengths across, a line per candidate."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Building the cos and sin of positions 0 .. n-1 for heads of width 128, against a copy of the finished tables."""
 
 from functools import partial

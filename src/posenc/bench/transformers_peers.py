@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention modules of transformers, given a case's weights.
 
 What a model makes once for all of its layers (causal masks, BLOOM's and MPT's biases, XLNet's and RoFormer's sinusoids,

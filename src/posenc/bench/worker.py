@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that measures, and the pipe to it: jobs go in and rows come out, one line of JSON each.
 
 glibc reads how it should treat freed memory when a process starts, so a fair setting needs a process of its own; the

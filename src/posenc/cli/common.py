@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands share: exit codes, help, and how a result is given out."""
 
 import argparse

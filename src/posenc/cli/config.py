@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A command's settings as a file: YAML or TOML in by --config, config.yaml out beside the results.
 
 The flags of a command are the one definition of its settings: a file's keys are the long flags with underscores, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of settings, YAML or TOML, as entries: names with scalars or lists of scalars, and nothing else."""
 
 import tomllib

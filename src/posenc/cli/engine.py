@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a command computes: the options of `posenc.engines`."""
 
 import argparse

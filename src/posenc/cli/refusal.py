@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mistake leaves behind: one line that a terminal can show, and no file or folder."""
 
 import re

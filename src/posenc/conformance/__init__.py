@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks for every encoding, importable by others: `check` runs them on an encoding of yours."""
 
 from posenc.conformance.checks import CHECKS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asking a function one case, and holding its answer against the expected one."""
 
 import dis

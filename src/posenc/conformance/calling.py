@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a function is called under a convention, and how its result becomes numbers."""
 
 import inspect

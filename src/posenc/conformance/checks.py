@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checks that every encoding has to pass: each makes a small model around it and compares two ways of asking the
 same thing, in float64."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hold someone else's function against the golden vectors and the invariants, and say in words what is wrong."""
 
 import math

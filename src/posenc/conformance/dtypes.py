@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """x in other dtypes: the values must be those of float32, up to the rounding of x's dtype, whichever dtype comes first."""
 
 from collections.abc import Sequence

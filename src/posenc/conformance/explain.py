@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which known faults explain the answers of a function."""
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The authors' formulas in plain Python numbers (float64), one entry at a time: the source of the golden vectors.
 
 Nothing here is shared with the rest of posenc, so an error there cannot hide here. Arguments are those of the calling

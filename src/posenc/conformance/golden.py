@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The golden vectors: cases of every kind with the values of the authors' formulas, kept in golden.json.
 
 `python -m posenc.conformance.golden` computes the file anew from formulas.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Half-precision rounding of Python's numbers."""
 
 import struct

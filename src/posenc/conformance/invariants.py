@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold for every input: checks that compare a function with itself, so they mean something even where its
 values are wrong. Each returns a sentence, or None."""
 

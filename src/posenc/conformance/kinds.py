@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can be held against the golden vectors: the arguments and results of each kind, and how close it must come."""
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of all encodings in the docs: what the code declares about each, and what holds for it.
 
 python -m posenc.conformance.matrix > docs/encodings.md

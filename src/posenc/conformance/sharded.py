@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every encoding on a sequence that several processes share, against one process that has all of it.
 
 python -m posenc.conformance.sharded docs/distributed.md

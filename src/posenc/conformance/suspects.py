@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes wrong in practice, as data: what to say, and the arguments under which the suspected formula is right.
 
 A suspect changes the arguments of a kind's formula, or sets a fault that the formula in variants.py knows; so several

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding a function, or any object, by the words MODULE:FUNCTION, and keeping what it prints apart."""
 
 import contextlib

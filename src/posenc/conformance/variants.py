@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The formulas with the faults that re-implementations have, as options: without them they are the authors'."""
 
 import math

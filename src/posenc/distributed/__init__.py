@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sequence that is spread over several processes: its parts, and how they come together.
 
 `Positions.shard` says which tokens a process has; `posenc.attention` and the models take such positions.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between the whole sequence and the parts that processes have."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's ring attention, `torch.distributed.tensor.experimental.context_parallel`, where it can serve a shard.
 
 Inside that context manager PyTorch replaces its scaled_dot_product_attention by one that sends keys and values from process to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokens of a sequence one of several processes has."""
 
 from dataclasses import dataclass, field, replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Absolute encodings: a code per position, merged into the model's input."""
 
 import math

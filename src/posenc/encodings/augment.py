@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Positions moved in training, so that a model meets more of them than its texts have: for use with any encoding that
 reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where said.
 

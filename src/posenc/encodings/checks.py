@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What constructors and hooks refuse, in one place and in the same words."""
 
 from torch import Tensor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What encodings that weigh content against position have in common: their checks, and projections of position."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contextual position encoding: positions that count what the query finds worth counting."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeBERTa: content and distance are compared apart, in both directions; absolute positions enter before the output."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What acts on the softmax rather than on positions: its denominator, and its temperature. For use with any encoding,
 as in `Rotary(64) + SoftmaxN()`."""
 

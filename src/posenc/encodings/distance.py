@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Biases of the distance alone: a number per head and distance, added to the scores."""
 
 import math

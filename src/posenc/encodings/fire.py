@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FIRE: a learned function of the distance, as a share of how far back a query can look."""
 
 from functools import partial

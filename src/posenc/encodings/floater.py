@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Positions as a flow: codes that a small neural ODE carries from each position to the next."""
 
 from importlib import import_module

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sinusoidal codes of places in an image or a video."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and their kin."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No position at all, and the three first ideas that everyone has and the literature rejects: honest baselines."""
 
 from typing import ClassVar

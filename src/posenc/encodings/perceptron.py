@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The perceptron that FIRE and Swin v2 make a bias with."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Polar codes: magnitudes carry content, phases carry position."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learned tables of a grid, read at another size."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotations over several axes: each pair of channels turns by <its frequency vector, the token's coordinates>."""
 
 from collections.abc import Mapping, Sequence

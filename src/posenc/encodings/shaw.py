@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shaw's relative positions: vectors per clipped distance, added to the keys and to the values."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learned tables beyond one row per position: extended, multiplied, factorised, and of grids that can be resized."""
 
 import math

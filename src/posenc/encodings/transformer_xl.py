@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transformer-XL and XLNet: sinusoidal codes of the distance, projected to keys, against queries and learned biases."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TUPE: positions get projections of their own and are compared apart from the words."""
 
 from typing import ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Biases of the two-dimensional offset between the patches of an image: Swin, BEiT and Swin v2."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where cells are computed: here, in processes of this machine, or on a Ray cluster, behind one seam."""
 
 from collections.abc import Generator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Ray cluster: one that runs already, or one on this machine that is started for the work and stopped after it."""
 
 import contextlib

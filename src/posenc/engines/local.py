@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This process, or worker processes of this machine: one thread each, so that they do not wait for each other."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is to be done, as data: a function, what its tasks share, and the tasks."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a real model's attention goes: to the first tokens, how far back, to what is asked for, by which frequencies.
 
 model, tokenizer = posenc.load("demo")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an evaluation is, as data: frozen settings, presets, and cells whose id is the hash of their content."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An evaluation on its way: what could fail late is tried first, then cells are measured."""
 
 import hashlib

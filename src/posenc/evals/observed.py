@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention weights of a transformers model while it reads a text, a block of queries at a time."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `attention_profile` finds: numbers per layer and head, as tensors, as JSON and as a table."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine: texts in, what a model makes of each out, by likelihood and by greedy decoding from one pass over the prompt."""
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a worker elsewhere comes to the model that its driver has: by name, held against what the driver measures."""
 
 import functools

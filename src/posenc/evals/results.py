@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what the cells measured to every number of the report, with intervals.
 
 The unit is the material of a text, which its seed and index say: at another depth or length it is the same again, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An evaluation from its settings to results.json: checked first, measured on an engine, every finished cell kept."""
 
 import json

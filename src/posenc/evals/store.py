@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An evaluation's folder: one file a finished cell, written whole or not at all.
 
 DIR/cells/<cell id>.json    what was made of each of its texts; a cell whose file is there is not measured again

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answer in words, and what an evaluation does not show: every sentence follows from the numbers."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RoPE's frequency schedules: pure functions of numbers, float64, no configuration object and no hidden state.
 
 A schedule is a function of head_dim, base and its own options, or the same as data, {"name": "yarn", "factor": 4.0,

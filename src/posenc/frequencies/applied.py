@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes to frequencies that are there already; as schedules they take any other one, `of`, the default if none."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a token like the query is preferred to a random one: the sum of all cosines, and where it turns negative."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules that divide all frequencies alike, or more and more from pair to pair: interpolation, NTK, other bases."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules that depend on how long the text is. The length is an argument, so that it is the same for all keys.
 
 A rotation is relative only while queries and keys turn alike. So the length is chosen once per sequence, before its first

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules that keep the fast pairs, interpolate the slow ones and have a ramp between them: YaRN and its kin."""
 
 import math

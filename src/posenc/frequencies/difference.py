@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two schedules side by side: what each does to every pair, and how far apart that turns it."""
 
 import math

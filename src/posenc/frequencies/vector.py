@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a schedule gives, how it is measured, and the checks that schedules share."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU kernels in Triton, which is imported only when one is called."""
 
 from importlib.util import find_spec

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention with a relative table as an operator of PyTorch: the kernels of `attention_tiles`, launched, with their
 gradients."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention with a relative table as one Triton kernel, forward and backward, in memory linear in the sequence.
 
 The algorithm is FlashAttention-2's (Dao 2023): online softmax, the log-sum-exp kept, the backward computing scores anew.

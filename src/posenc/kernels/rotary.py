@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotating queries and keys in one launch: each program reads a token's tables once, for all heads of both."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainings on their way, kept so that a killed one goes on where it was, bit for bit.
 
 DIR/checkpoints/<run id>.safetensors             the last one

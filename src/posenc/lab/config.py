@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison is, as data: frozen settings, presets, and runs whose id is the hash of their content."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison needs at the least, so that what can never be is refused before anything is allocated."""
 
 import torch

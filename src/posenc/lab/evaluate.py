@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Testing a trained model past its training length, paired: the same targets, only the context before them grows."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One comparison by all processes that torchrun or accelerate launch started.
 
 Rank 0 leads it and writes its results; the others train the runs that it names.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One cell of a comparison: a model trained and tested, here and now."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training and testing one model by many processes: DDP or FSDP2, one global batch, sequences whole or in shards.
 
 At every step the processes see the examples that one process would see, each a part of them.

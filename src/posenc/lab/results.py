@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what the runs measured to every number of the report, with intervals."""
 
 import math

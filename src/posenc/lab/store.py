@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A comparison's folder: one file per finished run, written whole or not at all, so that nothing is lost or doubled.
 
 DIR/cells/<run id>.json     what one run measured; a run whose file is there is not run again

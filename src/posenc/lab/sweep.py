@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running many runs on an engine, each finished run stored at once."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between comparisons of text and of images, in one place: settings, data, the test, and the numbers and words
 made of it. Everything else in the lab knows a task by this alone."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparisons of text: the next token, tested past the training length."""
 
 from collections.abc import Callable, Mapping, Sequence

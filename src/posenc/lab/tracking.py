@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers handed to the trackers that accelerate knows: TensorBoard, Weights & Biases, MLflow and others."""
 
 import re

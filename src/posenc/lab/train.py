@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training one model of a comparison: the same data order, the same initial host, the same steps for all."""
 
 import math

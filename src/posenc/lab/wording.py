@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answer in words, and what the run does not show: every sentence follows from the numbers."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pretrained models of Hugging Face transformers: load them, make them longer or wider, measure and examine them.
 
     posenc.load(name) -> (model, tokenizer)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Hugging Face causal language model is: where its rotary module and attention layers are, which frequencies it
 has, and how far it was trained. Read from the model and its configuration; nothing is changed, nothing is run."""
 

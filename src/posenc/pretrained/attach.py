@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How an extension is attached to a transformers model and taken off again, with nothing of transformers replaced.
 
 Frequencies alone: the decoder's rotary module gives way to one of ours, and everything else stays. A position map, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How posenc calls a model of transformers: without a trace in it, and with what its forward understands."""
 
 import inspect

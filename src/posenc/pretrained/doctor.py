@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """doctor: what a model's positions are, and what is wrong with them, each finding with a measured number."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extended models as checkpoints that plain transformers loads."""
 
 import json

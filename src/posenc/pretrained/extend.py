@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Longer context for a pretrained model, in place, and back."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fine-tuning of extended models: a plain loop, whole weights or LoRA, with PoSE's skipped positions where wished."""
 
 import math

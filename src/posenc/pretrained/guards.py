@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is looked at in a model's files before any library reads them: sizes against the file's own, and no way out of
 the folder."""
 

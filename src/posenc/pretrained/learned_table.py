@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learned position tables made longer: BERT's kind, GPT-2, OPT. The longer table is an ordinary one, so that plain
 transformers saves, loads and trains it."""
 

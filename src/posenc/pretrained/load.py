@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of a causal language model on each token of a long text, in memory that does not grow with the logits."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who sees whom in a transformers forward pass, as `Positions`: without an N x N mask wherever causality, a sliding
 window, 2-D padding and packed documents say it all, and from the mask itself where a user gives one of four dimensions.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to make a pretrained model read longer texts, by name: what each changes, what it promises, and how its options
 follow from the trained and the new length.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NBCE: read many contexts at once without longer positions, by naive Bayes over one language model (Su 2023).
 
 Each context is read with the question in a row of its own, and one row has no context. Token by token the context

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model as `doctor` examines it: what it turns by, read off its buffers, and probes that leave no trace."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an extension changed, said in words and numbers."""
 
 from dataclasses import asdict, dataclass, field

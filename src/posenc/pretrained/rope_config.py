@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frequencies as the `rope_parameters` of a transformers configuration, so that plain transformers computes them."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts that a model reads side by side, its cache kept: read a prompt once, try a continuation, take it back."""
 
 import copy

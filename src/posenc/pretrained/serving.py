@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to tell vLLM and llama.cpp so that they compute the frequencies of an exported model.
 
 By reading their sources: vLLM 0.33 (rotary_embedding) and llama.cpp of October 2026 (ggml's rope, llama-context.cpp).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can be wrong with where a model thinks its tokens are: each symptom, how it is measured, what to do."""
 
 import copy

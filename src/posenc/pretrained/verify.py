@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How an extension did: the loss on a text by position, of the model as it was, of that model on a text cut off, and of
 the extended one."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An analysis as a page: its sentences, and its pictures as drawings whose colours are the page's own."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention profiles as figures, and what they say in a sentence each: what report/attention.html shows.
 
 attention: method -> `AttentionProfile.to_dict()`, as results.json has it; the first is the one that tables are of. styles: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison looks like, by its task: the page's template with its values and figures, and the table of a terminal."""
 
 from abc import ABC, abstractmethod

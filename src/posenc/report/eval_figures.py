@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of an evaluation, one function each: parts of results.json in, a plotly figure out.
 
 A trace's `meta` is its method, by which the page shows and hides it. Where a figure has a `coloraxis`, the page gives its

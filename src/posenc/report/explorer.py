@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The explorer: an interactive page in one file, computed in the browser, or the same as a block of another page."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One function per figure: rows of results in, a plotly figure out. Colours of text and grid belong to the page."""
 
 import math

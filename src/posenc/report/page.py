@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results in, one HTML file out: it needs no network, and a reader who has never met the project can read it."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures with buttons: a panel holds one or two plots, and choices of which of their figures is seen."""
 
 import itertools

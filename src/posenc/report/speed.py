@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A benchmark as a page, and on the terminal while it runs."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The templates of the pages, filled with values."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A comparison on the terminal: a progress bar while it runs, the ranked table and where the report is at the end."""
 
 import sys

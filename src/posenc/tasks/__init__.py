@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks that say what a model finds in a long text: each makes texts of a length in tokens, deterministically, and scores what
 a model makes of them.
 

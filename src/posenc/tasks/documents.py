@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions with the documents that answer them, or do not: read from a file, or invented."""
 
 import gzip

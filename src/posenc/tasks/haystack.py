@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running text: what needles are hidden in, and what a loss is measured on."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Key-value retrieval, as in Lost in the Middle."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Question answering over many documents, as in Lost in the Middle."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A needle in a haystack."""
 
 from bisect import bisect_right

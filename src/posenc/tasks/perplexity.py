@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss and perplexity on running text, by position."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Repeated text against text that is not."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pieces of running text, as tokens: which of them a seed and an index name."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a task is: texts of a given length in tokens, with something in them that is asked for."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names for things, all different: English words that most tokenizers have whole."""
 
 from random import Random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every plot of `posenc.analysis`: functions of a finding that return a matplotlib figure and take `ax`."""
 
 from posenc.analysis.plots.codes import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of codes, and of what they are made of."""
 
 from typing import TYPE_CHECKING, Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of decay: the kernel of codes, Su's curves, RoPE's bounds."""
 
 from collections.abc import Sequence

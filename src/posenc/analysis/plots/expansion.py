@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of a model's expansion in its codes."""
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every plot shares: a figure of its own or the caller's axes, the house's colours, a sentence on what to see."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of positions as numbers: the binary counter beside codes, digits under schedules."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of what position does to scores."""
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of random directions, and of tokens against positions."""
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of what is left of position behind each layer."""
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of symmetry: what breaks it, and one word at two places."""
 
 from typing import TYPE_CHECKING

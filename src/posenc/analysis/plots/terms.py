@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of the four terms of attention scores."""
 
 from typing import TYPE_CHECKING

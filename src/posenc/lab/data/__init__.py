@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real text as tokens: what every Python carries, files and folders, datasets that are streamed; bytes or any tokenizer."""
 
 import torch

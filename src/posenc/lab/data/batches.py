@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is trained and tested on: batches of sequences, packed or of running text, and the ends of held-out passages."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From documents to a corpus: streamed to disk, cut in two, turned into tokens a piece at a time."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where data come from: files, folders and datasets, and of text the documents, one after another."""
 
 import glob

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens as they are trained on: a text with its documents, and a corpus of two, written and read as files."""
 
 import json

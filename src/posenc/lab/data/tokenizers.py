@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to token ids: byte pair encoding learned on the spot, and the tokenizers of Hugging Face models."""
 
 import hashlib

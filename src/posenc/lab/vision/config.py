@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison of images is, as data: settings and presets."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Testing a trained model at other resolutions, paired: the same images at every size."""
 
 from collections.abc import Callable

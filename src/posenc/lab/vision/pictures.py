@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images with their classes: before they have a size, and as a corpus of those that train and those that are held out."""
 
 import base64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures whose label is where one thing stands from another, drawn at any resolution from one seed."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what the runs measured on images to every number of the report, with intervals."""
 
 from collections.abc import Mapping, Sequence

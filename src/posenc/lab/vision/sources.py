@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where images come from: drawn here, scikit-learn's digits, folders and datasets."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparisons of images: the class of an image, tested at other resolutions than that of training."""
 
 from collections.abc import Callable, Mapping, Sequence

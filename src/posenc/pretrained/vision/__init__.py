@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pretrained vision models, of transformers and of timm, at another image size.
 
 Read `libraries` (what differs between the two), `parts` (what in a model knows places), `tables` (how a table is made for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a vision model's positions are, and what will be wrong with them at another image size."""
 
 from dataclasses import dataclass

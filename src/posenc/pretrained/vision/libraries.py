@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between transformers and timm: where a model says for which images it is, and what its own library makes of
 another size."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What in a vision model knows places: tables, functions of offsets, rotations; and each one made for another grid."""
 
 from dataclasses import dataclass

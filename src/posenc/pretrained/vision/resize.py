@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another image size for a pretrained vision model, in place, and back."""
 
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of positions for another grid: how each source does it, as functions of tensors."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RULER's synthetic tasks (Hsieh et al. 2024, arXiv 2404.06654), as NVIDIA/RULER makes them at commit c3f5e3b.
 
 The texts are byte for byte those of scripts/data/synthetic/*.py with the settings of scripts/synthetic.yaml, answer

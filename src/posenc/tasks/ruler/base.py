@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What RULER's tasks share: the metrics and the words."""
 
 from collections.abc import Sequence

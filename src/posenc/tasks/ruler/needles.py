@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RULER's needles in a haystack: eight settings of one task."""
 
 import random

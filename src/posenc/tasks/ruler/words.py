@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RULER's aggregations: the words that occur most."""
 
 import math
