@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of what the repository holds beside docs/: examples, committed results, and the project's own texts."""
 
 import ast
@@ -8,13 +9,16 @@ from pathlib import Path
 from website.markdown import for_site, place
 from website.page import DOCS, ROOT, Page, heading, plain, table
 
+CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
+"""Of a notebook that is a Python file: what kind it is, and what it holds."""
+
 
 def examples() -> list[Page]:
     """A page for each example: what it is and its code, which says the rest; of a notebook, its cells."""
     found = []
     for path in sorted((ROOT / "examples").rglob("*.py")):
         code, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
-        notebook = code.startswith("# %%")
+        notebook = bool(CELL.search(code))
         text = _cells(code) if notebook else _script(code, where)
         found.append(Page(where.with_suffix(".md").as_posix(), path.name, text, "Notebooks" if notebook else ""))
     return found
@@ -28,7 +32,7 @@ def _script(code: str, where: Path) -> str:
 def _cells(code: str) -> str:
     """Cells of text as text, and of code as code."""
     shown = []
-    for kind, cell in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", code, flags=re.MULTILINE):
+    for kind, cell in CELL.findall(code):
         text = (
             re.sub(r"^# ?", "", cell, flags=re.MULTILINE) if "markdown" in kind else f"```python\n{cell.strip()}\n```"
         )
