@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the site: python -m website, in docs/ (`make docs`)."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From docs/ and the code to a folder of Markdown, and from that, by Zensical, to the site."""
 
 import shutil

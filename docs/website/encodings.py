@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A page for each encoding, made of what its class declares and says, and the overview of all."""
 
 import inspect

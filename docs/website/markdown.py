@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages that are written for GitHub, made to say the same on the site."""
 
 import os

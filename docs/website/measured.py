@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the repository has measured of an encoding, found in its committed results and pages."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every generated page is made of: its place and its text, and Markdown that says what was meant."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an encoding looks like: the plots of posenc.analysis where it has codes, turns, or biases of one axis, and plots of
 this module where it acts on images, on positions or on the softmax."""
 

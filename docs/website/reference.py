@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API, from the public names and their docstrings, and the commands, from their parsers."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of what the repository holds beside docs/: examples, committed results, and the project's own texts."""
 
 import ast
@@ -8,13 +9,16 @@ from pathlib import Path
 from website.markdown import for_site, place
 from website.page import DOCS, ROOT, Page, heading, plain, table
 
+CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
+"""Of a notebook that is a Python file: what kind it is, and what it holds."""
+
 
 def examples() -> list[Page]:
     """A page for each example: what it is and its code, which says the rest; of a notebook, its cells."""
     found = []
     for path in sorted((ROOT / "examples").rglob("*.py")):
         code, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
-        notebook = code.startswith("# %%")
+        notebook = bool(CELL.search(code))
         text = _cells(code) if notebook else _script(code, where)
         found.append(Page(where.with_suffix(".md").as_posix(), path.name, text, "Notebooks" if notebook else ""))
     return found
@@ -28,7 +32,7 @@ def _script(code: str, where: Path) -> str:
 def _cells(code: str) -> str:
     """Cells of text as text, and of code as code."""
     shown = []
-    for kind, cell in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", code, flags=re.MULTILINE):
+    for kind, cell in CELL.findall(code):
         text = (
             re.sub(r"^# ?", "", cell, flags=re.MULTILINE) if "markdown" in kind else f"```python\n{cell.strip()}\n```"
         )
@@ -42,14 +46,16 @@ def results() -> Page:
     rows = []
     for path in result_files():
         name = path.relative_to(ROOT).as_posix()
+        names = (name, f"/{path.parent.relative_to(ROOT).as_posix()})")  # itself, or a link to its folder
         told = [
-            f"[{heading(page)}]({page.relative_to(DOCS).as_posix()})" for page, text in pages.items() if name in text
+            f"[{heading(page)}]({page.relative_to(DOCS).as_posix()})"
+            for page, text in pages.items()
+            if any(each in text for each in names)
         ]
         created = json.loads(path.read_text(encoding="utf-8")).get("created", "")[:10]
         rows.append((f"[{name}]({name})", created, f"{path.stat().st_size / 1024:.0f}", ", ".join(told)))
     text = (
-        "# The files behind it\n\nEvery number of these pages that took long to measure is in a file of the repository, "
-        f"with the machine, the versions and the seeds it was measured with.\n\n"
+        "# The files behind it\n\nWhat long measurements gave, as the programs that made them wrote it down.\n\n"
         f"{table(('file', 'made', 'KiB', 'told in'), rows)}\n"
     )
     return Page("results.md", "The files behind it", text)

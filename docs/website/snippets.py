@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code that uses an encoding, in the sizes of a small model: what its page shows, and a test runs."""
 
 from posenc.encodings import ENCODINGS

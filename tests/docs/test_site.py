@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from website import build, encodings, reference, snippets
+from website import build, encodings, reference, repository, snippets
 from website.markdown import for_site
 from website.page import DOCS, ROOT, formula, plain
 
@@ -68,6 +68,17 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
     assert for_site("see [a `b`](../src/posenc), [c](#c)", page) == "see a `b`, [c](#c)"
     shot = "[![a](images/report.png)](../README.md)"
     assert for_site(shot, page) == "[![a](images/report.png)](index.md)"
+
+
+def test_every_example_has_a_page_and_notebooks_have_their_cells():
+    found = {page.path: page for page in repository.examples()}
+    paths = [path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*.py")]
+    assert {path.with_suffix(".md").as_posix() for path in paths} == set(found)
+    for path in paths:
+        page = found[path.with_suffix(".md").as_posix()]
+        assert page.text.startswith("# ")
+        assert page.group == ("Notebooks" if "notebooks" in path.parts else "")
+        assert "# %%" not in page.text
 
 
 def test_the_checker_finds_what_is_wrong(tmp_path):
