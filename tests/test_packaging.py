@@ -4,9 +4,9 @@ import email
 import json
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import venv
 import zipfile
@@ -130,8 +130,7 @@ def distributions(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("dist")
     hatchling = (sys.executable, "-m", "hatchling", "build", "-d")
     run(*hatchling, made, "-t", "sdist", "-t", "wheel", cwd=ROOT)
-    with tarfile.open(next(made.glob("*.tar.gz"))) as sdist:
-        sdist.extractall(made / "unpacked", filter="data")
+    shutil.unpack_archive(next(made.glob("*.tar.gz")), made / "unpacked")
     run(*hatchling, made / "again", "-t", "wheel", cwd=next((made / "unpacked").iterdir()))
     return made
 

@@ -133,7 +133,7 @@ def test_a_trained_model_against_its_controls():
     found = survival(model, text[: 64 * 64].view(64, 64))
     assert set(found.curves) == {INTACT, WRITTEN, CUT, UNTRAINED, f"{UNTRAINED}, {CUT}", SHUFFLED}
     assert found.curves[INTACT].r2[0] > 0.95
-    assert found.curves[SHUFFLED].r2.max() < 0
+    assert found.curves[SHUFFLED].r2.max() < 0.01
     assert found.curves[SHUFFLED].error.min() > 15
     assert found.transfer.diagonal().min() > 0.5
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -373,7 +373,6 @@ def test_the_base_bound(dim, base, first):
     """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
     inv_freq = posenc.frequencies.default(dim, base).inv_freq
     assert Table(inv_freq, 1.0, {}).base_bound() == first
-    assert Table(inv_freq, 1.0, {}).base_bound(limit=first, block=100 if first % 100 else 1) in (None, first)
 
 
 def test_pairs_that_never_turn():
