@@ -39,6 +39,11 @@ def test_every_encoding_declares_formulas_that_can_be_drawn(name):
         assert "<path" in formula(latex)
 
 
+def test_a_mistyped_command_is_not_drawn():
+    with pytest.raises(ValueError, match=r"\\fracc.*: holds a command that is not known"):
+        formula(r"\fracc{1}{2}")
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_the_code_of_every_encoding_runs(name):
     names = {}

@@ -48,9 +48,9 @@ class T5(_DistanceBias):
     papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
-        r"\beta = u + n, \ n = |j - i| \text{ below } m, \text{ half a direction's buckets, then}",
-        r"\beta = u + \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} \right\rfloor, 2m - 1\right)",
-        r"u = 2m \text{ where } j > i, \text{ else } 0",
+        r"\beta = n = |j - i| \text{ below } m, \text{ half a direction's buckets, then}",
+        r"\beta = \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} \right\rfloor, 2m - 1\right)",
+        r"\text{and } 2m \text{ more where } j > i",
     )
     extrapolates = "yes: one bias for all far distances"
     equal_to = "transformers' T5, MPNet"
