@@ -96,6 +96,13 @@ def test_the_checker_finds_what_is_wrong(tmp_path):
     assert site.external() == ["a.html: https://example.org/x.js"]
 
 
+def test_a_folder_that_is_no_site_is_not_replaced(tmp_path):
+    (tmp_path / "kept.txt").touch()
+    with pytest.raises(FileExistsError, match=r"is there and is no site"):
+        build.build(tmp_path, tmp_path / "stage")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
