@@ -353,6 +353,7 @@ def test_bad_input_is_named():
         (lambda: attention(q, k, v, positions=Positions.arange(5, device="meta")), "positions are on meta"),
         (lambda: attention(q, k, v, dropout_p=1.0), "dropout_p=1.0"),
         (lambda: attention(q, k, v, sink=torch.zeros(3)), "sink of shape"),
+        (lambda: attention(q, k, v, scale=-1e-30), "scale=-1e-30: too near 0 for float32"),
         (lambda: attention(q, k, v, backend="spda"), "did you mean 'sdpa'"),
         (lambda: attention(q, k, v, Rotary(16)), "head_dim 8: this Rotary was made with head_dim=16"),
         (lambda: attention(q, k, v, ALiBi(8)), "q with 4 heads: this ALiBi has num_heads=8"),

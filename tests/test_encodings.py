@@ -343,6 +343,7 @@ def test_floater_is_pickled_without_its_trajectory():
     [
         (lambda: Rotary(8, rope_theta=float("inf")), "rope_theta=inf"),
         (lambda: posenc.XPos(8, gamma=float("inf")), "gamma=inf"),
+        (lambda: posenc.XPos(8, gamma=9e-20), "gamma=9e-20: must be a positive number, at least 1e-19"),
         (lambda: posenc.ComplexOrder(8, base=float("inf")), "base=inf"),
         (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer -1"),
     ],

@@ -149,3 +149,11 @@ def test_schedules_do_what_they_promise(dim, base, factor):
 def test_bad_input_is_named(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_an_unknown_layout_is_named_in_compiled_code_too():
+    def codes(positions):
+        return F.sinusoidal_from(positions, torch.ones(2), "interleavd")
+
+    with pytest.raises(InputError, match="unknown layout 'interleavd': did you mean 'interleaved'"):
+        torch.compile(codes, backend="eager")(torch.arange(3.0))

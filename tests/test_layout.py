@@ -231,6 +231,8 @@ def test_a_state_dict_is_converted_where_its_names_say():
         assert torch.equal(converted[name], convert_layout(state[name], 8, "half", "interleaved"))
     once = convert_layout(state, 8, "half", "interleaved", names=iter(["q_proj"]))
     assert {name for name in state if once[name] is not state[name]} == changed, "names that can be read only once"
+    both = convert_layout(state, 8, "half", "interleaved", names=np.array(["layers.0.q_proj", "layers.1.q_proj"]))
+    assert {name for name in state if both[name] is not state[name]} == changed, "names in an array"
     one = convert_layout(state, 8, "half", "interleaved", names=["layers.1.q_proj"])
     assert {name for name in state if one[name] is not state[name]} == {"layers.1.q_proj.weight"}
 

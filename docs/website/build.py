@@ -22,11 +22,14 @@ COPIED = (".png", ".css")
 
 
 def build(site: Path, folder: Path = STAGE) -> Path:
-    """Build the site, replacing what is there; gives its first page. folder: for what it is built from.
+    """Build the site, replacing one that is there; gives its first page. folder: for what it is built from.
 
     Raises:
+        FileExistsError: something else is there, which is not replaced.
         CalledProcessError: Zensical has found something wrong, and has said what.
     """
+    if site.exists() and not (site / "index.html").is_file():
+        raise FileExistsError(f"{site}: is there and is no site; name another folder")
     config = stage(folder)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", config], check=True)
     if site.exists():

@@ -42,8 +42,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def formula(latex: str) -> str:
-    """LaTeX as a drawing in the text's colour, which says the LaTeX to who cannot see it."""
-    head, rest = Latex(latex, size=SIZE, color="currentColor").svg().split(">", 1)
+    """LaTeX as a drawing in the text's colour, which says the LaTeX to who cannot see it.
+
+    Raises:
+        ValueError: a command that it does not know, which would be drawn as it is written.
+    """
+    drawing = Latex(latex, size=SIZE, color="currentColor")
+    if "\\" in drawing.mathmlstr():
+        raise ValueError(f"{latex}: holds a command that is not known")
+    head, rest = drawing.svg().split(">", 1)
     return f'{head} class="formula" role="img" aria-label="{escape(latex)}">{rest}'
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
-from posenc.checks import check_divisors, check_flags, check_value, shown
+from posenc.checks import LEAST_DIVISOR, check_flags, check_value, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
@@ -331,8 +331,8 @@ def _check_numbers(
 ) -> None:
     if scale is not None:
         check_value("scale", scale, float)
-        if scale:
-            check_divisors(scale=abs(scale))
+        if 0 < abs(scale) < LEAST_DIVISOR:
+            raise InputError(f"scale={scale}: too near 0 for float32; pass 0, or at least {LEAST_DIVISOR} either way")
     if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
         check_value("sink", sink, float)
     if type(dropout_p) is not float:

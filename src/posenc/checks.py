@@ -27,7 +27,7 @@ LARGEST_SIZE = 2**24
 
 SINGLE_MOST = torch.finfo(torch.float32).max
 
-LEAST_DIVISOR = 2.0**-64
+LEAST_DIVISOR = 1e-19
 """Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
 
 TOO_LARGE = ("allocate", "not enough memory", "overflow", "out of range", "too large", "invalid shape dimension")
@@ -110,7 +110,7 @@ def check_divisors(**numbers: float) -> None:
     """Refuse what is not above 0, or so little that float32 takes quotients for infinity."""
     for name, value in numbers.items():
         if not LEAST_DIVISOR <= value < math.inf:
-            raise InputError(f"{name}={value}: must be a positive number, at least {LEAST_DIVISOR:.0e}")
+            raise InputError(f"{name}={value}: must be a positive number, at least {LEAST_DIVISOR}")
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -124,7 +124,7 @@ def check_sizes(**sizes: int | None) -> None:
 
 def check_word(name: str, word: str, known: Iterable[str]) -> None:
     """Refuse an option's word that is not among the known ones, naming the nearest."""
-    if word not in (known := tuple(known)):
+    if not isinstance(word, str) or word not in (known := tuple(known)):
         raise unknown(name, word, known)
 
 

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -88,7 +88,9 @@ def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLa
     angles = positions.to(frequencies)[..., None] * frequencies
     if layout == "interleaved":
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
-    return torch.cat((angles.sin(), angles.cos()), -1)
+    if layout == "concat":
+        return torch.cat((angles.sin(), angles.cos()), -1)
+    raise unknown("layout", layout, get_args(SinusoidalLayout))  # in compiled code, which `checked` passes by
 
 
 @checked

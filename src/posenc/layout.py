@@ -83,7 +83,7 @@ def convert_layout(
         if names is not None:
             raise InputError("names are for a state dict: a single tensor is converted whole")
         return _reordered("weights", weights, of_head, axis)
-    listed = list(names or ())
+    listed = [] if names is None else list(names)
     if not listed:
         raise InputError(f"names={names!r}: list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']")
     modules = {key.rpartition(".")[0].rpartition(".")[2] for key in weights} - {""}

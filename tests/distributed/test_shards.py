@@ -209,6 +209,8 @@ def test_refusals():
         whole.shard(0, 4, layout="zigzag")
     with pytest.raises(InputError, match=r"unknown layout 'zigzg': did you mean 'zigzag'"):
         whole.shard(0, 2, layout="zigzg")
+    with pytest.raises(InputError, match=r"unknown layout array\(\[0, 1\]\)"):
+        whole.shard(0, 2, layout=torch.arange(2).numpy())
     own = whole.shard(0, 2)
     with pytest.raises(InputError, match=r"are a shard already"):
         own.shard(0, 2)

@@ -39,6 +39,11 @@ def test_every_encoding_declares_formulas_that_can_be_drawn(name):
         assert "<path" in formula(latex)
 
 
+def test_a_mistyped_command_is_not_drawn():
+    with pytest.raises(ValueError, match=r"\\fracc.*: holds a command that is not known"):
+        formula(r"\fracc{1}{2}")
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_the_code_of_every_encoding_runs(name):
     names = {}
@@ -89,6 +94,13 @@ def test_the_checker_finds_what_is_wrong(tmp_path):
     site = Site(tmp_path)
     assert site.dead_links() == ["a.html: b.html", "a.html: #here"]
     assert site.external() == ["a.html: https://example.org/x.js"]
+
+
+def test_a_folder_that_is_no_site_is_not_replaced(tmp_path):
+    (tmp_path / "kept.txt").touch()
+    with pytest.raises(FileExistsError, match=r"is there and is no site"):
+        build.build(tmp_path, tmp_path / "stage")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,7 @@ class T5(_DistanceBias):
         r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
         r"\beta = n = |j - i| \text{ below } m, \text{ half a direction's buckets, then}",
         r"\beta = \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} \right\rfloor, 2m - 1\right)",
+        r"\text{and } 2m \text{ more where } j > i",
     )
     extrapolates = "yes: one bias for all far distances"
     equal_to = "transformers' T5, MPNet"

@@ -93,15 +93,29 @@ def test_a_part_of_a_file_that_is_sorted_by_class_has_every_class(tmp_path):
     assert part.digest == again.digest
 
 
-def test_a_photograph_is_turned_as_it_says(folder):
-    turned = Image.Exif()
-    turned[0x0112] = 6  # the camera was held so that the first row is the right side
+def photograph(folder, exif):
+    """White above black, and how it is read."""
     side = Image.new("RGB", (8, 8), (0, 0, 0))
     side.paste((255, 255, 255), (0, 0, 8, 4))
-    side.save(folder / "cat" / "turned.png", exif=turned)
-    found = next(image for image in load(str(folder)).images if len(image.unique()) == 2)
+    side.save(folder / "cat" / "photograph.png", exif=exif)
+    return next(image for image in load(str(folder)).images if len(image.unique()) == 2)
+
+
+@pytest.mark.parametrize("damaged", [{}, {0x011A: 72.0}], ids=["whole", "damaged"])
+def test_a_photograph_is_turned_as_it_says(folder, damaged):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held so that the first row is the right side
+    turned.update(damaged)
+    # a resolution is a fraction, 5; as a text, 2, Pillow reads it and cannot write it again
+    found = photograph(folder, turned.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x02"))
     assert found[0, :, :4].max() == 0
     assert found[0, :, 4:].min() == 255
+
+
+def test_a_photograph_whose_exif_is_none_is_read_as_it_is(folder):
+    found = photograph(folder, b"Exif\x00\x00no such thing")
+    assert found[0, :4].min() == 255
+    assert found[0, 4:].max() == 0
 
 
 def test_numbers_are_sorted_as_numbers(tmp_path):

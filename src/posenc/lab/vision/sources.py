@@ -7,6 +7,7 @@ import random
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Picture
 def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
     """The middle square of an image, the way up that it says, (3, side, side) uint8."""
     try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise InputError(f"--data {source}: needs Pillow to read images: pip install 'posenc[vision]'") from None
     try:
@@ -161,10 +162,10 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
                     raise InputError(f"--data {source}: {name} has {math.prod(opened.size)} pixels; make it smaller")
                 if opened.mode.startswith(("I", "F")):  # Pillow would cut them off at 255 instead of scaling them
                     raise InputError(f"--data {source}: {name} has more than 8 bits per channel; save it with 8")
-                image = ImageOps.exif_transpose(opened).convert("RGB")
+                image = _upright(opened)
     except InputError:
         raise
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except Exception as error:  # of damaged files, Pillow's decoders raise whatever comes up
         reason = first_line(error)[:100]
         raise InputError(f"--data {source}: {name} cannot be read as an image ({reason}); leave it out") from None
     side = min(image.size)
@@ -176,3 +177,14 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
         .permute(2, 0, 1)
         .contiguous()
     )
+
+
+def _upright(opened: Any) -> Any:
+    """An image in RGB, the way up that it says. The rest of its EXIF is left alone: Pillow stumbles over damaged fields."""
+    from PIL import ExifTags, ImageOps
+
+    image = opened.convert("RGB")
+    image.info.clear()
+    with suppress(Exception):  # it says nothing, or is damaged as a whole
+        image.getexif()[ExifTags.Base.Orientation] = opened.getexif()[ExifTags.Base.Orientation]
+    return ImageOps.exif_transpose(image)
