@@ -92,6 +92,7 @@ def test_help_and_version(capsys):
     assert cli.main([]) == 2
 
 
+@pytest.mark.slow
 def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
@@ -133,6 +134,7 @@ def test_an_unwritable_folder_is_refused(tmp_path):
         assert probe.read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_core_commands_need_torch_alone():
     """`import posenc`, list and cite work where the lab's packages are missing; compare says what to install."""
     block = "import sys; [sys.modules.__setitem__(m, None) for m in ('plotly', 'rich', 'transformers', 'datasets')]; "

@@ -29,8 +29,18 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "rope@lm_infinite:sinks=1:window=4/none"]  # fmt: skip
 
 
-@pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])
-@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *VARIANTS])
+def is_slow(name, check):
+    return check in SLOW or (check == "backends_agree" and name in VARIANTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param(name, check, marks=[pytest.mark.slow] * is_slow(name, check))
+        for name in (*posenc.ENCODINGS, *VARIANTS)
+        for check in CHECKS
+    ],
+)
 def test_conforms(name, check):
     subject = Subject(named(name))
     try:

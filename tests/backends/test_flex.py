@@ -30,6 +30,7 @@ def trainable(monkeypatch):
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", posenc.ENCODINGS)
 def test_every_encoding_is_the_reference(name):
     subject = Subject(named(name))

@@ -162,6 +162,7 @@ def test_dropout_drops_the_same_weights_forward_and_backward(layout, kinds):
     assert torch.autograd.gradcheck(run, (*leaves, *used), fast_mode=True)
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean_and_follows_the_seed():
     q, k, v = inputs(6, 6, H)
     encoding, p = Terms("relative", 6, 6), Positions.arange(6, causal=True)

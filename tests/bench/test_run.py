@@ -194,6 +194,7 @@ def test_the_limit_alone_is_not_timed(monkeypatch):
 # -------------------------------------------------------------------- a benchmark
 
 
+@pytest.mark.slow
 def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     trials = [ROPE, replace(ROPE, what=MEMORY), TABLES]
     planned, finished = [], []
@@ -222,6 +223,7 @@ def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_interruption_keeps_and_reports_what_there_is(tmp_path):
     def interrupt(trial, rows):
         raise KeyboardInterrupt
@@ -321,6 +323,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_everything_and_goes_on(capsys, tmp_path):
     command = ["bench", "rope", "--n", "16", "--mode", "forward", "--dtype", "float32", "--no-peers",
                "--device", "cpu", "--rounds", "1", "--quick", "--out", str(tmp_path)]  # fmt: skip
@@ -345,6 +348,7 @@ def test_the_help_names_every_case(capsys):
     assert all(name in out for name in CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends the children of a process that is gone")
 def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
     command = [

@@ -236,6 +236,7 @@ def test_a_declared_refusal_has_to_happen(what, check_name):
     assert "not refused" in outcome.reason
 
 
+@pytest.mark.slow
 def test_report_of_ones_own_encoding():
     right = check(named("alibi"), slow=False)
     assert right.passed

@@ -2,6 +2,7 @@
 
 import importlib.util
 import socket
+from concurrent.futures import wait
 from contextlib import closing
 
 import pytest
@@ -121,3 +122,14 @@ def test_other_versions_are_named():
     cluster.check_versions(cluster.versions())
     with pytest.raises(InputError, match=r"has torch \S+ instead of 0\.1, and would measure something else"):
         cluster.check_versions(cluster.versions() | {"torch": "0.1"})
+
+
+def test_what_has_finished_is_not_lost_to_an_error_of_the_same_moment(monkeypatch):
+    def all_at_once(pending, timeout, return_when):
+        return sorted(wait(pending).done, key=lambda future: future.exception() is None), ()
+
+    monkeypatch.setattr("posenc.engines.local.wait", all_at_once)
+    found = []
+    with pytest.raises(InputError, match=r"^task 2: too hot$"):
+        found.extend(Processes(1).run(Work(refuse, 2, (2, 1, 3))))
+    assert sorted(found) == [(1, 1), (3, 3)]

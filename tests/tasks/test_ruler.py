@@ -275,6 +275,7 @@ def test_without_wonderwords_the_extra_is_named(tokenizer, monkeypatch):
         create("niah_single_1").sample(tokenizer, 1000)
 
 
+@pytest.mark.slow
 def test_the_words_are_theirs(theirs):
     assert set(base.words("noun", "adjective", "verb")) == set(theirs.common.WORDS)
     assert {f"{a}-{n}" for a in base.words("adjective")[:9] for n in base.words("noun")} <= set(theirs.needles.WORDS)

@@ -77,7 +77,8 @@ class Processes:
                     finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                     for index, size, what in _drained(ticks):
                         on_tick(work.tasks[index], size, what)
-                    for future in finished:
+                    # results first: none that is there is lost to another task's error
+                    for future in sorted(finished, key=lambda future: future.exception() is not None):
                         yield pending.pop(future), future.result()
             except BrokenProcessPool:
                 _kill(pool)
