@@ -9,9 +9,8 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported
 torch.set_num_threads(1)  # the suite runs in several processes
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background job, and what it starts, would ignore it
+# a shell's background job, and what it starts, would ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("posenc", deadline=None, print_blob=True)
 settings.load_profile("posenc")
 

@@ -75,6 +75,12 @@ def test_help_tells_each_default_once_and_none_that_is_nothing(command, capsys):
     assert not re.findall(r"\(default: (?:None|False|\[\])\)|\(default: [^)]*\) \(default", told)
 
 
+def test_help_tells_a_default_of_zero(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["analyze", "--help"])
+    assert "of whatever is drawn (default: 0)" in capsys.readouterr().out
+
+
 def test_help_and_version(capsys):
     for arguments in (["--help"], ["compare", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as stop:

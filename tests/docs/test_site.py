@@ -144,3 +144,15 @@ def test_no_page_is_wider_than_the_window(site, browser, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_search_finds_on_a_page_that_is_opened_from_the_folder(site, browser):
+    page = browser.new_page()
+    page.goto((site.folder / "encodings/rope.html").as_uri())
+    page.get_by_role("button", name="Search").first.click()
+    page.wait_for_function("document.activeElement.shadowRoot?.activeElement?.tagName == 'INPUT'")
+    page.keyboard.type("attention with linear biases")
+    page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
+    page.close()

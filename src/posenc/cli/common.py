@@ -24,7 +24,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         super().__init__(prog, max_help_position=32, width=110)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = action.default in (None, False, []) or "(default: " in (action.help or "")
+        told = action.default is False or action.default in (None, []) or "(default: " in (action.help or "")
         return action.help if told else super()._get_help_string(action)
 
 

@@ -90,7 +90,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
     )
     read = tuple(_name(flag) for task in TASKS for flag, *_ in READING[task])
-    text = "refuse data that are other ones; config.yaml says it"
+    text = "refuse data with another SHA-256 than this, which the config.yaml of a run holds"
     add("--data-sha256", action=Digest, of=("task", "data", "tokenizer", "packed", *read), help=text)
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")

@@ -50,8 +50,13 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="N", default=missing, help=text)
     text = "running text for tasks that take one (default: the language reference inside Python)"
     add("--text", metavar="FILE", default=missing, help=text)
-    add("--text-sha256", action=Digest, of=("text",), help="refuse a text that is another one; config.yaml says it")
-    text = "refuse a model that is another one; config.yaml says it"
+    add(
+        "--text-sha256",
+        action=Digest,
+        of=("text",),
+        help="refuse a text with another SHA-256 than this, which the config.yaml of a run holds",
+    )
+    text = "refuse a model with another fingerprint than this, which the config.yaml of a run holds"
     add("--model-fingerprint", action=Digest, of=("model", "dtype"), help=text)
     text = "say where the model looks, too"
     add("--attention", action=argparse.BooleanOptionalAction, default=True, help=text)

@@ -110,8 +110,8 @@ def doctor(model: nn.Module, tokenizer: Any | None = None) -> Diagnosis:
     Of a vision model: what in it knows places, and what another image size does to it.
 
     Args:
-        model: a causal language model of transformers, of a type in `posenc.pretrained.anatomy.FAMILIES`; or a vision model
-            that `posenc.resize` takes.
+        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/anatomy.py; or a
+            vision model that `posenc.resize` takes.
         tokenizer: its own; with it a plain text is read as well, which shows weights in the wrong layout.
 
     Raises:
