@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(argv)
     finally:
         if argv is None:  # Ctrl-C while Python ends is its end at once, not a traceback of what cleans up
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with suppress(ValueError):  # in another thread than the first
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _main(argv: Sequence[str] | None) -> int:
