@@ -1,5 +1,5 @@
 # make demo   compare positional encodings on real text and say where the report is
-# make test   the test suite, but for its slow tests: eight minutes on two cores
+# make test   the test suite, but for its slow tests: seven minutes on two cores
 # make test-all   the whole of it
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md

@@ -16,8 +16,8 @@ import torch
 from rich.progress import track
 
 import posenc
+from posenc.measuring.statistics import estimate
 from posenc.pretrained import anatomy, loss_by_position
-from posenc.statistics import estimate
 
 ARMS = (
     "cut off", "none", "linear:factor=2", "linear:factor=4", "ntk:factor=2", "ntk:factor=4", "ntk_mixed:factor=4",

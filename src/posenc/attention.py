@@ -15,7 +15,7 @@ from posenc.distributed import exchange, ring
 from posenc.encoding import Encoding, as_terms
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
-from posenc.segments import seen_keys
+from posenc.positions.segments import seen_keys
 
 
 def attention(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posenc.positions import Positions
-from posenc.visibility import grid_indices, rowwise
+from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
     "Dense", "Factored", "KeyRelative", "KeyValues", "Positional", "QueryRelative", "Relative", "Score", "Values",

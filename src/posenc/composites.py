@@ -11,7 +11,7 @@ from posenc.checks import shown
 from posenc.encoding import SITES, Encoding, Projections, as_terms
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.regions import Branch
+from posenc.positions.regions import Branch
 
 T = TypeVar("T")
 

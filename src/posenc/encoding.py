@@ -17,7 +17,7 @@ from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
-from posenc.regions import Branch
+from posenc.positions.regions import Branch
 
 if TYPE_CHECKING:
     from posenc.composites import Sum

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from posenc.checks import checked
 from posenc.errors import InputError, unknown
-from posenc.ids import exact
 from posenc.positions import Positions
-from posenc.regions import Branch, Region
+from posenc.positions.ids import exact
+from posenc.positions.regions import Branch, Region
 
 __all__ = [
     "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "lampe", "leaky_rerope", "lm_infinite", "rerope",

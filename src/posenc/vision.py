@@ -12,8 +12,8 @@ from posenc.blocks import Host, Shape, stacked
 from posenc.checks import check_sizes, checked, shown
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.ids import as_indices, taken
 from posenc.positions import Positions
+from posenc.positions.ids import as_indices, taken
 
 __all__ = ["VisionConfig", "VisionTransformer"]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import posenc
-from posenc.angles import FINE
 from posenc.bench import attention, rotary
 from posenc.bench.case import DTYPES, Built, Case, Missing, Peer, Problem, Refusal, difference, load
 from posenc.bench.cases import CASES
 from posenc.bench.schemes import CLIP, SCHEMES
+from posenc.rotation.angles import FINE
 
 LENGTH = 2 * CLIP + 30  # some distances are clipped
 ASKED = [

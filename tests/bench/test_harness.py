@@ -8,7 +8,7 @@ import torch
 
 from posenc.bench.harness import CLOCKS, Effort, interleaved, ratios, spread
 from posenc.bench.memory import apart
-from posenc.memory import measurable, peak
+from posenc.measuring.memory import measurable, peak
 
 CPU = torch.device("cpu")
 

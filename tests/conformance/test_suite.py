@@ -248,3 +248,15 @@ def test_report_of_ones_own_encoding():
     refused = check(named("normalized"), slow=False)
     assert refused.passed
     assert "does not apply (its codes depend on the final length)" in str(refused)
+
+
+def test_one_of_text_need_not_refuse_images():
+    """What torch says of shapes is no news to who reads the report."""
+
+    class TextOnly(Encoding):
+        def embed(self, x, positions, layer=0):
+            return x + 0.1 * positions.q[..., None].to(x.dtype).cos()
+
+    outcome = run("images_are_separate", Subject(lambda config: TextOnly()))
+    assert outcome.holds is None
+    assert outcome.reason == "it has no places in an image, where it ends in RuntimeError"

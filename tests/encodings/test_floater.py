@@ -8,7 +8,8 @@ from torch.testing import assert_close
 from torchdiffeq import odeint
 
 import posenc
-from posenc import FLOATER, Positions, ode
+from posenc import FLOATER, Positions
+from posenc.encodings import ode
 from posenc.transformer import Transformer, TransformerConfig
 from references import absolute
 

@@ -81,6 +81,7 @@ def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, mo
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
     command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -32,9 +32,9 @@ from posenc.lab.config import Run, Settings
 from posenc.lab.data import Text
 from posenc.lab.store import Store
 from posenc.lab.train import Training
+from posenc.measuring.records import Damaged, Records
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
-from posenc.records import Damaged, Records
 from posenc.report.explorer import checked
 from posenc.tasks import create as create_task
 from posenc.texts import COLON, literal, named, split, write

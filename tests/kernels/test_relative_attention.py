@@ -111,6 +111,7 @@ def test_a_bias_may_hide_keys():
     assert all(not x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
+@pytest.mark.slow
 def test_deterministic_gradient_of_the_vector(monkeypatch):
     given = arguments("causal, grouped")
     given[3].grad = None
@@ -236,6 +237,7 @@ def test_kernels_compile_without_a_gpu(sm):
     assert len(done.stdout.splitlines()) == 6
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_dry():
     script = Path(__file__).parents[2] / "benchmarks" / "attention_gpu.py"
     done = subprocess.run(

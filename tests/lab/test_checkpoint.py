@@ -15,7 +15,7 @@ from posenc.lab.checkpoint import Checkpoints, _digest, loaded, names
 from posenc.lab.config import Run
 from posenc.lab.measure import measure
 from posenc.lab.train import Training
-from posenc.records import Damaged, Records
+from posenc.measuring.records import Damaged, Records
 
 OFTEN = 1e-9
 """Minutes between two checkpoints."""

@@ -20,7 +20,7 @@ from posenc.lab.measure import measure
 from posenc.lab.results import HOLDS, collect, difference, numbers, ranked, verdict
 from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.wording import answer, limits
-from posenc.machine import flushed_denormals
+from posenc.measuring.machine import flushed_denormals
 from posenc.report.page import page
 
 ENCODINGS = ("none", "rope", "t5")
@@ -129,8 +129,9 @@ IMAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="reads /proc to see the workers leave")
-@pytest.mark.parametrize("given", [None, pytest.param(IMAGES, marks=pytest.mark.slow)], ids=["text", "vision"])
+@pytest.mark.parametrize("given", [None, IMAGES], ids=["text", "vision"])
 def test_a_killed_comparison_resumes_and_leaves_no_worker(given, tmp_path, flags):
     flags = given or flags
     process = start(tmp_path, flags, *LONG)

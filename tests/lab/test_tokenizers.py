@@ -104,6 +104,7 @@ def test_what_bpe_learns_from_is_never_held_out(tmp_path, monkeypatch):
     assert len(seen[-1].encode()) == corpus.train.bytes
 
 
+@pytest.mark.slow
 def test_bpe_is_the_same_in_every_process(text):
     code = f"from posenc.lab.data import load; print(load({text!r}, 'bpe:500').digest)"
     own = load(text, "bpe:500").digest

@@ -9,9 +9,8 @@ import transformers
 
 from posenc.errors import InputError
 from posenc.pretrained import load, loss_by_position
-from references import gguf_files
+from references import gguf_files, smollm2
 from references.small_models import small_model
-from test_layout_real import TEXT
 
 WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
 IDS = torch.arange(3, 43)[None]
@@ -196,7 +195,7 @@ def test_the_demo_without_its_package(monkeypatch):
 @pytest.mark.slow
 def test_the_demo_says_what_smollm2_says(demo):
     model, tokenizer = demo
-    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    ids = tokenizer(smollm2.TEXT, return_tensors="pt").input_ids
     assert loss_by_position(model, ids)[:, 1:].mean() == pytest.approx(2.597, abs=5e-3)
     assert model.config.max_position_embeddings == 8192
     assert tokenizer.chat_template

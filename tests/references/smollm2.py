@@ -14,6 +14,13 @@ from torch import Tensor
 
 HEAD_DIM = 64
 
+TEXT = (
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, "
+    "and dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing "
+    "whether that nation, or any nation so conceived and so dedicated, can long endure."
+)
+"""The Gettysburg Address, 1863; the model knows it."""
+
 MODULES = {
     "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",

@@ -196,7 +196,7 @@ def test_running_text_has_its_loss_alone(html, found):
 
 def test_newcombe_is_that_of_his_paper():
     """56/70 against 48/80, and 10/10 against 0/20: Newcombe 1998, table II, method 10."""
-    from posenc.statistics import wilson
+    from posenc.measuring.statistics import wilson
 
     def share(hits, count):
         low, high = wilson(hits, count)

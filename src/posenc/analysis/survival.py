@@ -18,9 +18,9 @@ from posenc.blocks import Block
 from posenc.checks import checked
 from posenc.encodings import from_spec
 from posenc.errors import InputError
+from posenc.measuring.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
-from posenc.statistics import estimate
 from posenc.transformer import Transformer
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))

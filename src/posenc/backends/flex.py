@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from posenc.backends.problem import Problem, merged
 from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, cell
 from posenc.positions import Positions
-from posenc.visibility import rowwise
+from posenc.positions.visibility import rowwise
 
 WIDEST, NARROWEST = 256, 16
 """Widths of queries, keys and values that flex's GPU kernels take; narrower ones are padded."""

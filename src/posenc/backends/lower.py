@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.backends.problem import Problem
 from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative
-from posenc.segments import Segments, segments
+from posenc.positions.segments import Segments, segments
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 from posenc.backends import fused
 from posenc.backends.call import Call
 from posenc.backends.tiles import TERMS, Term, ValuesTerm
-from posenc.regions import EVERYTHING, Region
-from posenc.segments import Segments
+from posenc.positions.regions import EVERYTHING, Region
+from posenc.positions.segments import Segments
 
 NUMBERS = len(EVERYTHING.numbers()) + 1
 """Per branch: those of its region, and `Rotated.first`."""

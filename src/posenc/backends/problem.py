@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
 from posenc.positions import Positions
-from posenc.regions import EVERYTHING, Region
-from posenc.visibility import MaskMod, grid_indices, rowwise
+from posenc.positions.regions import EVERYTHING, Region
+from posenc.positions.visibility import MaskMod, grid_indices, rowwise
 
 
 class Rotated(NamedTuple):

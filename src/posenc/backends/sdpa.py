@@ -15,7 +15,7 @@ from posenc.backends.operator import attend
 from posenc.backends.problem import Problem, Rotated
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
-from posenc.regions import EVERYTHING
+from posenc.positions.regions import EVERYTHING
 from posenc.rotation import transformed
 
 BLOCK_CELLS = 2**23

@@ -12,8 +12,8 @@ from posenc.bench.cases import CASES
 from posenc.bench.harness import CLOCKS, Work, interleaved
 from posenc.bench.memory import apart
 from posenc.bench.plan import MEMORY, Settings, Trial
-from posenc.machine import free_bytes
-from posenc.memory import measurable, peak, trim
+from posenc.measuring.machine import free_bytes
+from posenc.measuring.memory import measurable, peak, trim
 
 MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
 SHARE = 0.8

@@ -15,7 +15,7 @@ from posenc.bench.case import DTYPES, MODES
 from posenc.bench.cases import CASES
 from posenc.bench.harness import CLOCKS, Effort
 from posenc.errors import InputError, unknown
-from posenc.machine import cores, cpu
+from posenc.measuring.machine import cores, cpu
 
 TIME, MEMORY = "time", "memory"
 LONGEST = 2**24

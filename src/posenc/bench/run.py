@@ -3,7 +3,7 @@
 
 DIR/cells/<id>.json     one finished trial; a trial whose file is there is not run again
 DIR/results.json        every number of the report
-DIR/set-aside/          files that could not be used, see `posenc.records`
+DIR/set-aside/          files that could not be used, see `posenc.measuring.records`
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from posenc.bench.harness import ratios, spread
 from posenc.bench.measure import FAILED, MEASURED, Row
 from posenc.bench.plan import TIME, Settings, Trial, identity, versions
 from posenc.bench.worker import Died, Worker
-from posenc.machine import check_present, describe
-from posenc.records import Records, typed
+from posenc.measuring.machine import check_present, describe
+from posenc.measuring.records import Records, typed
 
 SCHEMA = 1
 

@@ -55,7 +55,7 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
     from posenc.bench.plan import QUICK, QUICK_EFFORT, STANDARD, Settings, plan
     from posenc.bench.run import bench
     from posenc.bench.table import markdown
-    from posenc.machine import check_present
+    from posenc.measuring.machine import check_present
 
     device = getattr(options, "device", "cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)

@@ -118,7 +118,7 @@ def load_model(
     """A model and its tokenizer. A warning is one line, as a mistake is. more: for `posenc.load`."""
     import torch
 
-    from posenc.machine import check_present
+    from posenc.measuring.machine import check_present
     from posenc.pretrained.load import load, needs
 
     needs("transformers", "lab")

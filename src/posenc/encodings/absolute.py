@@ -14,8 +14,8 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_beyond, check_std
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
-from posenc.ids import prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import prefix_tokens
 
 MERGES = ("add", "multiply", "product", "concat")
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.ids import exact, prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import exact, prefix_tokens
 
 
 class SHAPE(Encoding):

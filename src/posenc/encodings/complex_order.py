@@ -10,8 +10,8 @@ from torch.nn.functional import linear
 from posenc.checks import check_divisors, check_sizes
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.ids import exact
 from posenc.positions import Positions
+from posenc.positions.ids import exact
 
 
 class ComplexOrder(Encoding):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from posenc.checks import check_sizes
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.ids import exact
 from posenc.positions import Positions
+from posenc.positions.ids import exact
 
 
 class SoftmaxN(Encoding):

@@ -14,8 +14,8 @@ from posenc.encoding import Encoding
 from posenc.encodings.checks import check_heads, check_std
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
-from posenc.ids import exact, prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import exact, prefix_tokens
 
 
 class _DistanceBias(Encoding):

@@ -13,10 +13,10 @@ from posenc.checks import check_sizes
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.checks import check_std
+from posenc.encodings.ode import Dynamics, flow, trajectory
 from posenc.errors import InputError, unknown
-from posenc.ids import exact
-from posenc.ode import Dynamics, flow, trajectory
 from posenc.positions import Positions
+from posenc.positions.ids import exact
 
 QUERY, KEY, VALUE = range(3)
 
@@ -43,7 +43,7 @@ class FLOATER(Encoding):
     name = "floater"
     papers: ClassVar[tuple[str, ...]] = ("liu2020learning",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"\frac{\mathrm{d}p}{\mathrm{d}t} = f(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
+        r"\frac{\mathrm{d}p}{\mathrm{d}t} = h(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
         r"q_i' = q_i + p_i^q, \quad k_j' = k_j + p_j^k, \quad v_j' = v_j + p_j^v",
         r"x_i' = x_i + \text{a sinusoidal code}",
     )

@@ -9,8 +9,8 @@ from torch.nn.functional import pad
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
-from posenc.ids import prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import prefix_tokens
 
 
 class GridSinusoidal(Absolute):

@@ -14,7 +14,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
-from posenc.regions import Branch
+from posenc.positions.regions import Branch
 
 
 class Mapped(Encoding):

@@ -13,8 +13,8 @@ from posenc.encodings.absolute import Absolute
 from posenc.encodings.checks import check_std
 from posenc.errors import InputError
 from posenc.functional import binary_digits
-from posenc.ids import exact
 from posenc.positions import Positions
+from posenc.positions.ids import exact
 
 
 class NoPE(Encoding):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from posenc.angles import angles_at
 from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim, check_heads
 from posenc.functional import frequency_curve, rotary
 from posenc.positions import Positions
+from posenc.rotation.angles import angles_at
 
 
 class PoPE(Encoding):

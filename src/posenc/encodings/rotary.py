@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.angles import angles_at, cos_sin
 from posenc.checks import check_divisors
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim
@@ -17,6 +16,7 @@ from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
 from posenc.rotation import turn_together, turns_together, widened
+from posenc.rotation.angles import angles_at, cos_sin
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 

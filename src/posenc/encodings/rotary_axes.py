@@ -14,8 +14,8 @@ from posenc.encodings.checks import check_head_dim
 from posenc.encodings.rotary import rescheduled
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, frequency_curve, rotary
-from posenc.ids import exact, prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import exact, prefix_tokens
 
 
 class AxesRotary(Encoding):

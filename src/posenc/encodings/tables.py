@@ -13,8 +13,8 @@ from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.checks import check_beyond, check_std
 from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
-from posenc.ids import prefix_places, prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import prefix_places, prefix_tokens
 
 
 class Hierarchical(Absolute):

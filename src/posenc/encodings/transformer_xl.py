@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posenc.angles import cos_sin
 from posenc.bias import Factored, QueryRelative
 from posenc.encodings.checks import check_std
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
-from posenc.segments import segments
+from posenc.positions.segments import segments
+from posenc.rotation.angles import cos_sin
 
 
 class TransformerXL(ContentBias):

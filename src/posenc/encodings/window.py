@@ -19,8 +19,8 @@ from posenc.encodings.checks import check_heads, check_std
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
-from posenc.ids import exact, prefix_tokens
 from posenc.positions import Positions
+from posenc.positions.ids import exact, prefix_tokens
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 

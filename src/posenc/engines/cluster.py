@@ -18,7 +18,7 @@ import torch
 import posenc
 from posenc.engines.work import Result, Shared, Task, Tick, Ticks, Work, silent
 from posenc.errors import InputError
-from posenc.machine import cores
+from posenc.measuring.machine import cores
 
 RETRIES = 3
 """How often a task is begun anew whose worker died. Ray's own max_retries is not used: it does not count the deaths by

@@ -21,7 +21,7 @@ import torch
 from posenc.engines.work import Result, Shared, Task, Tick, Ticks, Work, silent
 from posenc.errors import InputError
 from posenc.files import scratch_folder
-from posenc.machine import cores
+from posenc.measuring.machine import cores
 
 
 @dataclass(frozen=True)

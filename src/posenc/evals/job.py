@@ -20,8 +20,8 @@ from posenc.evals.attention import attention_profile
 from posenc.evals.config import CUT_OFF, NONE, Cell, Settings, digests
 from posenc.evals.reader import CHUNK, Outcome, Reader
 from posenc.evals.store import Measured, Store
-from posenc.machine import free_bytes
-from posenc.memory import measurable, peak
+from posenc.measuring.machine import free_bytes
+from posenc.measuring.memory import measurable, peak
 from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import Attached, attached
 from posenc.pretrained.calls import check_causal, check_tokens, evaluating

@@ -16,7 +16,7 @@ import torch
 from posenc.evals.config import CUT_OFF, NONE, Cell, Settings
 from posenc.evals.reader import BLOCKS, Outcome
 from posenc.evals.store import Measured
-from posenc.statistics import Z_975, Estimate, estimate, wilson
+from posenc.measuring.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import Task
 from posenc.texts import summary
 

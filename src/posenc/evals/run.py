@@ -20,7 +20,7 @@ from posenc.evals.recipe import Recipe, measured_elsewhere, measured_here
 from posenc.evals.results import numbers
 from posenc.evals.store import Measured, Store
 from posenc.evals.wording import answer, finished, limits
-from posenc.machine import describe
+from posenc.measuring.machine import describe
 from posenc.pretrained.anatomy import unwrapped
 
 __all__ = ["Interrupted", "Progress", "evaluate"]

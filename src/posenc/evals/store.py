@@ -3,7 +3,7 @@
 
 DIR/cells/<cell id>.json    what was made of each of its texts; a cell whose file is there is not measured again
 DIR/attention/<id>.json     where the model looks under one method
-DIR/set-aside/              files that could not be used, see `posenc.records`
+DIR/set-aside/              files that could not be used, see `posenc.measuring.records`
 DIR/results.json            every number of the report
 DIR/report.html             the report
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from posenc.evals.config import Cell, identity
 from posenc.evals.reader import Outcome
-from posenc.records import Damaged, Records, typed
+from posenc.measuring.records import Damaged, Records, typed
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from posenc.errors import InputError
 from posenc.lab.config import Run
 from posenc.lab.parallel import Alone, processes
 from posenc.lab.train import State, Training
-from posenc.records import Damaged, Records, parsed, typed
+from posenc.measuring.records import Damaged, Records, parsed, typed
 
 FOLDER = "checkpoints"
 SLACK = 2**26

@@ -26,7 +26,7 @@ from posenc.lab.sweep import sweep
 from posenc.lab.task import Corpus
 from posenc.lab.tasks import task_of
 from posenc.lab.train import build
-from posenc.machine import cpu
+from posenc.measuring.machine import cpu
 
 __all__ = ["Comparison", "Progress", "compare"]
 

@@ -20,7 +20,7 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Run
 from posenc.lab.task import Batch
-from posenc.machine import flushed_denormals
+from posenc.measuring.machine import flushed_denormals
 from posenc.positions import Positions
 
 DDP, FSDP = "ddp", "fsdp"

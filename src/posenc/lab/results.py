@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import BINS_PER_LENGTH
 from posenc.lab.store import ArmScores, Cell
-from posenc.statistics import Estimate, estimate
+from posenc.measuring.statistics import Estimate, estimate
 
 HOLDS = 0.05
 """An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""

@@ -3,7 +3,7 @@
 
 DIR/cells/<run id>.json     what one run measured; a run whose file is there is not run again
 DIR/checkpoints/            trainings on their way, see `posenc.lab.checkpoint`
-DIR/set-aside/              files that could not be used, see `posenc.records`
+DIR/set-aside/              files that could not be used, see `posenc.measuring.records`
 DIR/results.json            every number of the report
 DIR/report.html             the report
 """
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from posenc.lab.config import Run
-from posenc.records import Damaged, Records, typed
+from posenc.measuring.records import Damaged, Records, typed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from posenc.lab.config import Run
 from posenc.lab.measure import measure
 from posenc.lab.store import Cell, Store
 from posenc.lab.task import Corpus
-from posenc.machine import flushed_denormals
+from posenc.measuring.machine import flushed_denormals
 
 Ticks = Callable[[Run, int], None]
 

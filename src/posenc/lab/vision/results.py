@@ -9,7 +9,7 @@ from posenc.lab.config import Run
 from posenc.lab.results import Row, change, collect, course, difference, identity, level, told
 from posenc.lab.store import Cell
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
-from posenc.statistics import Estimate, estimate
+from posenc.measuring.statistics import Estimate, estimate
 
 HOLDS = 0.05
 """An arm holds when its accuracy at the last size has fallen by less than this (share of the images, upper bound)."""

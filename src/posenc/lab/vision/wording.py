@@ -10,7 +10,7 @@ from posenc.lab.vision.pictures import ImageCorpus
 from posenc.lab.vision.places import CELLS
 from posenc.lab.vision.results import at_chance, best, control, verdict
 from posenc.lab.wording import general_limits
-from posenc.statistics import Estimate
+from posenc.measuring.statistics import Estimate
 from posenc.texts import listed
 
 UNDERTRAINED = 0.2

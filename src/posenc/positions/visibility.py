@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from posenc.placement import Placement
+    from posenc.positions.placement import Placement
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -10,14 +10,8 @@ from torch.nn import functional as F
 from posenc import convert_layout
 from references import smollm2
 
-# the Gettysburg Address, 1863; the model knows it
-TEXT = (
-    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, "
-    "and dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing "
-    "whether that nation, or any nation so conceived and so dedicated, can long endure."
-)
 
-
+@pytest.mark.slow
 def test_smollm2_says_the_same_in_either_layout_and_nonsense_unconverted():
     path = smollm2.file()
     if path is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
@@ -28,7 +22,7 @@ def test_smollm2_says_the_same_in_either_layout_and_nonsense_unconverted():
     half = convert_layout(interleaved, smollm2.HEAD_DIM, "interleaved", "half", names=names)
     back = convert_layout(half, smollm2.HEAD_DIM, "half", "interleaved", names=names)
     assert all(torch.equal(back[name], interleaved[name]) for name in interleaved)
-    tokens = torch.tensor([tokenizer.encode(TEXT).ids])
+    tokens = torch.tensor([tokenizer.encode(smollm2.TEXT).ids])
 
     def run(cls, config_cls, state):
         with torch.no_grad():

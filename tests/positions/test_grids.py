@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError, Positions
-from posenc.ids import prefix_places, prefix_tokens
+from posenc.positions.ids import prefix_places, prefix_tokens
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 

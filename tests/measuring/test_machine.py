@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.machine import flushed_denormals
+from posenc.measuring.machine import flushed_denormals
 
 TINY = torch.tensor(2.0**-1060, dtype=torch.float64)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.ids import exact
+from posenc.positions.ids import exact
 
 TIMES = (0.0, 1 / 3, 2 / 3, 1.0)
 LEANS: tuple[tuple[float, ...], ...] = ((), (1 / 3,), (-1 / 3, 1.0), (1.0, -1.0, 1.0))

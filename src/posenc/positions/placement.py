@@ -8,13 +8,13 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from posenc import visibility
 from posenc.checks import check_device, check_flags, is_whole
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
-from posenc.ids import Ids, as_indices, check_range, first_frame, prefix_places, taken
-from posenc.regions import Branch
-from posenc.visibility import MaskMod, grid_indices
+from posenc.positions import visibility
+from posenc.positions.ids import Ids, as_indices, check_range, first_frame, prefix_places, taken
+from posenc.positions.regions import Branch
+from posenc.positions.visibility import MaskMod, grid_indices
 
 T = TypeVar("T")
 _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.positions import Positions
-from posenc.regions import Region
+from posenc.positions.regions import Region
 
 WIDTH = 7
 Rectangle = tuple[int, int, int, int, int, int]

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from posenc import InputError, Positions, Rotary, rotation
-from posenc.angles import contiguous_tables
 from posenc.functional import compile_rotary, frequency_curve, rotary
 from posenc.rotation import TINY, formula, turn_together, widened
+from posenc.rotation.angles import contiguous_tables
 from references import loops
 
 LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])

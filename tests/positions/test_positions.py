@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError, Positions
-from posenc.ids import prefix_tokens
+from posenc.positions.ids import prefix_tokens
 
 
 def dense(positions: Positions) -> list[list[list[bool]]]:

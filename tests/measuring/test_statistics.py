@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from posenc.statistics import T_975, Z_975, estimate, t_quantile, wilson
+from posenc.measuring.statistics import T_975, Z_975, estimate, t_quantile, wilson
 
 
 def t_cdf(x: float, freedom: float) -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hostile.faults import Calls, damages
 from posenc.errors import InputError
-from posenc.records import MOST_BYTES, Damaged, Records, typed
+from posenc.measuring.records import MOST_BYTES, Damaged, Records, typed
 
 
 @dataclass(frozen=True)

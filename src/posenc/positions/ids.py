@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.checks import as_numbers, check_value, holds_integers, shown
 from posenc.errors import InputError
-from posenc.packing import counted
+from posenc.positions.packing import counted
 
 Ids = Tensor | Sequence[Any]
 

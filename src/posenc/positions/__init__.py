@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from posenc.checks import check_device, check_flags, checked, holds_integers, is_whole
 from posenc.distributed.shards import Shard
 from posenc.errors import InputError
-from posenc.grids import between_text, cells, check_prefix, sizes_of
-from posenc.ids import Ids, as_mask, as_positions
-from posenc.packing import MOST_TOKENS, counted, documents_of
-from posenc.placement import Placement
+from posenc.positions.grids import between_text, cells, check_prefix, sizes_of
+from posenc.positions.ids import Ids, as_mask, as_positions
+from posenc.positions.packing import MOST_TOKENS, counted, documents_of
+from posenc.positions.placement import Placement
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
