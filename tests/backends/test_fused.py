@@ -459,7 +459,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p,
 
     small, large = taken(1500), taken(6000)
     dense = heads * 6000**2 * 4
-    assert large < dense / 3, "far from one matrix of scores, of which a dense pass holds several"
+    assert large < dense / 2, "far from one matrix of scores, of which a dense pass holds several"
     assert large < 6 * small + 2**24, "four times the tokens, about four times the memory"
 
 
