@@ -38,13 +38,14 @@ def _check_length(text: str) -> None:
 
 
 def named(text: str) -> tuple[str, list[str]]:
-    """A name and the options written after it, "key=value" each; a colon in a value is written as \\: there.
+    """A name and the options written after it, "key=value" each, without the space around them; a colon in a value is
+    written as \\: there.
 
     Raises:
         InputError: more than 100,000 characters.
     """
     _check_length(text)
-    name, *options = re.split(r"(?<!\\):", text.strip())
+    name, *options = (part.strip() for part in re.split(r"(?<!\\):", text))
     return name, [option.replace(COLON, ":") for option in options]
 
 

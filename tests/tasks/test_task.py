@@ -108,6 +108,9 @@ def test_a_task_is_made_from_its_text():
         create("passkey:name=x")
     assert create("needle:source=1984").source == "1984"  # a file's name stays a name
     assert create("multi_document:file=1984").file == "1984"
+    spaced = create("needle : source=my text.txt :drawn=true ")  # space around a value is no part of it
+    assert spaced.source == "my text.txt"
+    assert create(spaced.text) == spaced
     assert create("multi_document:file=none").file is None
     with pytest.raises(InputError, match=r"unknown option of passkey 'new_tokens=3'"):
         create("passkey:new_tokens=3")  # of the class, not of the task
