@@ -351,3 +351,46 @@ def test_floater_is_pickled_without_its_trajectory():
 def test_numbers_that_are_none(make, message):
     with pytest.raises(posenc.InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_positions_of_other_tokens_are_refused_where_they_are_used(name):
+    """Broadcasting would give every token the place of one, or an own batch to each row of positions."""
+    shape = {"dim": 16, "num_heads": 4, "head_dim": 4, "max_positions": 16, "causal": True}
+    encoding = posenc.create(name, **shape, **({"grid": (4, 4)} if "grid" in name or name == "axial_table" else {}))
+    x, q = torch.randn(1, 5, 16), torch.randn(1, 4, 5, 4)
+    calls = {
+        "embed": lambda p: encoding.embed(x, p),
+        "rotate": lambda p: encoding.rotate(q, q, positions=p),
+        "rotate_queries": lambda p: encoding.rotate_queries(q, p),
+        "rotate_keys": lambda p: encoding.rotate_keys(q, p),
+    }
+    for site, call in calls.items():
+        if getattr(type(encoding), site) is getattr(posenc.Encoding, site):
+            continue
+        for positions, message in (
+            (Positions.arange(1), r"positions are for 1 (queries|keys), [xqk] has 5: give one for each token"),
+            (Positions.arange(4), "positions are for 4"),
+            (Positions.from_mask(torch.ones(3, 5)), r"positions have 3 rows, [xqk] has a batch of 1"),
+            (torch.arange(5), r"positions=a tensor of shape \(5,\), torch.int64: pass Positions"),
+        ):
+            with pytest.raises(posenc.InputError, match=message):
+                call(positions)
+
+
+def test_keys_alone_need_their_own_positions():
+    """The positions of a decoding step have a key for each token of the cache."""
+    rope, k = posenc.Rotary(8), torch.randn(1, 2, 7, 8)
+    with pytest.raises(posenc.InputError, match=r"for 7 keys, k has 1: .* pass where they are: Positions.from_ids"):
+        rope.rotate_keys(k[:, :, 6:], Positions.arange(1, offset=6))
+    alone = rope.rotate_keys(k[:, :, 6:], Positions.from_ids([6]))
+    torch.testing.assert_close(alone, rope.rotate_keys(k, Positions.arange(7))[:, :, 6:])
+
+
+def test_names_of_something_else_are_known():
+    with pytest.raises(posenc.InputError, match=r"'yarn': is a frequency schedule of rope; .*with_schedule\('yarn'"):
+        posenc.create("yarn", head_dim=8)
+    with pytest.raises(posenc.InputError, match=r"'rerope': is a position map; .* rope@rerope"):
+        posenc.create("rerope", head_dim=8)
+    with pytest.raises(posenc.InputError, match=r"dim=18 and num_heads=4: must divide evenly"):
+        posenc.create("rope", dim=18, num_heads=4)

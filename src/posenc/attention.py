@@ -229,6 +229,10 @@ def _with_values(v: Tensor, encoding: Encoding, positions: Positions, layer: int
     table = added.added if isinstance(added, KeyValues) else added.table
     if table.shape[-1] != v.shape[-1]:
         raise InputError(f"v is {v.shape[-1]} wide, what {encoding} adds to values {table.shape[-1]}: make them equal")
+    if isinstance(added, KeyValues) and table.shape[1] not in (1, v.shape[1]):
+        raise InputError(
+            f"v has {v.shape[1]} heads, what {encoding} adds to values {table.shape[1]}: pass it num_kv_heads"
+        )
     return (v + table.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
 
 
@@ -304,8 +308,10 @@ def placed(
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     _check_dims(q=q, k=k, v=v)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not x.is_floating_point() or x.dtype != q.dtype or x.device != q.device:
+    if not q.is_floating_point():
+        raise InputError(f"q is {q.dtype}: make q, k and v one float dtype")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype or x.device != q.device:
             raise InputError(
                 f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them one float dtype"
             )

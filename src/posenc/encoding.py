@@ -7,13 +7,14 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values
-from posenc.checks import checked
+from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
@@ -26,6 +27,43 @@ SITES = ("place", "embed", "rotate", "bias", "values", "scale", "sink")
 
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
+
+PLACED = {"embed": ("x",), "rotate": ("q", "k"), "rotate_queries": ("q",), "rotate_keys": ("k",)}
+"""Sites that are given tensors and the positions of their tokens, and how the tensors are called."""
+
+
+def _fitting(method: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The method, after `require_fit`: broadcasting would else give every token the place of one."""
+
+    @wraps(method)
+    def fitting(self: "Encoding", *given: Any, **named: Any) -> Any:
+        tensors = dict(zip(names, given, strict=False)) | {name: named[name] for name in names if name in named}
+        if len(tensors) == len(names) and (len(given) > len(names) or "positions" in named):
+            require_fit(given[len(names)] if len(given) > len(names) else named["positions"], **tensors)
+        return method(self, *given, **named)
+
+    return fitting
+
+
+def require_fit(positions: object, **tensors: Tensor) -> None:
+    """Refuse positions that are not those of x or q (..., num_queries, channels) and k (..., num_keys, channels).
+
+    Raises:
+        InputError: no `Positions`, or of another number of tokens or rows.
+    """
+    if not isinstance(positions, Positions):
+        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+    for name, x in tensors.items():
+        count, what = (positions.num_keys, "keys") if name == "k" else (positions.num_queries, "queries")
+        if x.shape[-2] != count:
+            hint = "" if len(tensors) > 1 else "; for some tokens alone, pass where they are: Positions.from_ids(ids)"
+            raise InputError(
+                f"positions are for {count} {what}, {name} has {x.shape[-2]}: give one for each token{hint}"
+            )
+        if positions.batch not in (1, x.shape[0]):
+            raise InputError(
+                f"positions have {positions.batch} rows, {name} has a batch of {x.shape[0]}: give one row or as many"
+            )
 
 
 class Encoding(nn.Module):
@@ -63,6 +101,9 @@ class Encoding(nn.Module):
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):  # every constructor refuses what its signature does not declare
             setattr(cls, "__init__", checked(cls.__init__))  # noqa: B010 - an assignment would declare the attribute
+        for site, tensors in PLACED.items():  # and what is computed from positions, ones that are not the tensors'
+            if site in vars(cls):
+                setattr(cls, site, _fitting(vars(cls)[site], tensors))
 
     @property
     def known_as(self) -> str:

@@ -297,7 +297,7 @@ def test_what_does_not_fit_is_refused(x, cos, sin, message, inplace):
 
 @pytest.mark.parametrize("start", [-1, 1, 5])
 def test_a_start_that_does_not_fit(start):
-    with pytest.raises(InputError, match="4 columns"):
+    with pytest.raises(InputError, match="start=-1" if start < 0 else "4 columns"):
         rotary(torch.ones(3, 8), torch.ones(3, 4), torch.ones(3, 4), start=start)
 
 

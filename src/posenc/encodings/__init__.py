@@ -31,6 +31,7 @@ from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, first_line, unknown
+from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.texts import check_options, literal, named, read_options, split
 
@@ -124,6 +125,8 @@ def create(
         if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
             raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     if head_dim is None and dim is not None and num_heads is not None:
+        if "head_dim" in parameters and dim % num_heads:
+            raise InputError(f"dim={dim} and num_heads={num_heads}: must divide evenly; or pass head_dim")
         head_dim = dim // num_heads
     if grid is not None:
         check_grid(grid)
@@ -187,6 +190,13 @@ def lookup(name: object) -> type[Encoding]:
     for known, cls in ENCODINGS.items():
         if str(name).lower() == cls.__name__.lower():
             raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
+    if isinstance(name, str) and name in SCHEDULES:
+        raise InputError(
+            f"encoding {name!r}: is a frequency schedule of rope; write posenc.Rotary(head_dim).with_schedule({name!r}, ...), "
+            "or extend a pretrained model by it"
+        )
+    if isinstance(name, str) and name in position_maps.MAPS:
+        raise InputError(f"encoding {name!r}: is a position map; write it after an encoding, as in rope@{name}")
     raise unknown("encoding", name, ENCODINGS)
 
 

@@ -75,13 +75,13 @@ class QueryScale(Encoding):
         raise NotImplementedError  # abstract: the classes below define it
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return self.rotate_queries(q, positions, layer), k
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         key = self, positions.branch and positions.branch.most
         factor = positions.shared(key, lambda: self.factor(positions))[:, None, :, None]
         precise = torch.promote_types(q.dtype, torch.float32)
-        return (q.to(precise) * factor.to(precise)).to(q.dtype), k
-
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self.rotate(q, q, positions, layer)[0]
+        return (q.to(precise) * factor.to(precise)).to(q.dtype)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         return k

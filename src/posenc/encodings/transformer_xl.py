@@ -90,10 +90,10 @@ class TransformerXL(ContentBias):
         return bias[self.own_layer(layer) if self.untie else 0, :, None]
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        return q + self.of_layer(self.u, layer).to(q.dtype), k
+        return self.rotate_queries(q, positions, layer), k
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self.rotate(q, q, positions, layer)[0]
+        return q + self.of_layer(self.u, layer).to(q.dtype)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         return k

@@ -149,7 +149,7 @@ def attend(
         if _counts(plan.encoding):
             raise InputError(
                 "log_n scales by the number of keys that are visible, which a mask of four dimensions hides: pass a mask of "
-                "two, or position_ids that start again with each packed document"
+                "two, or position_ids that start again with each packed document and use_cache=False"
             )
         # transformers takes such a mask for all there is to see, windows too
         encoding = together(plan.encoding, Allowed(found.allowed))

@@ -260,6 +260,8 @@ def _notes(body: Anatomy, chosen: Plan) -> list[str]:
                 f"the model as loaded is scaled by {name} from {body.trained_length} tokens; the new schedule takes its "
                 "place and starts from there"
             )
+    if chosen.schedule is not None and chosen.schedule["name"] in ("dynamic", "longrope"):
+        notes.append("the schedule depends on the length: it is that of the new one for every text, shorter ones too")
     still = sum(not layer.rotates for layer in body.layers)
     if still:
         notes.append(f"layers without position: {still}")

@@ -72,7 +72,9 @@ class Extension:
         if self.attention:
             lines.append(f"attention: {', '.join(self.attention)}")
         lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
-        lines.append(f"expected, by construction: {self.expected}; {TUNING[self.tuning]}")
+        untouched = "longer ones no better than before: nothing but the length in the configuration was changed"
+        tuning = TUNING[self.tuning] if self.layers[0] else untouched
+        lines.append(f"expected, by construction: {self.expected}; {tuning}")
         keys = "unrotated keys, all turned again at each step" if self.raw_keys else "rotated keys, as before"
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         saved = (

@@ -35,7 +35,8 @@ def rotary(
 ) -> Tensor:
     """Rotate pairs of channels: (..., seq, head_dim) -> the same shape and dtype (Su et al. 2021, RoFormer, eq. 34).
 
-    cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair. They need not be of unit length
+    cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair: a batch of tables takes an axis
+    for the heads, cos[:, None]. They need not be of unit length
     (YaRN's attention factor, xPos) and may require gradients. The 2 * pairs channels from `start` on are rotated and
     the rest passes through (partial rotary). layout: "half" pairs channel c with c + pairs (GPT-NeoX, Llama in
     transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J). inplace: overwrite x and return it.
@@ -65,7 +66,9 @@ def rotary(
         raise InputError(f"cos of {cos.dtype}, sin of {sin.dtype}: pass real numbers, each by itself")
     if not x.is_floating_point():
         raise InputError(f"x of {x.dtype}: a turned integer is none; pass x.float()")
-    if start < 0 or start + 2 * pairs > width:
+    if start < 0:
+        raise InputError(f"start={start}: pass the first channel that is turned, at least 0")
+    if start + 2 * pairs > width:
         raise InputError(
             f"cos has {pairs} columns for head_dim={width}{f' and start={start}' if start else ''}: pass one per "
             "rotated pair, at most head_dim/2 (tables that repeat each angle, as in transformers, are "
@@ -76,7 +79,7 @@ def rotary(
     if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
         raise InputError(
             f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
-            "per token of x or one for all"
+            "per token of x or one for all; a batch of tables, (batch, seq, pairs), needs cos[:, None]"
         )
     training = torch.is_grad_enabled()
     learned = training and (cos.requires_grad or sin.requires_grad)
