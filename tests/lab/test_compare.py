@@ -183,6 +183,10 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
         (Comparison(("sinusoidal",), 1, replace(tiny, dim=9, num_heads=3)), "dim=9: .*even"),
         (Comparison(("rope", "rope"), 1, tiny), "rope is named twice"),
         (
+            Comparison(("rope/rope/rope/none",), 1, replace(tiny, num_layers=2)),
+            "--encodings rope/rope/rope/none: names 4 layers, the model has 2: pass --num-layers 4",
+        ),
+        (
             Comparison(("learned:beyond=error+rope",), 1, tiny),
             "--encodings learned:beyond=error.rope: .*outside the table",
         ),
@@ -282,6 +286,15 @@ def test_verdicts(tiny):
     assert "Degrades with length, by 4 times: rope (+1.2" in words
     assert "t5 (+0.020 ± 0.0" in words
     assert HOLDS < 0.1
+
+
+def test_every_arm_is_in_a_sentence(tiny):
+    """One whose seeds disagree is neither said to hold nor to degrade, and not passed over."""
+    settings = replace(tiny, factors=(1, 2, 4))
+    cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
+    arms = ranked(cells, settings)
+    assert verdict(arms[0], settings) == "unclear"
+    assert any(line.startswith("Unclear at 4 times the length: rope (+0.1") for line in answer(arms, settings))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ class FIRE(Encoding):
 
     num_heads: heads of the model. num_layers: layers with a function of their own; 1 shares one. hidden: width of the
     MLP, 1 -> hidden -> num_heads with ReLU and biases. threshold: what L starts at; None: a quarter of train_length, as
-    the source has 512 for 2048, and 512 if that is not given either. init_c: what c starts at. c and L, as a multiple
+    the source has 512 for 2048, and 512 if that is not given either. eps: added to the divisor, as in the source's
+    listing, against 0 / 0. init_c: what c starts at. c and L, as a multiple
     of threshold, are learned and enter by their absolute value.
 
     Queries up to position L share one function of the distance; later ones stretch it over all they can see, so that

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.composites import PerLayer
 from posenc.engines import Engine, Interrupted, create
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
@@ -78,6 +79,11 @@ class Comparison:
 def _try(run: Run) -> None:
     """One pass of every arm over an example of every condition, so that nothing fails after an hour of training."""
     task, model = task_of(run.settings), build(run)
+    parts, layers = model.encoding, run.settings.num_layers
+    if isinstance(parts, PerLayer) and len(list(parts)) > layers:
+        raise InputError(
+            f"names {len(list(parts))} layers, the model has {layers}: pass --num-layers {len(list(parts))}"
+        )
     for arm in task.arms(run.encoding, model.encoding, run.settings):
         for condition in run.settings.conditions:
             model.encoding = arm.at(condition)

@@ -45,6 +45,7 @@ def _by_verdict(trained: Sequence[Row], settings: Settings) -> list[str]:
         "holds": ("Holds its loss", last),
         "degrades": (f"Degrades with length, by {last} times", last),
         "breaks at once": (f"Breaks as soon as the text is {first} times as long", first),
+        "unclear": (f"Unclear at {last} times the length", last),
     }
     lines = []
     for outcome, (opening, factor) in openings.items():
