@@ -112,13 +112,16 @@ def test_it_can_be_used_by_keyboard_alone(visit):
             )
         )
         if order[-1] == "explorer-encoding":
-            tab.keyboard.press("r")  # to the first that begins so
+            with redrawn(tab):
+                tab.keyboard.press("r")  # to the first that begins so
         elif order[-1] == "Channels, slider":
             for _ in range(4):
-                tab.keyboard.press("ArrowRight")
+                with redrawn(tab):
+                    tab.keyboard.press("ArrowRight")
         elif order[-1] == "Token Can":
             for key in ("End", "ArrowLeft", "ArrowLeft"):
-                tab.keyboard.press(key)
+                with redrawn(tab):
+                    tab.keyboard.press(key)
     assert {"explorer-preset", "explorer-method", "explorer-tokens", "Token ?"} <= set(order)
     now = state(tab)
     assert (now["encoding"], now["dim"], now["at"]) == ("rope", 72, [21, 1, 2, 3, 4, 5])
