@@ -231,7 +231,7 @@ def _with_values(v: Tensor, encoding: Encoding, positions: Positions, layer: int
         raise InputError(f"v is {v.shape[-1]} wide, what {encoding} adds to values {table.shape[-1]}: make them equal")
     if isinstance(added, KeyValues) and table.shape[1] not in (1, v.shape[1]):
         raise InputError(
-            f"v has {v.shape[1]} heads, what {encoding} adds to values {table.shape[1]}: pass it num_kv_heads"
+            f"v has {v.shape[1]} heads, what {encoding.known_as} adds to values {table.shape[1]}: pass it num_kv_heads"
         )
     return (v + table.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
 

@@ -43,7 +43,8 @@ class Report:
 @checked
 def check(make: Make, *, slow: bool = True) -> Report:
     """Run every check on an encoding. make is given the config of the small model it is put into (dim, num_heads,
-    kv_heads, width, which is that of a head, num_layers) and returns the encoding; slow=False leaves out compiling and exporting."""
+    kv_heads, width, which is that of a head, num_layers) and returns the encoding; slow=False leaves out compiling and
+    exporting."""
     if isinstance(make, type | Encoding):
         raise InputError(
             f"make={make!r}: pass a function from a model's config to an encoding, as in "

@@ -220,7 +220,8 @@ class XPos(Rotary):
     """xPos: RoPE whose scores also shrink with the distance, by zeta_c^((m - n) / scale_base) in pair c.
 
     zeta_c = (2c / head_dim + gamma) / (1 + gamma), so that fast pairs fade first. gamma, scale_base (in positions):
-    how fast. layout: "interleaved", as in the authors' code. Other arguments as in `Rotary`. For causal models: scores of keys after the query grow instead.
+    how fast. layout: "interleaved", as in the authors' code. Other arguments as in `Rotary`. For causal models: scores
+    of keys after the query grow instead.
 
     Queries are multiplied by zeta^(m / scale_base) and keys by its inverse, with m counted from the middle of the
     call's keys. The middle cancels, so cached decoding gives what the full pass gives. What remains grows with the
