@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,10 +13,19 @@ from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values
 from posenc.checks import LEAST_DIVISOR, check_flags, check_value, shown
 from posenc.distributed import exchange, ring
-from posenc.encoding import Encoding, as_terms
+from posenc.encoding import (
+    Encoding,
+    as_terms,
+    branches_of,
+    queries_rotated_by,
+    rotated_by,
+    scale_in,
+    values_of,
+)
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
-from posenc.positions.segments import seen_keys
+from posenc.positions.regions import Branch
+from posenc.positions.segments import holds_all, seen_keys
 
 
 def attention(
@@ -202,19 +212,21 @@ def posed(
             _check_keys_unread(encoding, layer)
         terms = as_terms(encoding.bias(q, k, positions, layer))
         v, values = _with_values(v, encoding, positions, layer)
+        map_branches = branches_of(encoding, layer)
         sink = encoding.sink(layer) if sink is None else sink
-        factor = encoding.scale_of(layer, head_dim) if scale is None else scale
-        if encoding.branches(layer):
-            branches = _rotated(q, k, encoding, positions, layer, keys_rotated, bool(terms) or values is not None)
+        factor = scale_in(encoding, layer, head_dim) if scale is None else scale
+        if map_branches:
+            reads_all = bool(terms) or values is not None
+            branches = _rotated(q, k, encoding, map_branches, positions, layer, keys_rotated, reads_all)
             q, k = branches[0][:2]
-            if len(branches) == 1 and k.shape[2] == v.shape[2] and encoding.branches(layer)[0].most is None:
-                branches = []  # all that is visible lies in one branch
+            if len(branches) == 1 and k.shape[2] == v.shape[2] and holds_all(positions, branches[0].region):
+                branches = []
         elif keys_rotated:
-            q = encoding.rotate_queries(q, positions, layer)
+            q = queries_rotated_by(encoding, q, positions, layer)
             if q.shape[3] != k.shape[3]:
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
         else:
-            q, k = encoding.rotate(q, k, positions, layer)
+            q, k = rotated_by(encoding, q, k, positions, layer)
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _per_head(sink, q)
@@ -223,12 +235,14 @@ def posed(
 
 def _with_values(v: Tensor, encoding: Encoding, positions: Positions, layer: int) -> tuple[Tensor, Values | None]:
     """Values with what the encoding adds to each key's, and what it adds besides by distance."""
-    added = encoding.values(positions, layer)
+    added = values_of(encoding, positions, layer)
     if added is None:
         return v, None
     table = added.added if isinstance(added, KeyValues) else added.table
     if table.shape[-1] != v.shape[-1]:
-        raise InputError(f"v is {v.shape[-1]} wide, what {encoding} adds to values {table.shape[-1]}: make them equal")
+        raise InputError(
+            f"v is {v.shape[-1]} wide, what {encoding.known_as} adds to values {table.shape[-1]}: make them equal"
+        )
     if isinstance(added, KeyValues) and table.shape[1] not in (1, v.shape[1]):
         raise InputError(
             f"v has {v.shape[1]} heads, what {encoding.known_as} adds to values {table.shape[1]}: pass it num_kv_heads"
@@ -245,8 +259,9 @@ def _per_head(sink: float | Tensor, q: Tensor) -> Tensor:
 
 
 def _rotated(
-    q: Tensor, k: Tensor, encoding: Encoding, positions: Positions, layer: int, keys_rotated: bool, reads_all: bool
-) -> list[Rotated]:
+    q: Tensor, k: Tensor, encoding: Encoding, branches: Sequence[Branch], positions: Positions, layer: int,
+    keys_rotated: bool, reads_all: bool,
+) -> list[Rotated]:  # fmt: skip
     """Queries and keys for each branch of a position map; reads_all: also those keys that no query sees in it."""
     if keys_rotated:
         raise InputError(
@@ -256,7 +271,7 @@ def _rotated(
     if not positions.causal:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     found = []
-    for branch in encoding.branches(layer):
+    for branch in branches:
         here = positions.at(branch)
         first, end = (0, k.shape[2]) if reads_all else seen_keys(positions, branch.region)
         if first >= end:
@@ -264,10 +279,10 @@ def _rotated(
         keys = k
         if end - first < k.shape[2]:
             here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
-        found.append(Rotated(*encoding.rotate(q, keys, here, layer), branch.region, first))
+        found.append(Rotated(*rotated_by(encoding, q, keys, here, layer), branch.region, first))
     if not found:  # nothing is visible, in any branch
-        branch = encoding.branches(layer)[0]
-        found.append(Rotated(*encoding.rotate(q, k, positions.at(branch), layer), branch.region))
+        branch = branches[0]
+        found.append(Rotated(*rotated_by(encoding, q, k, positions.at(branch), layer), branch.region))
     return found
 
 
@@ -275,7 +290,7 @@ def _check_keys_unread(encoding: Encoding, layer: int) -> None:
     part, _ = encoding.at(layer)
     if part.bias_reads_keys and "rotate" in part.sites():
         raise InputError(
-            f"keys_rotated=True: the bias of {part} reads the keys as they were before their rotation, which a cache of "
+            f"keys_rotated=True: the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
             "rotated keys has lost; keep them unrotated (a bias that does not read them says bias_reads_keys = False)"
         )
 

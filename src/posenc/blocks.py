@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.attention import attention
 from posenc.checks import check_fields, check_sizes, checked
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, embedded_by, keys_rotated_by, require_fit, scale_in
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -89,9 +89,8 @@ def _new_keys(positions: Positions) -> Positions:
     """The tokens of this call alone, as keys."""
     start = None if positions.start is None else (positions.start[0], positions.start[0])
     return replace(
-        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document, start=start,
-        _shared={},
-    )  # fmt: skip
+        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document
+    ).knowing(start=start)  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -113,7 +112,7 @@ class Attention(nn.Module):
         rotated = cache is not None and cache.rotated
         if cache is not None:
             if rotated:
-                k = encoding.rotate_keys(k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
+                k = keys_rotated_by(encoding, k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
             k, v = cache.append(layer, k, v, positions)
         dropout_p = self.config.dropout if self.training else 0.0
         y = attention(
@@ -179,13 +178,16 @@ class Host(nn.Module):
     def query_damping(self, encoding: Encoding, layer: int) -> float:
         """How much smaller a layer's queries start where the encoding's scale is larger than usual, so that scores have
         unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
-        return min(1.0, float(self.config.width**-0.5) / encoding.scale_of(layer, self.config.width))
+        scale = scale_in(encoding, layer, self.config.width)
+        return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
 
     def read(self, x: Tensor, positions: Positions, cache: Cache | None = None) -> Tensor:
         """Embedded tokens (batch, n, dim) through all blocks and the last norm."""
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
+        require_fit(positions, x=x)
+        positions = positions.for_pass()
         for layer, block in enumerate(self.blocks):
-            x = self.encoding.embed(x, positions, layer)
+            x = embedded_by(self.encoding, x, positions, layer)
             x = block(x, self.encoding, positions, layer, cache)
         return self.norm(x)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every function refuses, in one place and in the same words: values of another type than its signature declares,
-numbers that are none, and sizes that no machine holds."""
+"""Validation of arguments, in one place and in the same words: declared types, finite numbers, size limits."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,9 +29,6 @@ SINGLE_MOST = torch.finfo(torch.float32).max
 LEAST_DIVISOR = 1e-19
 """Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
 
-TOO_LARGE = ("allocate", "not enough memory", "overflow", "out of range", "too large", "invalid shape dimension")
-"""What errors of Python and of PyTorch say of sizes that cannot be."""
-
 CALLABLE = get_origin(Callable[..., Any])
 WORDS: dict[Any, str] = {
     int: "an integer", float: "a number", bool: "True or False", NoneType: "None", str: "a text", Tensor: "a tensor",
@@ -41,10 +37,10 @@ WORDS: dict[Any, str] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which refuses arguments of another type than it declares, numbers that are not finite, and sizes too
-    large for memory. Compiled code passes it by: what is checked are Python's values, not what tensors hold.
+    """The function, which refuses arguments of another type than it declares and numbers that are not finite. What the
+    function itself raises passes through as it is. Compiled code skips the check, which never reads a tensor.
 
-    About a microsecond a call: for what is called once a model or once a forward pass; `attention` checks by hand.
+    For what is called once a model or once a forward pass; `attention` and encodings check by hand.
     """
     parameters = signature(function).parameters
     places = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -57,15 +53,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         if not hints:  # names of types may be known only once all modules are there
             hints.update({n: h for n, h in _hints(function).items() if n not in several} or {"": Any})
-        given = dict(zip(places, args, strict=False)) | kwargs  # a wrong number of arguments is left to Python
-        for name, value in given.items():
+        for name, value in (*zip(places, args, strict=False), *kwargs.items()):  # a wrong number is left to Python
             hint = hints.get(name, Any)
             if hint is not Any and value is not parameters[name].default:
                 check_value(name, value, hint)
-        try:
-            return function(*args, **kwargs)
-        except (MemoryError, OverflowError, RuntimeError) as error:
-            raise _too_large(error, given) or error from None
+        return function(*args, **kwargs)
 
     return call
 
@@ -238,14 +230,3 @@ def is_whole(value: object) -> bool:
 def holds_integers(x: Tensor) -> bool:
     """Whether a tensor's values are integers that can be read."""
     return not (x.is_floating_point() or x.dtype == torch.bool or x.is_meta)
-
-
-def _too_large(error: Exception, given: Mapping[str, Any]) -> InputError | None:
-    """What an error about a size comes from: the largest number given. None: it is no error about sizes."""
-    numbers = {name: abs(v) for name, v in given.items() if isinstance(v, (int, float)) and v is not True}
-    told = str(error).lower()
-    sizes = isinstance(error, (MemoryError, OverflowError)) or any(words in told for words in TOO_LARGE)
-    if not numbers or not sizes:
-        return None
-    name = max(numbers, key=lambda n: numbers[n])
-    return InputError(f"{name}={shown(given[name])}: too large for this machine, pass a smaller number")

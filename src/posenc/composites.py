@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodings made of encodings: several at once, or another one in each layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values
 from posenc.checks import shown
-from posenc.encoding import SITES, Encoding, Projections, as_terms
+from posenc.encoding import (
+    SITES,
+    Encoding,
+    Projections,
+    as_terms,
+    branches_of,
+    embedded_by,
+    keys_rotated_by,
+    placed_by,
+    queries_rotated_by,
+    rotated_by,
+    scale_in,
+    values_of,
+)
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.regions import Branch
@@ -35,7 +48,7 @@ class Composite(Encoding):
 
     def place(self, positions: Positions, batch: int) -> Positions:
         for part in dict.fromkeys(self):
-            positions = part.place(positions, batch)
+            positions = placed_by(part, positions, batch)
         return positions
 
     @property
@@ -47,7 +60,12 @@ class Composite(Encoding):
 
     @property
     def bias_reads_keys(self) -> bool:
-        return any(part.bias_reads_keys for part in self)
+        return self._overrides("bias") or any(part.bias_reads_keys for part in self)
+
+    def _overrides(self, hook: str) -> bool:
+        """Whether a subclass of the user's has a hook of its own, besides those of the parts."""
+        owner = next(cls for cls in type(self).__mro__ if hook in vars(cls))
+        return owner not in (Encoding, Composite, Sum, PerLayer)
 
     @property
     def isometric(self) -> bool:
@@ -70,15 +88,15 @@ class Composite(Encoding):
         return tuple(dict.fromkeys(paper for part in self for paper in part.papers))
 
     def sites(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The sites that any part uses."""
-        return tuple(site for site in SITES if any(site in part.sites() for part in self))
+        """The sites that any part uses, or that a subclass overrides."""
+        return tuple(s for s in SITES if self._overrides(s) or any(s in part.sites() for part in self))
 
     def spec(self) -> dict[str, Any]:
         """The parts' specs; "order" says where a part that occurs several times does."""
         parts = list(self)
         different = [part for i, part in enumerate(parts) if all(part is not p for p in parts[:i])]
         order = [next(i for i, d in enumerate(different) if d is part) for part in parts]
-        return {"name": self.name, "parts": [part.spec() for part in different], "order": order}
+        return {"name": self.known_as, "parts": [part.spec() for part in different], "order": order}
 
     def extra_repr(self) -> str:
         return ""
@@ -91,25 +109,46 @@ class Sum(Composite):
 
     def __init__(self, *parts: Encoding) -> None:
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
+        rotating = {part.known_as: part.planes for part in self if part.planes != ()}
+        alone = next((part for part in self if part.centres_keys), None)
+        if alone is not None and any(planes is None or planes != alone.planes for planes in rotating.values()):
+            others = ", ".join(name for name in rotating if name != alone.known_as) or alone.known_as
+            raise InputError(
+                f"{alone.known_as} with {others}: it scales keys by their distance from the middle of a call's keys, which "
+                "cancels only beside rotations of the same channels in the same layout; use one of them"
+            )
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        rotating = [part.planes for part in self if part.planes != ()]
+        commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        return commute and super().shift_invariant
+
+    @property
+    def planes(self) -> Hashable:
+        rotating = [part.planes for part in self if part.planes != ()]
+        if len(set(rotating)) > 1 or self._overrides("rotate"):
+            return None
+        return rotating[0] if rotating else ()
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         for part in self:
-            x = part.embed(x, positions, layer)
+            x = embedded_by(part, x, positions, layer)
         return x
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         for part in self._in_turn():
-            q, k = part.rotate(q, k, positions, layer)
+            q, k = rotated_by(part, q, k, positions, layer)
         return q, k
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         for part in self._in_turn():
-            q = part.rotate_queries(q, positions, layer)
+            q = queries_rotated_by(part, q, positions, layer)
         return q
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         for part in self._in_turn():
-            k = part.rotate_keys(k, positions, layer)
+            k = keys_rotated_by(part, k, positions, layer)
         return k
 
     def _in_turn(self) -> list[Encoding]:
@@ -120,10 +159,10 @@ class Sum(Composite):
         return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
-        return _only("position maps", [part.branches(layer) or None for part in self]) or ()
+        return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        return _only("encodings that act on the values", [part.values(positions, layer) for part in self])
+        return _only("encodings that act on the values", [values_of(part, positions, layer) for part in self])
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         return _only("sinks", [part.sink(layer) for part in self])
@@ -136,7 +175,7 @@ class Sum(Composite):
         return self.agreed([part.scale(head_dim) for part in self], head_dim)
 
     def scale_of(self, layer: int, head_dim: int) -> float:
-        return self.agreed([part.scale_of(layer, head_dim) for part in self], head_dim)
+        return self.agreed([scale_in(part, layer, head_dim) for part in self], head_dim)
 
     def agreed(self, scales: list[float], head_dim: int) -> float:
         """The scale of the sum: that of the part that wants an unusual one.
@@ -172,19 +211,19 @@ class PerLayer(Composite):
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         part, own = self.at(layer)
-        return part.embed(x, positions, own)
+        return embedded_by(part, x, positions, own)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         part, own = self.at(layer)
-        return part.rotate(q, k, positions, own)
+        return rotated_by(part, q, k, positions, own)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         part, own = self.at(layer)
-        return part.rotate_queries(q, positions, own)
+        return queries_rotated_by(part, q, positions, own)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         part, own = self.at(layer)
-        return part.rotate_keys(k, positions, own)
+        return keys_rotated_by(part, k, positions, own)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         part, own = self.at(layer)
@@ -192,11 +231,11 @@ class PerLayer(Composite):
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         part, own = self.at(layer)
-        return part.branches(own)
+        return branches_of(part, own)
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         part, own = self.at(layer)
-        return part.values(positions, own)
+        return values_of(part, positions, own)
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         part, own = self.at(layer)
@@ -208,7 +247,7 @@ class PerLayer(Composite):
 
     def scale_of(self, layer: int, head_dim: int) -> float:
         part, own = self.at(layer)
-        return part.scale_of(own, head_dim)
+        return scale_in(part, own, head_dim)
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}

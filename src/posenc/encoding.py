@@ -6,15 +6,16 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values
-from posenc.checks import checked, shown
+from posenc.checks import shown
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
@@ -23,46 +24,48 @@ from posenc.positions.regions import Branch
 if TYPE_CHECKING:
     from posenc.composites import Sum
 
+T = TypeVar("T")
+
 SITES = ("place", "embed", "rotate", "bias", "values", "scale", "sink")
 
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
 
-PLACED = {"embed": ("x",), "rotate": ("q", "k"), "rotate_queries": ("q",), "rotate_keys": ("k",)}
-"""Sites that are given tensors and the positions of their tokens, and how the tensors are called."""
 
-
-def _fitting(method: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """The method, after `require_fit`: broadcasting would else give every token the place of one."""
-
-    @wraps(method)
-    def fitting(self: "Encoding", *given: Any, **named: Any) -> Any:
-        tensors = dict(zip(names, given, strict=False)) | {name: named[name] for name in names if name in named}
-        if len(tensors) == len(names) and (len(given) > len(names) or "positions" in named):
-            require_fit(given[len(names)] if len(given) > len(names) else named["positions"], **tensors)
-        return method(self, *given, **named)
-
-    return fitting
-
-
-def require_fit(positions: object, **tensors: Tensor) -> None:
-    """Refuse positions that are not those of x or q (..., num_queries, channels) and k (..., num_keys, channels).
+def require_fit(
+    positions: object, *, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+) -> None:
+    """Refuse positions that are not those of x or q (batch, ..., num_queries, channels) and k (batch, ..., num_keys,
+    channels): broadcasting would silently put every token at one position.
 
     Raises:
         InputError: no `Positions`, or of another number of tokens or rows.
     """
     if not isinstance(positions, Positions):
         raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
-    for name, x in tensors.items():
-        count, what = (positions.num_keys, "keys") if name == "k" else (positions.num_queries, "queries")
-        if x.shape[-2] != count:
-            hint = "" if len(tensors) > 1 else "; for some tokens alone, pass where they are: Positions.from_ids(ids)"
-            raise InputError(
-                f"positions are for {count} {what}, {name} has {x.shape[-2]}: give one for each token{hint}"
+    batch = positions.batch
+    for name, tensor, count in (
+        ("x", x, positions.q.shape[1]),
+        ("q", q, positions.q.shape[1]),
+        ("k", k, positions.k.shape[1]),
+    ):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or tensor.dim() < 2:
+            raise InputError(f"{name}={shown(tensor)}: pass a tensor (batch, ..., seq, channels)")
+        if tensor.shape[-2] != count:
+            hint = (
+                "; for some of the tokens, pass their positions: Positions.from_ids(ids)"
+                if q is None or k is None
+                else ""
             )
-        if positions.batch not in (1, x.shape[0]):
+            what = "keys" if name == "k" else "queries"
             raise InputError(
-                f"positions have {positions.batch} rows, {name} has a batch of {x.shape[0]}: give one row or as many"
+                f"positions are for {count} {what}, {name} has {tensor.shape[-2]}: give one for each token{hint}"
+            )
+        if batch not in (1, tensor.shape[0]):
+            raise InputError(
+                f"positions have {batch} rows, {name} has a batch of {tensor.shape[0]}: give one row or as many"
             )
 
 
@@ -75,7 +78,7 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str] = ""
-    """What the registry and specs call it; a class of the user's own goes by its class name."""
+    """What the registry and specs call it, where it has one; a class without a `name` goes by its class name."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
     formula: ClassVar[tuple[str, ...]] = ()
@@ -96,19 +99,13 @@ class Encoding(nn.Module):
     """Layers with parameters of their own; 1: all share the same."""
     rotates_last: ClassVar[bool] = False
     """In a sum, `rotate` comes after that of the others."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__init__" in vars(cls):  # every constructor refuses what its signature does not declare
-            setattr(cls, "__init__", checked(cls.__init__))  # noqa: B010 - an assignment would declare the attribute
-        for site, tensors in PLACED.items():  # and what is computed from positions, ones that are not the tensors'
-            if site in vars(cls):
-                setattr(cls, site, _fitting(vars(cls)[site], tensors))
+    centres_keys: ClassVar[bool] = False
+    """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
 
     @property
     def known_as(self) -> str:
-        """Its name, for people and for specs."""
-        return self.name or type(self).__name__
+        """Its name, for people and for specs: the class's own, which a subclass does not inherit."""
+        return vars(type(self)).get("name") or type(self).__name__
 
     @property
     def sees_order(self) -> bool:
@@ -124,6 +121,12 @@ class Encoding(nn.Module):
     def isometric(self) -> bool:
         """Whether `rotate` turns queries and keys without changing their norms, if it does anything."""
         return "rotate" not in self.sites()
+
+    @property
+    def planes(self) -> Hashable:
+        """Which channels `rotate` turns together: rotations of equal planes commute, so that a sum of them depends on
+        distances alone if each does. (): it treats every position alike, or only scales. None: not known."""
+        return () if "rotate" not in self.sites() else None
 
     def place(self, positions: Positions, batch: int) -> Positions:
         """Where the tokens of a forward pass count as being, for every layer: applied once by the model, before
@@ -224,11 +227,17 @@ class Encoding(nn.Module):
         return {n: p for n, p in found.items() if n != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
     def spec(self) -> dict[str, Any]:
-        """A small serialisable dict from which `posenc.from_spec` builds the same encoding (parameters apart)."""
-        lost = [name for name in self.arguments() if not hasattr(self, name)]
-        if lost:
-            raise InputError(f"{type(self).__name__} did not keep its argument {lost[0]!r}: set self.{lost[0]}")
-        return {"name": self.known_as} | {name: getattr(self, name) for name in self.arguments()}
+        """A dict of JSON's types from which `posenc.from_spec` builds the same encoding (parameters apart).
+
+        Raises:
+            InputError: an argument that was not stored under its own name, or whose value JSON does not have.
+        """
+        found: dict[str, Any] = {"name": self.known_as}
+        for name in self.arguments():
+            if not hasattr(self, name):
+                raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
+            found[name] = _as_json(getattr(self, name), f"{type(self).__name__}.{name}")
+        return found
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))
@@ -249,14 +258,148 @@ class Encoding(nn.Module):
         for name, table in self.tables().items():
             self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
 
+    def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
+        """`positions.shared` for a value that follows from this encoding's tables as well: another table makes it anew."""
+        if torch.compiler.is_compiling():
+            return make()
+        tables = ((table, None if table.is_inference() else table._version) for table in self.buffers())
+        return positions.shared((self, key, *tables), make)
+
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, table in self.tables().items():
-            buffer = self._buffers[name]
-            assert buffer is not None
+            buffer = self._buffers.get(name)
+            if buffer is None:
+                raise InputError(
+                    f"{type(self).__name__}.tables() has {name!r}, which is not registered: call self.register_tables() at "
+                    "the end of __init__"
+                )
             self._buffers[name] = table.to(table_device(buffer.device))
         return self
+
+
+def _as_json(value: Any, origin: str) -> Any:
+    """A constructor's argument in JSON's types."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Encoding) or hasattr(value, "spec"):
+        return value.spec()
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item, f"{origin}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, Tensor) or hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item, f"{origin}[{i}]") for i, item in enumerate(value)]
+    raise InputError(
+        f"{origin}={shown(value)}: spec() takes numbers, texts, lists, dicts and encodings; override spec()"
+    )
+
+
+# ---------------------------------------------------------------- hooks as the library calls them, and what they return
+
+
+def _returned(encoding: Encoding, hook: str, value: object, remedy: str) -> InputError:
+    return InputError(f"{type(encoding).__name__}.{hook}() returned {shown(value)}: {remedy}")
+
+
+def placed_by(encoding: Encoding, positions: Positions, batch: int) -> Positions:
+    """`Encoding.place`, validated."""
+    found = encoding.place(positions, batch)
+    if found is positions:
+        return found
+    if not isinstance(found, Positions):
+        raise _returned(encoding, "place", found, "return Positions, such as positions.moved(...)")
+    if (found.num_queries, found.num_keys) != (positions.num_queries, positions.num_keys) or found.batch not in (
+        1,
+        batch,
+    ):
+        raise _returned(encoding, "place", found, f"return {positions} at other places, with 1 or {batch} rows")
+    return found
+
+
+def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
+    """`Encoding.embed`, validated."""
+    found = encoding.embed(x, positions, layer)
+    if found is not x and not (isinstance(found, Tensor) and found.shape == x.shape and found.is_floating_point()):
+        raise _returned(encoding, "embed", found, f"return a tensor of x's shape {tuple(x.shape)}")
+    return found
+
+
+def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
+    """`Encoding.rotate`, validated."""
+    found = encoding.rotate(q, k, positions, layer)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise _returned(encoding, "rotate", found, "return the pair (q, k)")
+    queries, keys = found
+    for name, before, after in (("q", q, queries), ("k", k, keys)):
+        if after is not before:
+            _check_rotated(encoding, "rotate", name, before, after)
+    if queries.shape[3] != keys.shape[3]:
+        widths = f"q {queries.shape[3]} wide and k {keys.shape[3]} wide"
+        raise InputError(f"{type(encoding).__name__}.rotate() returned {widths}: widen both alike")
+    return queries, keys
+
+
+def queries_rotated_by(encoding: Encoding, q: Tensor, positions: Positions, layer: int) -> Tensor:
+    """`Encoding.rotate_queries`, validated."""
+    found = encoding.rotate_queries(q, positions, layer)
+    if found is not q:
+        _check_rotated(encoding, "rotate_queries", "q", q, found)
+    return found
+
+
+def keys_rotated_by(encoding: Encoding, k: Tensor, positions: Positions, layer: int) -> Tensor:
+    """`Encoding.rotate_keys`, validated."""
+    found = encoding.rotate_keys(k, positions, layer)
+    if found is not k:
+        _check_rotated(encoding, "rotate_keys", "k", k, found)
+    return found
+
+
+def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
+    if not isinstance(after, Tensor) or after.shape[:3] != before.shape[:3] or after.dim() != 4:
+        raise _returned(
+            encoding, hook, after, f"return {name} {tuple(before.shape)}, of which only the width may change"
+        )
+    if after.dtype != before.dtype or after.device != before.device:
+        given = f"return {name} in {before.dtype} on {before.device}, as it was given"
+        raise _returned(encoding, hook, after, given)
+
+
+def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | KeyValues | None:
+    """`Encoding.values`, validated; widths and heads are checked against v by `attention`."""
+    found = encoding.values(positions, layer)
+    if found is not None and not isinstance(found, (Values, KeyValues)):
+        raise _returned(encoding, "values", found, "return Values(table, index), KeyValues(added) or None")
+    return found
+
+
+def scale_in(encoding: Encoding, layer: int, head_dim: int) -> float:
+    """`Encoding.scale_of`, validated."""
+    found: Any = encoding.scale_of(layer, head_dim)
+    if type(found) is not float:
+        if isinstance(found, bool) or not isinstance(found, Real):
+            remedy = "return a number; a learned temperature multiplies the queries, in rotate"
+            raise _returned(encoding, "scale", found, remedy)
+    found = float(found)
+    if not math.isfinite(found):
+        raise _returned(encoding, "scale", found, "return a finite number")
+    return found
+
+
+def branches_of(encoding: Encoding, layer: int) -> Sequence[Branch]:
+    """`Encoding.branches`, validated."""
+    found = encoding.branches(layer)
+    if not found:
+        return ()
+    if not isinstance(found, Sequence) or not all(isinstance(branch, Branch) for branch in found):
+        raise _returned(encoding, "branches", found, "return a sequence of Branch")
+    return found
 
 
 def as_terms(bias: Score | Sequence[Score] | None) -> list[Score]:

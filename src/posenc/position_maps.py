@@ -52,8 +52,13 @@ class PositionMap:
     def __hash__(self) -> int:
         return hash(str(self))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # its branches are functions, which pickle would refuse
-        return create, (self.spec(),)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.name in MAPS:  # whose branches are functions that pickle would refuse
+            return create, (self.spec(),)
+        return PositionMap, (self.name, dict(self.options), self.branches, self.shift_invariant, self.papers)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PositionMap":
+        return self  # it is immutable
 
     def relative(self, positions: Positions) -> Tensor:
         """The relative position that each query and key are scored at, (batch or 1, num_queries, num_keys) in float64;

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.blocks import Cache, Host, Shape, stacked
 from posenc.checks import check_sizes, checked, shown
 from posenc.distributed.exchange import place_whole
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, placed_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -88,7 +88,7 @@ class Transformer(Host):
             raise InputError(
                 "a cache and the shard of a sequence exclude one another: pass cache=None, or whole positions"
             )
-        place = self.encoding.place if positions.part is None else partial(place_whole, self.encoding)
+        place = partial(placed_by if positions.part is None else place_whole, self.encoding)
         positions = place(positions.with_causal(self.config.causal), len(tokens))
         if cache is None:
             return self._logits(tokens, positions, None)
@@ -115,7 +115,9 @@ class Transformer(Host):
         if not self.config.causal:
             raise InputError("generate() needs a decoder: TransformerConfig(causal=True)")
         if self.encoding.needs_length:
-            raise InputError(f"{self.encoding}: its codes depend on the final length, so it cannot decode with a cache")
+            raise InputError(
+                f"{self.encoding.known_as}: its codes depend on the final length, so it cannot decode with a cache"
+            )
         check_sizes(new_tokens=new_tokens)
         if tokens.is_meta != (attention_mask is not None and attention_mask.is_meta) and attention_mask is not None:
             raise InputError(

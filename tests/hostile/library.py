@@ -285,6 +285,9 @@ def outcome(row: Row, arguments: dict[str, Any], bad: Mapping[str, Bad], seen: A
         return "refused", str(error)
     except Hangs:
         return "wrong", "hangs"
+    except (MemoryError, RuntimeError) as error:  # of Python and torch, passed through as they are
+        full = isinstance(error, MemoryError) or re.search("allocate|memory|size calculation overflowed", str(error))
+        return ("refused" if full else "wrong"), f"{type(error).__name__}: {error}"
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {error}"
     for b in bad.values():

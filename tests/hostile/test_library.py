@@ -52,6 +52,8 @@ def test_every_public_name_has_a_row():
         "at",
         "batch",
         "distances",
+        "for_pass",
+        "knowing",
         "lengths",
         "mask_mod",
         "moved",

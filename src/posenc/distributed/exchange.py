@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from posenc.checks import check_value, checked
 from posenc.distributed.shards import Shard, chunks_of
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, placed_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -82,7 +82,7 @@ def place_whole(encoding: Encoding, positions: Positions, batch: int) -> Positio
     is the draw of the group's first process, in all of them."""
     part = _part(positions)
     whole = part.whole.with_causal(positions.causal)
-    placed = encoding.place(whole, batch)
+    placed = placed_by(encoding, whole, batch)
     if placed is whole:
         return positions
     if part.world_size > 1:

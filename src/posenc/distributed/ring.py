@@ -64,6 +64,5 @@ def balanced() -> bool:
 def alone(positions: Positions) -> Positions:
     """A shard's tokens among themselves, at their own positions; what they see is still counted among all."""
     return replace(
-        positions, k=positions.q, k_order=positions.q_order, start=None, diagonal=0, span=None, part=None,
-        every_key=positions, _shared={},
-    )  # fmt: skip
+        positions, k=positions.q, k_order=positions.q_order, part=None, every_key=positions
+    ).knowing(diagonal=0)  # fmt: skip

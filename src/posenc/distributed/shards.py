@@ -105,9 +105,8 @@ class Shard:
         return replace(
             p, q=self.take(p.q), k=p.k[:, :count], q_order=self.take(p.q_order), k_order=p.k_order[:, :count],
             valid=cut(p.valid), q_valid=own(p.q_valid), q_document=own(p.q_document), k_document=cut(p.k_document),
-            start=start, diagonal=diagonal, span=span, part=self, every_key=None if keys is None else self.positions(),
-            _shared={},
-        )  # fmt: skip
+            part=self, every_key=None if keys is None else self.positions(),
+        ).knowing(start=start, diagonal=diagonal, span=span)  # fmt: skip
 
     def calls(self, causal: bool) -> list["Positions"]:
         """Positions of the calls of attention that this part takes: one for each run of tokens, among all keys or, if

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from posenc.checks import check_sizes, check_word
-from posenc.encoding import Encoding
+from posenc.checks import check_sizes, check_word, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_beyond, check_std
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
@@ -34,6 +34,7 @@ class Absolute(Encoding):
     one_axis: ClassVar[bool] = True
     """Its positions have one coordinate each, as text has; positions on a grid are refused."""
 
+    @checked
     def __init__(self, dim: int, merge: str = "add") -> None:
         super().__init__()
         check_word("merge", merge, MERGES)
@@ -53,6 +54,7 @@ class Absolute(Encoding):
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         if layer:
             return x
+        require_fit(positions, x=x)
         if x.shape[-1] != self.dim:
             raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
         if self.one_axis:
@@ -84,6 +86,7 @@ class Sinusoidal(Absolute):
     extrapolates = "hoped for"
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -110,8 +113,8 @@ class Sinusoidal(Absolute):
     frequencies: Tensor
 
     def codes(self, positions: Positions) -> Tensor:
-        return positions.shared(
-            (self, "codes"), lambda: self.amplitude * sinusoidal_from(positions.q, self.frequencies, self.layout)
+        return self.remember(
+            positions, "codes", lambda: self.amplitude * sinusoidal_from(positions.q, self.frequencies, self.layout)
         )
 
 
@@ -129,6 +132,7 @@ class Learned(Absolute):
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' BERT, GPT-2"
 
+    @checked
     def __init__(
         self, max_positions: int, dim: int, merge: str = "add", init_std: float = 0.02, beyond: str = "error"
     ) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checks import check_sizes, check_word
+from posenc.checks import check_sizes, check_word, checked
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -32,6 +32,7 @@ class SHAPE(Encoding):
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
 
+    @checked
     def __init__(self, max_shift: int = 500) -> None:
         super().__init__()
         check_sizes(max_shift=max_shift)
@@ -70,6 +71,7 @@ class CAPE(Encoding):
     )
     extrapolates = "partly: better than sinusoidal codes, on speech and images"
 
+    @checked
     def __init__(
         self, max_shift: float = 5.0, max_jitter: float = 0.5, max_stretch: float = 1.03, centre: bool = False
     ) -> None:
@@ -131,6 +133,7 @@ class Randomized(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
 
+    @checked
     def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:
         super().__init__()
         check_sizes(max_length=max_length)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from posenc.checks import check_divisors, check_sizes
-from posenc.encoding import Encoding
+from posenc.checks import check_divisors, check_sizes, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -41,6 +41,7 @@ class ComplexOrder(Encoding):
     )
     extrapolates = "hoped for"
 
+    @checked
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(dim=dim)
@@ -69,6 +70,7 @@ class ComplexOrder(Encoding):
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         if layer:
             return x
+        require_fit(positions, x=x)
         if x.shape[-1] != self.dim:
             raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
         positions.require_one_axis(type(self).__name__)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Dense
-from posenc.checks import check_sizes
+from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_head_dim
 from posenc.errors import InputError
@@ -42,6 +42,7 @@ class CoPE(Encoding):
     equal_to = "x-transformers"
     causal_only = True
 
+    @checked
     def __init__(self, head_dim: int, num_layers: int = 1, num_counts: int = 64, scaled: bool = True) -> None:
         super().__init__()
         check_sizes(head_dim=head_dim, num_layers=num_layers, num_counts=num_counts)

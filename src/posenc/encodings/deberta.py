@@ -27,6 +27,7 @@ class _Disentangled(ContentBias):
     shift_invariant = True
     extrapolates = "yes: far distances share a vector"
 
+    @checked
     def __init__(
         self, dim: int, num_heads: int, head_dim: int, num_layers: int, max_relative_positions: int, terms: str,
         paper_index: bool, init_std: float, span: int,
@@ -134,6 +135,7 @@ class DeBERTa(_Disentangled):
     )
     equal_to = "transformers' DeBERTa"
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -169,6 +171,7 @@ class DeBERTaV2(_Disentangled):
     )
     equal_to = "transformers' DeBERTa-v2"
 
+    @checked
     def __init__(
         self,
         dim: int,

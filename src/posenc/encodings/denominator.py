@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posenc.checks import check_sizes
-from posenc.encoding import Encoding
+from posenc.checks import check_sizes, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -29,6 +29,7 @@ class SoftmaxN(Encoding):
     extrapolates = "no claim"
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
 
+    @checked
     def __init__(self, n: float = 1.0) -> None:
         super().__init__()
         if not 0 <= n < math.inf:
@@ -53,6 +54,7 @@ class LearnedSink(Encoding):
     extrapolates = "no claim"
     equal_to = "transformers' gpt-oss"
 
+    @checked
     def __init__(self, num_heads: int, num_layers: int = 1) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, num_layers=num_layers)
@@ -69,21 +71,24 @@ class QueryScale(Encoding):
     biases, and in a sum after every other encoding's rotation; keys stay as they are, so they can be cached."""
 
     rotates_last = True
+    planes = ()
 
     def factor(self, positions: Positions) -> Tensor:
         """Of each query, (batch or 1, num_queries), float64."""
         raise NotImplementedError  # abstract: the classes below define it
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
         return self.rotate_queries(q, positions, layer), k
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        key = self, positions.branch and positions.branch.most
-        factor = positions.shared(key, lambda: self.factor(positions))[:, None, :, None]
+        require_fit(positions, q=q)
+        factor = self.remember(positions, "factor", lambda: self.factor(positions))[:, None, :, None]
         precise = torch.promote_types(q.dtype, torch.float32)
         return (q.to(precise) * factor.to(precise)).to(q.dtype)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, k=k)
         return k
 
 
@@ -106,6 +111,7 @@ class LogN(QueryScale):
     shift_invariant = True
     extrapolates = "yes: entropy stays level"
 
+    @checked
     def __init__(self, train_length: int, clip: bool = True) -> None:
         super().__init__()
         if train_length < 2:
@@ -136,6 +142,7 @@ class Temperature(QueryScale):
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
 
+    @checked
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
         if not 0 < beta < math.inf:
@@ -167,6 +174,7 @@ class StepTemperature(QueryScale):
     extrapolates = "yes: keeps a longer text's attention from thinning out"
     equal_to = "transformers' Llama 4, Ministral 3"
 
+    @checked
     def __init__(self, train_length: int, beta: float = 0.1, first: int = 1) -> None:
         super().__init__()
         check_sizes(train_length=train_length)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_sizes, check_word
+from posenc.checks import check_sizes, check_word, checked
 from posenc.encoding import Encoding
 from posenc.encodings.checks import check_heads, check_std
 from posenc.errors import InputError
@@ -55,6 +55,7 @@ class T5(_DistanceBias):
     extrapolates = "yes: one bias for all far distances"
     equal_to = "transformers' T5, MPNet"
 
+    @checked
     def __init__(
         self,
         num_heads: int,
@@ -106,6 +107,7 @@ class ALiBi(_DistanceBias):
     extrapolates = "yes: trained short, tested long"
     equal_to = "transformers' BLOOM, MPT"
 
+    @checked
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -178,6 +180,7 @@ class KERPLE(_DistanceBias):
     )
     extrapolates = "yes: trained short, tested long"
 
+    @checked
     def __init__(self, num_heads: int, num_layers: int = 1, kind: str = "log", bound: float = 0.01) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, num_layers=num_layers)
@@ -214,6 +217,7 @@ class Sandwich(_DistanceBias):
     )
     extrapolates = "yes: trained short, tested long"
 
+    @checked
     def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
@@ -245,6 +249,7 @@ class Sines(_DistanceBias):
     )
     extrapolates = "no: distances repeat after twice the training length"
 
+    @checked
     def __init__(self, num_heads: int, train_length: int, init_std: float = 0.02) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, train_length=train_length)

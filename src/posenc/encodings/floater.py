@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posenc.bias import KeyValues
-from posenc.checks import check_sizes
-from posenc.encoding import Encoding
+from posenc.checks import check_sizes, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.checks import check_std
 from posenc.encodings.ode import Dynamics, flow, trajectory
@@ -50,6 +50,7 @@ class FLOATER(Encoding):
     extrapolates = "yes: the flow goes on"
     equal_to = "torchdiffeq's solvers"
 
+    @checked
     def __init__(
         self,
         num_heads: int,
@@ -98,11 +99,13 @@ class FLOATER(Encoding):
         return self.__dict__ | {"_values": [], "_known": None}  # copies do not carry the trajectory
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        if layer == 0 and not torch.compiler.is_compiling():
+        require_fit(positions, x=x)
+        if layer == 0 and positions.of_pass is not None:
             self._begin(positions)
         return self.sinusoidal.embed(x, positions, layer)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
         for name, x, heads in (("q", q, self.num_heads), ("k", k, self._kv_heads)):
             if x.shape[1] != heads or x.shape[3] != self.head_dim:
                 raise InputError(
@@ -128,11 +131,11 @@ class FLOATER(Encoding):
         """The flow where the queries and where the keys are: two (batch or 1, n, 3, num_layers, num_heads * head_dim),
         the three for queries, keys and values."""
         codes = None
-        if not torch.compiler.is_compiling():
-            values, begun = self._begun(positions).get("codes", (None, None))
-            if begun is not None and values is self._current():
-                trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
-                codes = begun if begun.requires_grad or not trains else None
+        of_pass = positions.of_pass
+        values, begun = (None, None) if of_pass is None else of_pass.get(self, (None, None))
+        if begun is not None and values is self._current():
+            trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+            codes = begun if begun.requires_grad or not trains else None
         if codes is None:
             codes = self._solve(positions)
         if positions.q is positions.k:
@@ -141,15 +144,9 @@ class FLOATER(Encoding):
 
     def _begin(self, positions: Positions) -> None:
         """Solve for a model's forward pass: its layers share the solution, and one way back through it."""
-        begun = self._begun(positions)
+        assert positions.of_pass is not None
         codes = self._solve(positions)
-        begun["codes"] = self._current(), codes
-        if codes.requires_grad:
-            codes.register_hook(lambda gradient: begun.clear())  # a graph is gone back through once
-
-    def _begun(self, positions: Positions) -> dict[str, tuple[Any, Any]]:
-        """What the layers of a forward pass share: "codes", with the parameters' values that they are for."""
-        return positions.shared((self, "begun"), dict)
+        positions.of_pass[self] = self._current(), codes
 
     def _solve(self, positions: Positions) -> Tensor:
         """The codes at the queries, then at the keys, unless both are the same."""
@@ -190,7 +187,7 @@ class FLOATER(Encoding):
     def _trajectory(self, positions: Positions) -> Tensor:
         """The states at 0 .. the largest position or further, without gradient: solved once for given parameters, and
         continued where a longer one is wanted, as in generation."""
-        last = positions.shared((self, "last"), lambda: int(max(positions.q.max(), positions.k.max())))
+        last = positions.shared("largest position", lambda: int(max(positions.q.max(), positions.k.max())))
         self._current()
         if self._known is None or len(self._known) <= last:
             device = self.initial.device.type

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import pad
 
+from posenc.checks import checked
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
@@ -36,6 +37,7 @@ class GridSinusoidal(Absolute):
     equal_to = "transformers' ViTMAE, DETR"
     one_axis = False
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -62,7 +64,7 @@ class GridSinusoidal(Absolute):
         return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, self.base)}
 
     def codes(self, positions: Positions) -> Tensor:
-        return positions.shared((self, "codes"), lambda: self._codes(positions))
+        return self.remember(positions, "codes", lambda: self._codes(positions))
 
     def _codes(self, positions: Positions) -> Tensor:
         at, _ = positions.coordinates(self.axes, type(self).__name__)

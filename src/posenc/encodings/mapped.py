@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.checks import checked
 from posenc.composites import PerLayer, Sum
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
@@ -29,13 +30,14 @@ class Mapped(Encoding):
     name = "mapped"
     causal_only = True
 
+    @checked
     def __init__(self, encoding: Encoding, map: PositionMap | Mapping[str, Any]) -> None:
         super().__init__()
         composite = isinstance(encoding, (Sum, PerLayer, Mapped))
         if composite or encoding.sites() != ("rotate",) or not encoding.sees_order:
             raise InputError(
-                f"encoding={encoding}: a position map moves what one encoding rotates by its positions, such as rope; "
-                "add others to the result, as in Mapped(Rotary(64), rerope(512)) + LogN(4096)"
+                f"encoding={encoding.known_as}: a position map moves what one encoding rotates by its positions, such as rope; "
+                "add others outside, as in Mapped(Rotary(64), rerope(512)) + LogN(4096), or before it if they come first"
             )
         self.encoding = encoding
         self.map: PositionMap = map if isinstance(map, PositionMap) else create(map)
@@ -74,7 +76,7 @@ class Mapped(Encoding):
     def _moved(positions: Positions, branch: Branch) -> Positions:
         positions.require_one_axis("a position map")
         if branch.q is None and branch.k is None:
-            return replace(positions, branch=None)
+            return positions.at(None)
         q = positions.q if branch.q is None else branch.q(positions.q)
         k = positions.k if branch.k is None else branch.k(positions.k)
-        return replace(positions, q=q, k=k, start=None, span=None, branch=None, part=None, _shared={})
+        return replace(positions, q=q, k=k, branch=None, part=None).knowing(diagonal=positions.diagonal)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from posenc.checks import check_sizes, check_word
+from posenc.checks import check_sizes, check_word, checked
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.checks import check_std
@@ -35,6 +35,7 @@ class _Scalar(Absolute):
     spread: "learned" multiplies it by a learned direction (dim,), "first_channel" writes it into channel 0.
     """
 
+    @checked
     def __init__(self, dim: int, merge: str = "add", spread: str = "learned", init_std: float = 0.02) -> None:
         super().__init__(dim, merge)
         check_word("spread", spread, ("learned", "first_channel"))
@@ -68,6 +69,7 @@ class Normalized(_Scalar):
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -118,6 +120,7 @@ class Binary(Absolute):
     )
     extrapolates = "no: unseen digits, then repetition"
 
+    @checked
     def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:
         super().__init__(dim, merge)
         bits = min(dim, 16) if bits is None else bits

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from posenc.checks import check_sizes, check_word
-from posenc.encoding import Encoding
+from posenc.checks import check_sizes, check_word, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_head_dim, check_heads
 from posenc.functional import frequency_curve, rotary
 from posenc.positions import Positions
@@ -39,6 +39,7 @@ class PoPE(Encoding):
     extrapolates = "yes: trained short, tested long"
     equal_to = "x-transformers"
 
+    @checked
     def __init__(
         self, head_dim: int, num_heads: int, num_layers: int = 1, rope_theta: float = 10000.0, init: str = "uniform"
     ) -> None:
@@ -68,15 +69,17 @@ class PoPE(Encoding):
         return self.rotate_queries(q, positions, layer), self.rotate_keys(k, positions, layer)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, q=q)
         check_head_dim(self, q, self.head_dim)
         check_heads(self, q, self.num_heads)
         positions.require_one_axis("PoPE")
         delta = self.delta[self.own_layer(layer)].clamp(-2 * math.pi, 0.0).to(self.inv_freq)
-        return polar(q, positions.shared((self, "q"), lambda: self.angles(positions.q)) - delta[:, None, :])
+        return polar(q, self.remember(positions, "q", lambda: self.angles(positions.q)) - delta[:, None, :])
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, k=k)
         positions.require_one_axis("PoPE")
-        return polar(k, positions.shared((self, "k"), lambda: self.angles(positions.k)))
+        return polar(k, self.remember(positions, "k", lambda: self.angles(positions.k)))
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         positions.require_one_axis("PoPE")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.checks import check_divisors
-from posenc.encoding import Encoding
+from posenc.checks import check_divisors, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
@@ -44,6 +44,7 @@ class Rotary(Encoding):
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 
+    @checked
     def __init__(
         self,
         head_dim: int,
@@ -71,6 +72,10 @@ class Rotary(Encoding):
     @property
     def isometric(self) -> bool:
         return self.attention_factor == 1.0
+
+    @property
+    def planes(self) -> Hashable:
+        return self.layout, self.first_channel, self.rotary_dim or self.head_dim, self.head_dim
 
     def frequencies(self) -> frequencies.Frequencies:
         """The schedule's frequencies, one per rotated pair."""
@@ -118,24 +123,27 @@ class Rotary(Encoding):
         return rotary(x, cos, sin, layout=self.layout, start=self.first_channel, inplace=inplace)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
         dtype = self._check(q, positions)
-        of_q, of_k = positions.shared((self, dtype), lambda: self.turns(positions, dtype))
+        of_q, of_k = self.remember(positions, dtype, lambda: self.turns(positions, dtype))
         same = of_q[0] is of_k[0]
         if same and fits_kernel(q, k):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
         if same and turns_together(q, k, of_k[0]):
-            wide = positions.shared((self, dtype, "wide"), lambda: widened(*of_k, self.layout))
+            wide = self.remember(positions, (dtype, "wide"), lambda: widened(*of_k, self.layout))
             return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, q=q)
         dtype = self._check(q, positions)
-        return self.turn(q, *positions.shared((self, dtype, "q"), lambda: self.of_queries(positions, dtype)))
+        return self.turn(q, *self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, k=k)
         dtype = self._check(k, positions)
         first = positions.start and positions.start[1]
-        return self.turn(k, *positions.shared((self, dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
+        return self.turn(k, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         """Refuse what does not fit; the dtype of the tables."""
@@ -162,6 +170,7 @@ class PRotary(Rotary):
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
+    @checked
     def __init__(
         self,
         head_dim: int,
@@ -200,6 +209,7 @@ class DecoupledRotary(Rotary):
     equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
+    @checked
     def __init__(
         self,
         head_dim: int,
@@ -237,7 +247,9 @@ class XPos(Rotary):
     )
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     equal_to = "x-transformers, rotary-embedding-torch"
+    centres_keys = True
 
+    @checked
     def __init__(
         self,
         head_dim: int,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.checks import check_sizes
-from posenc.encoding import Encoding
+from posenc.checks import check_sizes, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_head_dim
 from posenc.encodings.rotary import rescheduled
 from posenc.errors import InputError
@@ -29,6 +29,7 @@ class AxesRotary(Encoding):
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
+    @checked
     def __init__(self, head_dim: int, axes: int, layout: Layout) -> None:
         super().__init__()
         check_even("head_dim", head_dim)
@@ -83,18 +84,21 @@ class AxesRotary(Encoding):
             ids = positions.q if side == "q" else positions.k
             return self.cos_sin(self.coordinates(positions)[side == "k"], ids, layer, dtype)
 
-        return make() if self.learned else positions.shared((self, side, dtype), make)
+        return make() if self.learned else self.remember(positions, (side, dtype), make)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
         dtype = self._check(q)
         of_q = self.table("q", positions, layer, dtype)
         of_k = of_q if positions.q is positions.k else self.table("k", positions, layer, dtype)
         return self.turn(q, *of_q), self.turn(k, *of_k)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, q=q)
         return self.turn(q, *self.table("q", positions, layer, self._check(q)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, k=k)
         return self.turn(k, *self.table("k", positions, layer, self._check(k)))
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
@@ -138,6 +142,7 @@ class AxialRotary(AxesRotary):
     extrapolates = "partly: holds at larger images, less so than learned directions"
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
+    @checked
     def __init__(
         self,
         head_dim: int,
@@ -227,6 +232,7 @@ class MRotary(AxesRotary):
     extrapolates = "partly: images and videos use up fewer numbers"
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
+    @checked
     def __init__(
         self,
         head_dim: int,
@@ -289,6 +295,7 @@ class MixedRotary(AxesRotary):
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: holds at larger images"
 
+    @checked
     def __init__(
         self,
         head_dim: int,

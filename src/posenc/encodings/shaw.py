@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
-from posenc.checks import check_sizes
+from posenc.checks import LARGEST_SIZE, check_sizes, checked
 from posenc.encodings.checks import check_std, check_terms
 from posenc.encodings.content import ContentBias
 from posenc.errors import InputError
@@ -41,6 +41,7 @@ class Shaw(ContentBias):
     extrapolates = "yes: clipped distances exist at any length"
     equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"
 
+    @checked
     def __init__(
         self,
         head_dim: int,
@@ -58,8 +59,8 @@ class Shaw(ContentBias):
         check_std(init_std)
         self.ahead: int = clip if clip_future is None else clip_future
         for name, limit in (("clip", clip), ("clip_future", self.ahead)):
-            if limit < 0:
-                raise InputError(f"{name}={limit}: must be a distance from 0 on")
+            if not 0 <= limit <= LARGEST_SIZE:
+                raise InputError(f"{name}={limit}: must be a distance from 0 to {LARGEST_SIZE}")
         if fixed and per_head:
             raise InputError("fixed=True, per_head=True: the sinusoidal table is one for all heads; drop per_head")
         self.head_dim = head_dim

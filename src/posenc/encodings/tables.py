@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from posenc.checks import check_sizes
+from posenc.checks import check_sizes, checked
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.checks import check_beyond, check_std
 from posenc.encodings.resizing import bicubic, check_beyond_grid
@@ -36,6 +36,7 @@ class Hierarchical(Absolute):
     )
     extrapolates = "yes: from n to n^2 positions without training"
 
+    @checked
     def __init__(
         self,
         rows: int,
@@ -80,6 +81,7 @@ class Multiplicative(Learned):
     extrapolates = "no: undefined past the table"
     equal_to = "the formula"
 
+    @checked
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
         super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
         self.plain = plain
@@ -106,6 +108,7 @@ class AxialTable(Absolute):
     equal_to = "transformers' Reformer"
     one_axis = False
 
+    @checked
     def __init__(
         self,
         max_positions: int,
@@ -162,6 +165,7 @@ class GridTable(Absolute):
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Factored, QueryRelative
+from posenc.checks import checked
 from posenc.encodings.checks import check_std
+from posenc.encoding import require_fit
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
@@ -42,6 +44,7 @@ class TransformerXL(ContentBias):
     extrapolates = "yes: attends further back than in training"
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -89,13 +92,18 @@ class TransformerXL(ContentBias):
         """A layer's u or v, (num_heads, 1, head_dim)."""
         return bias[self.own_layer(layer) if self.untie else 0, :, None]
 
+    planes = ()
+
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
         return self.rotate_queries(q, positions, layer), k
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, q=q)
         return q + self.of_layer(self.u, layer).to(q.dtype)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        require_fit(positions, k=k)
         return k
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Factored | QueryRelative:
@@ -114,8 +122,8 @@ class TransformerXL(ContentBias):
         w = queries @ self.projection.weight[own].to(dtype)
         sines, cosines = (w[..., 0::2], w[..., 1::2]) if self.layout == "interleaved" else w.chunk(2, -1)
         first = positions.start or (None, None)
-        of_q = positions.shared((self, "q", dtype), lambda: self.cos_sin(positions.q, first[0], dtype))
-        of_k = positions.shared((self, "k", dtype), lambda: self.cos_sin(positions.k, first[1], dtype))
+        of_q = self.remember(positions, ("q", dtype), lambda: self.cos_sin(positions.q, first[0], dtype))
+        of_k = self.remember(positions, ("k", dtype), lambda: self.cos_sin(positions.k, first[1], dtype))
         return Factored(rotary(torch.cat((cosines, -sines), -1), *of_q), torch.cat(of_k, -1))
 
     def keys_of_distance(
@@ -131,7 +139,7 @@ class TransformerXL(ContentBias):
             cos, sin = (x[0, 0].flip(0) for x in self.cos_sin(distances.flip(0)[None], shortest, dtype))
             return torch.stack((sin, cos), -1).flatten(1) if self.layout == "interleaved" else torch.cat((sin, cos), -1)
 
-        found = self.projection(positions.shared((self, "distances", dtype), codes), layer)
+        found = self.projection(self.remember(positions, ("distances", dtype), codes), layer)
         return found, lambda distance: longest - distance
 
     def row(self, distance: Tensor) -> Tensor:
@@ -158,6 +166,7 @@ class XLNet(TransformerXL):
     extrapolates = "no claim made"
     equal_to = "transformers' XLNet"
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Relative, Score
-from posenc.checks import check_sizes
+from posenc.checks import check_sizes, checked
 from posenc.encoding import as_terms
 from posenc.encodings.absolute import rows_of
 from posenc.encodings.checks import check_beyond, check_std
@@ -41,6 +41,7 @@ class TUPE(ContentBias):
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
     extrapolates = "no: undefined past the table"
 
+    @checked
     def __init__(
         self,
         max_positions: int,
@@ -121,6 +122,7 @@ class TUPER(TUPE):
         r"\text{[CLS], at 0: a learned number instead of all but the first term}",
     )
 
+    @checked
     def __init__(
         self,
         max_positions: int,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_sizes
-from posenc.encoding import Encoding
+from posenc.checks import check_sizes, checked
+from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_heads, check_std
 from posenc.encodings.perceptron import HeadPerceptron
 from posenc.encodings.resizing import bicubic, check_beyond_grid
@@ -107,6 +107,7 @@ class WindowTable(_Window):
     special_rows = 0
     """Rows after those of the offsets."""
 
+    @checked
     def __init__(
         self,
         num_heads: int,
@@ -191,7 +192,7 @@ class WindowTable(_Window):
             return start + _row(i[..., :2] - j[..., :2], height, width)
 
         places = torch.cat((grid.q.expand(len(numbers), -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1)
-        return row, replace(grid, q=places, _shared={})
+        return row, replace(grid, q=places).knowing(diagonal=grid.diagonal)
 
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
@@ -222,6 +223,7 @@ class ClassWindowTable(WindowTable):
     equal_to = "transformers' BEiT"
     special_rows = 3
 
+    @checked
     def __init__(
         self,
         num_heads: int,
@@ -279,6 +281,7 @@ class LogWindow(_Window):
     extrapolates = "yes: the function is defined for windows of any size"
     equal_to = "transformers' Swin v2"
 
+    @checked
     def __init__(
         self,
         num_heads: int,
@@ -325,7 +328,10 @@ class LogWindow(_Window):
         table = function(heads[:, None], torch.cartesian_prod(*steps))
         return lambda head, offset: table[head, _row(offset, rows + 1, columns + 1)]
 
+    planes = ()
+
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
         if not self.cosine:
             return q, k
         dtype = torch.promote_types(q.dtype, torch.float32)

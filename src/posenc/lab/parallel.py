@@ -227,7 +227,8 @@ class Processes(Alone):
 def _rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
     own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
-    return replace(positions, _shared={}, **own)
+    p = positions
+    return replace(p, **own).knowing(start=p.start, diagonal=p.diagonal, span=p.span)
 
 
 @contextmanager

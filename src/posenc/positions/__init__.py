@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+def _span(q: Tensor, k: Tensor) -> tuple[int, int] | None:
+    """The shortest and the longest distance of whole numbers on one axis, where reading them makes no device wait."""
+    if torch.compiler.is_compiling() or q.device.type != "cpu" or q.dim() == 3:
+        return None
+    if q.is_floating_point() or k.is_floating_point():
+        return None
+    (least_q, most_q), (least_k, most_k) = ((int(found) for found in x.aminmax()) for x in (q, k))
+    return least_q - most_k, most_q - least_k
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Positions(Placement):
     """Where the queries and the keys of one attention call are, and which keys each query may see.
@@ -57,13 +67,13 @@ class Positions(Placement):
             k = torch.arange(int(offset.max()) + n, device=device)[None]
             within = k.shape[1] - 1
             valid = k < offset[:, None] + n
-            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid, span=(-within, within))
+            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid).knowing(span=(-within, within))
         if not 0 <= offset <= MOST_TOKENS:
             raise InputError(f"offset={offset}: the number of cached tokens lies between 0 and {MOST_TOKENS}")
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
-        span = 1 - n, offset + n - 1
-        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, start=(offset, 0), diagonal=offset, span=span)
+        found = cls(q=q, k=k, q_order=q, k_order=k, causal=causal)
+        return found.knowing(start=(offset, 0), diagonal=offset, span=(1 - n, offset + n - 1))
 
     @classmethod
     def from_ids(cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False) -> "Positions":
@@ -79,7 +89,7 @@ class Positions(Placement):
         k_order = torch.arange(k.shape[1], device=k.device)[None]
         q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
         diagonal = k.shape[1] - q.shape[1]
-        return cls(q=q, k=k, q_order=q_order, k_order=k_order, diagonal=diagonal).with_causal(causal)
+        return cls(q=q, k=k, q_order=q_order, k_order=k_order).knowing(diagonal=diagonal).with_causal(causal)
 
     @classmethod
     def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
@@ -102,9 +112,8 @@ class Positions(Placement):
         first = keys - queries
         q, q_order, q_valid = (k, order, valid) if first == 0 else (x[:, first:] for x in (k, order, valid))
         return cls(
-            q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid,
-            diagonal=first, span=(1 - keys, keys - 1),
-        )  # fmt: skip
+            q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid
+        ).knowing(diagonal=first, span=(1 - keys, keys - 1))  # fmt: skip
 
     @classmethod
     def packed(
@@ -132,8 +141,8 @@ class Positions(Placement):
         valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
         return cls(
             q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid, q_valid=valid,
-            q_document=documents, k_document=documents, diagonal=0, span=(-last, last),
-        )  # fmt: skip
+            q_document=documents, k_document=documents,
+        ).knowing(diagonal=0, span=(-last, last))  # fmt: skip
 
     @classmethod
     @checked
@@ -188,8 +197,8 @@ class Positions(Placement):
         order = torch.arange(ids.shape[1], device=ids.device)[None]
         return cls(
             q=ids, k=ids, q_order=order, k_order=order, valid=valid, q_valid=valid, q_document=documents,
-            k_document=documents, diagonal=0, images=tuple(images),
-        )  # fmt: skip
+            k_document=documents, images=tuple(images),
+        ).knowing(diagonal=0)  # fmt: skip
 
     @classmethod
     @checked
@@ -240,10 +249,15 @@ class Positions(Placement):
                 f"queries with {q.shape[2]} coordinates, keys with {k.shape[2]}: give both as many, or one"
             )
         together = queries.q_document is not None and keys.k_document is not None
-        return cls(
+        found = cls(
             q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
         )  # fmt: skip
+        if queries.start is not None and keys.start is not None:
+            first_q, first_k = start = queries.start[0], keys.start[1]
+            span = first_q - first_k - k.shape[1] + 1, first_q - first_k + q.shape[1] - 1
+            return found.knowing(start=start, diagonal=first_q - first_k, span=span)
+        return found.knowing(span=_span(q, k))
 
     def shard(
         self, rank: int, world_size: int, *, layout: str = "contiguous", group: "ProcessGroup | None" = None

@@ -31,8 +31,11 @@ def as_positions(name: str, ids: Ids) -> Tensor:
         raise InputError(f"{name} holds values that are not finite: positions must be numbers")
     if ids.dtype == torch.bool:
         raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
-    # distances must be exact: narrow integers would wrap, and half-precision positions collapse
-    return exact(ids) if ids.is_floating_point() else ids.long()
+    if ids.dim() == 3 and ids.shape[2] == 1:
+        ids = ids[..., 0]
+    # distances must be exact: narrow integers would wrap, and half-precision positions collapse; and a copy, since the
+    # caller may change their tensor later
+    return (exact(ids) if ids.is_floating_point() else ids.long()).clone()
 
 
 def as_mask(name: str, mask: Ids) -> Tensor:
@@ -45,7 +48,7 @@ def as_mask(name: str, mask: Ids) -> Tensor:
     binary = mask.dtype == torch.bool or torch.compiler.is_compiling()
     if mask.dim() != 2 or mask.is_meta or 0 in mask.shape or not (binary or bool(((mask == 0) | (mask == 1)).all())):
         raise InputError(f"{name} of shape {tuple(mask.shape)}: pass (batch, num_keys) of ones and zeros")
-    return mask.bool()
+    return mask.to(torch.bool, copy=True)  # the caller may change theirs later
 
 
 def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:

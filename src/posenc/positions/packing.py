@@ -45,7 +45,7 @@ def documents_of(
     documents = document_ids[None] if document_ids.dim() == 1 else document_ids
     if documents.dim() != 2 or not holds_integers(documents) or 0 in documents.shape:
         raise InputError(f"document_ids of shape {tuple(document_ids.shape)}: pass integers (n,) or (batch, n)")
-    return documents
+    return documents.clone()  # the caller may change theirs later
 
 
 def counted(documents: Tensor) -> Tensor:

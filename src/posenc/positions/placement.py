@@ -34,13 +34,13 @@ class Placement:
         valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
         q_valid: (batch or 1, num_queries) bool, likewise; a query that is padding sees nothing.
         q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
+        branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
+        every_key: the positions with all keys of the call, where these have only some of them, see `keys`.
+        part: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
         start: (first query position, first key position) when both run contiguously by ones, identically in every
             row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
         diagonal: a causal query at index i sees the keys up to index i + diagonal. None: rows differ, or unknown.
         span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
-        branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
-        every_key: the positions with all keys of the call, where these have only some of them, see `keys`.
-        part: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
         images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
             images of all documents or rows, by number. None: not known, as of tokens that were moved.
     """
@@ -54,14 +54,16 @@ class Placement:
     q_valid: Tensor | None = None
     q_document: Tensor | None = None
     k_document: Tensor | None = None
-    start: tuple[int, int] | None = None
-    diagonal: int | None = None
-    span: tuple[int, int] | None = None
     branch: Branch | None = None
     every_key: "Placement | None" = None
     part: Shard | None = None
     images: tuple[tuple[int, ...], ...] | None = None
-    _shared: dict[Hashable, object] = field(default_factory=dict, repr=False)
+    # what is known without reading a tensor is set by `knowing` alone: dataclasses.replace must not carry it over
+    start: tuple[int, int] | None = field(default=None, init=False)
+    diagonal: int | None = field(default=None, init=False)
+    span: tuple[int, int] | None = field(default=None, init=False)
+    _memo: dict[Hashable, object] = field(default_factory=dict, init=False)
+    _of_pass: dict[Hashable, Any] | None = field(default=None, init=False)
 
     # ---------------------------------------------------------------- reading
 
@@ -130,6 +132,9 @@ class Placement:
     @property
     def batch(self) -> int:
         """Rows that differ from one another; 1 when one row serves any batch."""
+        return self.shared("batch", self._count_rows)
+
+    def _count_rows(self) -> int:
         tensors = [getattr(self, name) for name in _TENSORS]
         return max(t.shape[0] for t in tensors if t is not None)
 
@@ -180,7 +185,7 @@ class Placement:
         if self.every_key is not None:
             return self.every_key.visible_counts()
         if self.branch is not None and self.branch.most is not None:
-            return replace(self, branch=None).visible_counts().clamp(max=self.branch.most)
+            return self._with(branch=None).visible_counts().clamp(max=self.branch.most)
         if self.all_visible:
             return torch.full_like(self.q_order, self.num_keys)
         if self.valid is None and self.q_document is None and self.start is not None:
@@ -188,17 +193,46 @@ class Placement:
         return visibility.counts(self)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A value that every layer of this forward pass can share, made once. Only for values without gradient:
-        the same Positions may serve several steps of training."""
+        """A value that follows from these positions and from what the key names, made once and without gradient. Positions
+        that are derived from these start without it."""
         if torch.compiler.is_compiling():
             return make()
-        if key not in self._shared:
+        if key not in self._memo:
             with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                self._shared[key] = make()
-        return self._shared[key]  # type: ignore[return-value]
+                self._memo[key] = make()
+        return self._memo[key]  # type: ignore[return-value]
+
+    def for_pass(self) -> Self:
+        """A copy for one forward pass of a model, which alone may hold what its layers share with gradients: see `of_pass`."""
+        found = self._with()
+        if not torch.compiler.is_compiling():
+            object.__setattr__(found, "_of_pass", {})
+        return found
+
+    @property
+    def of_pass(self) -> dict[Hashable, Any] | None:
+        """What the layers of one forward pass share, gradients included; it goes with the pass. None outside of one."""
+        return self._of_pass
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shared": {}}  # copies do not carry what encodings left here
+        return self.__dict__ | {"_memo": {}, "_of_pass": None}  # copies are data alone
+
+    def knowing(
+        self,
+        *,
+        start: tuple[int, int] | None = None,
+        diagonal: int | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> Self:
+        """These positions, just made, with what their maker knows of them: see the attributes."""
+        for name, value in (("start", start), ("diagonal", diagonal), ("span", span)):
+            object.__setattr__(self, name, value)
+        return self
+
+    def _with(self, **changes: Any) -> Self:
+        """A copy in which what is known still holds."""
+        known = {"start": self.start, "diagonal": self.diagonal, "span": self.span}
+        return replace(self, **changes).knowing(**known)  # type: ignore[arg-type]
 
     def own(self, x: Tensor) -> Tensor:
         """The queries' share of what is known of every token of `whole`, (batch or 1, n, ...)."""
@@ -217,12 +251,12 @@ class Placement:
             raise InputError(
                 f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
             )
-        return self if causal == self.causal else replace(self, causal=causal)
+        return self if causal == self.causal else self.shared(("causal", causal), lambda: self._with(causal=causal))
 
-    def at(self, branch: Branch) -> Self:
-        """The same tokens, as one branch of a position map is asked to rotate them. Where they are and who sees whom
-        stays as it is."""
-        return replace(self, branch=branch)
+    def at(self, branch: Branch | None) -> Self:
+        """The same tokens, as one branch of a position map is asked to rotate them, or None. Where they are and who sees
+        whom stays as it is."""
+        return self.shared(("branch", branch), lambda: self._with(branch=branch))
 
     def keys(self, first: int, end: int) -> Self:
         """The same queries among keys first .. end - 1 alone; what they see is still counted among all.
@@ -236,9 +270,10 @@ class Placement:
         document = None if self.k_document is None else self.k_document[:, first:end]
         return replace(
             self, k=self.k[:, first:end], k_order=self.k_order[:, first:end], k_document=document,
-            valid=None if self.valid is None else self.valid[:, first:end],
+            valid=None if self.valid is None else self.valid[:, first:end], every_key=self,
+        ).knowing(
             start=None if self.start is None else (self.start[0], self.start[1] + first),
-            diagonal=None if self.diagonal is None else self.diagonal - first, span=None, every_key=self, _shared={},
+            diagonal=None if self.diagonal is None else self.diagonal - first, 
         )  # fmt: skip
 
     def moved(self, place: Callable[[Tensor, Tensor], Tensor]) -> Self:
@@ -248,7 +283,7 @@ class Placement:
         same = self.q is self.k and self.q_order is self.k_order
         k = q if same else place(self.k, self.k_order)
         part = None if self.part is None else replace(self.part, whole=self.part.whole.moved(place))
-        return replace(self, q=q, k=k, start=None, span=None, part=part, images=None, _shared={})
+        return replace(self, q=q, k=k, part=part, images=None).knowing(diagonal=self.diagonal)
 
     def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
         """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis;
@@ -280,7 +315,7 @@ class Placement:
         check_device(device)
         moved = {n: t.to(device) for n in _TENSORS if (t := getattr(self, n)) is not None}
         part = None if self.part is None else replace(self.part, whole=self.part.whole.to(device))
-        return replace(self, **moved, part=part, _shared={})
+        return self._with(**moved, part=part)
 
     def take(self, index: Ids) -> Self:
         """Some of the tokens, in this order: (m,) indices, or (batch, m), for each row its own. Patches are dropped (He et
@@ -300,8 +335,8 @@ class Placement:
         )
         found = replace(
             self, q=q, k=q, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
-            k_document=document, start=None, diagonal=None, _shared={},
-        )  # fmt: skip
+            k_document=document,
+        ).knowing(span=self.span)  # fmt: skip
         if self.axes > 1 and not torch.compiler.is_compiling():
             before = taken(prefix_places(self.q, self.q_document), index)
             if not torch.equal(before, prefix_places(q, document)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.positions import Positions
-from posenc.positions.regions import Region
+from posenc.positions.regions import EVERYTHING, Region
 
 WIDTH = 7
 Rectangle = tuple[int, int, int, int, int, int]
@@ -97,6 +97,25 @@ def seen_keys(positions: Positions, region: Region) -> tuple[int, int]:
         return (first, end) if 2 * (end - first) < positions.num_keys else everything
 
     return positions.shared(("seen", region), found)
+
+
+def holds_all(positions: Positions, region: Region) -> bool:
+    """Whether every key that causal queries see is known to lie in a region."""
+    if region == EVERYTHING:
+        return True
+
+    def known() -> bool:
+        longest = None if positions.span is None else positions.span[1]
+        if longest is None:
+            visible = None if positions.q.device.type != "cpu" else segments(positions)
+            if visible is None or not visible.regular:
+                return False
+            longest = max((q1 - 1 + d - k0 for _, q0, q1, k0, k1, d, _ in visible if q0 < q1 and k0 < k1), default=0)
+        nearest = region.nearest is None or region.nearest <= 0
+        reaches = region.farthest is None or region.farthest * region.chunk > longest + region.chunk - 1
+        return nearest and reaches and region.below is None
+
+    return known() if torch.compiler.is_compiling() else positions.shared(("holds all", region), known)
 
 
 def _read(positions: Positions) -> Segments | None:

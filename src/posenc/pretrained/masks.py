@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from posenc.bias import Dense, Relative
+from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -157,6 +158,7 @@ def _from_mask(allowed: Tensor, position_ids: Tensor | None) -> Seen:
 class Allowed(Encoding):
     """Only what a bool mask lets through, for a single forward pass."""
 
+    @checked
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
         self.mask = mask
@@ -168,12 +170,18 @@ class Allowed(Encoding):
         return Dense(torch.zeros_like(self.mask, dtype=precise).masked_fill(~self.mask, torch.finfo(precise).min))
 
 
+def _by_order(positions: Positions) -> Positions:
+    """The same tokens, each at its number in the row."""
+    return replace(positions, q=positions.q_order, k=positions.k_order).knowing(diagonal=positions.diagonal)
+
+
 class Window(Encoding):
     """Only the nearest keys: a query sees those at a distance below `window`, as transformers' sliding layers do."""
 
     bias_reads_keys = False
     shift_invariant = True
 
+    @checked
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
@@ -185,5 +193,5 @@ class Window(Encoding):
             return torch.where(distance < window, 0.0, lowest) + 0.0 * head
 
         if positions.start is None:  # a window counts tokens, whatever gaps there are between their positions
-            positions = replace(positions, q=positions.q_order, k=positions.k_order)
+            positions = positions.shared(Window, lambda: _by_order(positions))
         return Relative(beyond, q.shape[1], positions)
