@@ -318,7 +318,7 @@ ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
         (lambda: position_maps.create({"name": "rerop"}), r"did you mean 'rerope'"),
         (lambda: position_maps.create({"name": "rerope", "w": 4}), r"position map 'rerope' with options"),
         (lambda: Mapped(ALiBi(2), rerope(4)), r"rotates by its positions, such as rope"),
-        (lambda: Mapped(Rotary(8) + LogN(4), rerope(4)), r"add others to the result"),
+        (lambda: Mapped(Rotary(8) + LogN(4), rerope(4)), r"add others outside"),
         (lambda: Mapped(PerLayer(Rotary(8)), rerope(4)), r"rotates by its positions"),
         (lambda: Mapped(LogN(4), rerope(4)), r"rotates by its positions"),
         (lambda: posenc.create("rope@rerope:window=4", head_dim=8, layout="half"), r"write them into the text"),

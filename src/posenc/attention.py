@@ -2,8 +2,10 @@
 """The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,13 +73,13 @@ def attention(
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
     message says why).
     """
-    pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
-    _check_given(encoding, positions, q=q, k=k, v=v)
-    with torch.autocast("cpu" if q.is_meta else q.device.type, enabled=False):
+    check_given(encoding, positions, q=q, k=k, v=v)
+    with _exactly(q):
         if positions is None or positions.part is None:
             _check_no_ring()
-            problem = pose(q, k, v, encoding, positions, causal)
+            problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
             return _choose(problem, backend).attend(problem)
+        pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
         _check_shard(q, k, positions, keys_rotated)
         positions = positions if causal is None else positions.with_causal(causal)
         attend = ring.active()
@@ -89,6 +91,14 @@ def attention(
         k, v = exchange.gather_keys(k, v, positions)
         problems = [pose(*call[:3], encoding, call[3], None) for call in _calls(q, k, v, positions)]
         return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
+
+
+def _exactly(q: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast, which would round biases and angles."""
+    kind = "cpu" if q.is_meta else q.device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ def explain(
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
     pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
-    _check_given(encoding, positions, q=q, k=k, v=v)
+    check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.part is None:
         return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
     _check_shard(q, k, positions, keys_rotated)
@@ -300,7 +310,6 @@ def placed(
     keys_rotated: bool = False,
 ) -> Positions:  # fmt: skip
     """The positions of a call, by default 0 .. n-1, once everything given has been found to fit together."""
-    _check_given(encoding, positions, q=q, k=k, v=v)
     if causal is not None:
         check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
@@ -337,7 +346,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
         raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
 
 
-def _check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
+def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)

@@ -115,7 +115,7 @@ class Encoding(nn.Module):
     @property
     def bias_reads_keys(self) -> bool:
         """Whether `bias` may look at the keys, which it then needs unrotated. One that does not sets this to False."""
-        return "bias" in self.sites()
+        return type(self).bias is not Encoding.bias
 
     @property
     def isometric(self) -> bool:
@@ -262,8 +262,12 @@ class Encoding(nn.Module):
         """`positions.shared` for a value that follows from this encoding's tables as well: another table makes it anew."""
         if torch.compiler.is_compiling():
             return make()
-        tables = ((table, None if table.is_inference() else table._version) for table in self.buffers())
-        return positions.shared((self, key, *tables), make)
+        tables = list(self._buffers.values())
+        versions = [0 if table is None or table.is_inference() else table._version for table in tables]
+        at, before, found = positions.shared((self, key), lambda: (tables, versions, make()))
+        if before == versions and all(a is b for a, b in zip(at, tables, strict=True)):
+            return found
+        return positions.shared((self, key, *tables, *versions), make)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -382,10 +386,9 @@ def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | 
 def scale_in(encoding: Encoding, layer: int, head_dim: int) -> float:
     """`Encoding.scale_of`, validated."""
     found: Any = encoding.scale_of(layer, head_dim)
-    if type(found) is not float:
-        if isinstance(found, bool) or not isinstance(found, Real):
-            remedy = "return a number; a learned temperature multiplies the queries, in rotate"
-            raise _returned(encoding, "scale", found, remedy)
+    if type(found) is not float and (isinstance(found, bool) or not isinstance(found, Real)):
+        remedy = "return a number; a learned temperature multiplies the queries, in rotate"
+        raise _returned(encoding, "scale", found, remedy)
     found = float(found)
     if not math.isfinite(found):
         raise _returned(encoding, "scale", found, "return a finite number")

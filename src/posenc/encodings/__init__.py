@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc import position_maps
 from posenc.checks import LARGEST_SIZE, checked, is_whole, shown
-from posenc.composites import PerLayer, Sum
+from posenc.composites import Composite, PerLayer, Sum
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -30,7 +30,7 @@ from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multipl
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import InputError, first_line, unknown
+from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.texts import check_options, literal, named, read_options, split
@@ -141,11 +141,7 @@ def create(
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in shape | options]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
-    try:
-        return cls(**shape, **options)
-    except (RuntimeError, MemoryError, OverflowError) as error:  # of torch, at a size that nothing can have
-        told = f"cannot be made of {options or shape}: {first_line(error)}"
-        raise InputError(f"{name}: {told}; give smaller sizes") from None
+    return cls(**shape, **options)
 
 
 def check_grid(grid: Sequence[int]) -> None:
@@ -161,26 +157,38 @@ def check_grid(grid: Sequence[int]) -> None:
 
 
 @checked
-def from_spec(spec: Mapping[str, Any]) -> Encoding:
+def from_spec(spec: Mapping[str, Any], classes: Sequence[type[Encoding]] = ()) -> Encoding:
     """The encoding that `spec()` described; parameters are initialised afresh.
+
+    classes: those of your own that occur in it; a spec knows them by their class names.
 
     Raises:
         InputError: an unknown name or arguments that the encoding does not take.
     """
     arguments = dict(spec)
     name = arguments.pop("name", None)
-    composites = {c.name: c for c in (Sum, PerLayer)}
+    composites: dict[str, type[Composite]] = {c.name: c for c in (Sum, PerLayer)}
+    known = {vars(cls).get("name") or cls.__name__: cls for cls in classes}
+    composites |= {n: cls for n, cls in known.items() if issubclass(cls, Composite)}
     if isinstance(name, str) and name in composites:
         if set(arguments) - {"order"} != {"parts"}:
             raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
-        parts = [from_spec(part) for part in arguments["parts"]]
+        parts = [from_spec(part, classes) for part in arguments["parts"]]
         return composites[name](*(parts[i] for i in arguments.get("order", range(len(parts)))))
     if name == Mapped.name and set(arguments) == {"encoding", "map"}:
-        return Mapped(from_spec(arguments["encoding"]), arguments["map"])
-    try:
-        return lookup(name)(**arguments)
-    except TypeError as error:
-        raise InputError(f"spec of {name!r}: {error}") from None
+        return Mapped(from_spec(arguments["encoding"], classes), arguments["map"])
+    cls = known[name] if name in known else lookup(name)
+    parameters = cls.arguments()
+    for argument, value in arguments.items():
+        if argument not in parameters:
+            raise unknown(f"argument of {name!r}", argument, parameters)
+        takes = str(parameters[argument].annotation)
+        if isinstance(value, Mapping) and "Encoding" in takes:
+            arguments[argument] = from_spec(value, classes)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
+    if missing:
+        raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
+    return cls(**arguments)
 
 
 def lookup(name: object) -> type[Encoding]:

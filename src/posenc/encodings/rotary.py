@@ -15,7 +15,7 @@ from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
-from posenc.rotation import turn_together, turns_together, widened
+from posenc.rotation import turn_together, turn_token, turns_token, widened
 from posenc.rotation.angles import angles_at, cos_sin
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)
@@ -129,7 +129,7 @@ class Rotary(Encoding):
         same = of_q[0] is of_k[0]
         if same and fits_kernel(q, k):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
-        if same and turns_together(q, k, of_k[0]):
+        if same and turns_token(of_k[0], q, k):
             wide = self.remember(positions, (dtype, "wide"), lambda: widened(*of_k, self.layout))
             return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)
@@ -137,7 +137,11 @@ class Rotary(Encoding):
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         dtype = self._check(q, positions)
-        return self.turn(q, *self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)))
+        of_q = self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype))
+        if turns_token(of_q[0], q):
+            wide = self.remember(positions, (dtype, "wide q"), lambda: widened(*of_q, self.layout))
+            return turn_token(q, *wide, self.layout)
+        return self.turn(q, *of_q)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from posenc.bias import Factored, QueryRelative
 from posenc.checks import checked
-from posenc.encodings.checks import check_std
 from posenc.encoding import require_fit
+from posenc.encodings.checks import check_head_dim, check_std
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
@@ -100,6 +100,7 @@ class TransformerXL(ContentBias):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
+        check_head_dim(self, q, self.head_dim)
         return q + self.of_layer(self.u, layer).to(q.dtype)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
+from posenc.checks import check_divisors, checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import Frequencies, a_length, a_temperature, at_least_one, untouched
 
@@ -124,6 +124,7 @@ def _ramp_by_pair(
     pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
 ) -> Tensor:
     """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
+    check_divisors(beta_slow=beta_slow, beta_fast=beta_fast)
     _turns(beta_slow, beta_fast, "beta_slow", "beta_fast")
     if not base > 1:
         raise InputError(f"base={base}: this schedule needs a base above 1")

@@ -273,7 +273,7 @@ class Placement:
             valid=None if self.valid is None else self.valid[:, first:end], every_key=self,
         ).knowing(
             start=None if self.start is None else (self.start[0], self.start[1] + first),
-            diagonal=None if self.diagonal is None else self.diagonal - first, 
+            diagonal=None if self.diagonal is None else self.diagonal - first,
         )  # fmt: skip
 
     def moved(self, place: Callable[[Tensor, Tensor], Tensor]) -> Self:

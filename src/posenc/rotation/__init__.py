@@ -126,15 +126,16 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     return found.transpose(-2, -3) if order else found
 
 
-def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
-    """Whether `turn_together` may and should serve: one token, every channel rotated, nothing to differentiate."""
+def turns_token(cos: Tensor, *tensors: Tensor) -> bool:
+    """Whether `turn_token` may and should serve: one token, every channel rotated, nothing to differentiate."""
     if torch.compiler.is_compiling():
         return False
+    x = tensors[0]
     return (
-        q.shape[2] == 1
-        and q.numel() + k.numel() <= 2 * TINY
-        and 2 * cos.shape[-1] == q.shape[-1]
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
+        x.shape[2] == 1
+        and 2 * cos.shape[-1] == x.shape[-1]
+        and sum(each.numel() for each in tensors) <= 2 * TINY
+        and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
         and not transformed()
     )
 
@@ -142,15 +143,18 @@ def turns_together(q: Tensor, k: Tensor, cos: Tensor) -> bool:
 def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Queries and keys (batch, heads, 1, head_dim) of one token in one go: tiny tensors cost what their calls cost.
     cos and sin are those of `widened`."""
-    x = torch.cat((q, k), 1)
+    turned = turn_token(torch.cat((q, k), 1), cos, sin, layout)
+    return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
+
+
+def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """The heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
     if layout == "half":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:
         partner = x.view(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).view(x.shape)
     turned = torch.addcmul(x * cos, partner, sin)
-    if turned.dtype != q.dtype:
-        turned = turned.to(q.dtype)
-    return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
+    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
 def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:

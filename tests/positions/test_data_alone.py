@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions are data: what one call computed never changes the answer of another."""
+
+import gc
+import pickle
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import posenc
+from posenc import Positions, attention
+from posenc.transformer import Transformer, TransformerConfig
+
+
+def tensors(batch=1, heads=2, n=6, width=8):
+    torch.manual_seed(0)
+    return torch.randn(3, batch, heads, n, width, dtype=torch.float64).unbind(0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_factor_of_visible_keys_follows_the_calls_causality(first):
+    q, k, v = tensors()
+    encoding, p = posenc.LogN(3), Positions.arange(6, causal=first)
+    attention(q, k, v, encoding, p)
+    fresh = attention(q, k, v, encoding, Positions.arange(6, causal=not first))
+    assert torch.equal(attention(q, k, v, encoding, p, causal=not first), fresh)
+
+
+def test_a_table_of_visible_offsets_follows_the_calls_causality():
+    encoding = posenc.create("swin_v2", num_heads=2, grid=(3, 3)).double()
+    cross = Positions.cross(Positions.grid(3, 3), Positions.grid(6, 6))
+    q, (k, v) = torch.randn(1, 2, 9, 8).double(), torch.randn(2, 1, 2, 36, 8).double()
+    attention(q, k, v, encoding, cross, causal=True)
+    fresh = Positions.cross(Positions.grid(3, 3), Positions.grid(6, 6))
+    assert torch.equal(attention(q, k, v, encoding, cross), attention(q, k, v, encoding, fresh))
+
+
+def test_an_encoder_and_a_decoder_share_positions_and_an_encoding():
+    torch.manual_seed(0)
+    encoding = posenc.Rotary(8) + posenc.LogN(4)
+    models = [Transformer(TransformerConfig(11, 16, 2, 2, causal=causal), encoding) for causal in (False, True)]
+    x, shared = torch.randint(11, (2, 9)), Positions.arange(9)
+    for model in models:
+        assert torch.equal(model(x, shared), model(x, Positions.arange(9)))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_what_is_replaced_is_seen(backend):
+    q, k, v = tensors()
+    packed = Positions.packed([2, 4], causal=True)
+    attention(q, k, v, posenc.ALiBi(2), packed, backend=backend)
+    mask = torch.tensor([[True, True, False, True, True, True]])
+    found = attention(q, k, v, posenc.ALiBi(2), replace(packed, valid=mask), backend=backend)
+    ids = torch.tensor([0, 0, 1, 1, 1, 1])
+    want = Positions(
+        q=packed.q, k=packed.k, q_order=packed.q_order, k_order=packed.k_order, causal=True, valid=mask,
+        q_document=ids[None], k_document=ids[None],
+    )  # fmt: skip
+    torch.testing.assert_close(found, attention(q, k, v, posenc.ALiBi(2), want, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_prefix_seen_by_all_is_an_order_shared_by_its_tokens(backend):
+    q, k, v = tensors()
+    plain = Positions.arange(6, causal=True)
+    prefix = replace(plain, q_order=plain.q_order.clamp(min=2), k_order=plain.k_order)
+    assert (prefix.start, prefix.diagonal, prefix.span) == (None, None, None)
+    visible = torch.ones(6, 6).tril().bool() | (torch.arange(6) < 3)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    torch.testing.assert_close(attention(q, k, v, None, prefix, backend=backend), want)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (lambda ids: Positions.from_ids(ids), torch.tensor([[0, 1, 2, 3]])),
+        (lambda ids: Positions.from_ids(ids), torch.tensor([0.0, 1.5, 2.0, 3.0], dtype=torch.float64)),
+        (lambda ids: Positions.from_ids(ids), np.array([0, 1, 2, 3])),
+        (lambda ids: Positions.from_mask(ids == 1), torch.tensor([[0, 1, 1, 1]])),
+        (lambda ids: Positions.from_mask(ids), torch.tensor([[False, True, True, True]])),
+        (lambda ids: Positions.packed(document_ids=ids), torch.tensor([[0, 0, 1, 1]])),
+    ],
+)
+def test_what_the_caller_does_to_their_tensor_later_moves_nothing(make, given):
+    p = make(given)
+    before = [x.clone() for x in (p.q, p.k, p.mask())]
+    given[...] = 1 if given.dtype == np.int64 or given.dtype == torch.int64 else 0
+    assert all(torch.equal(a, b) for a, b in zip(before, (p.q, p.k, p.mask()), strict=True))
+
+
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "xlnet", "axial_rope:axes=1", "pope"])
+def test_another_table_is_another_answer_at_the_same_positions(name):
+    encoding = posenc.create(name, dim=16, head_dim=8, num_heads=2, max_positions=6)
+    x, q, p = torch.randn(1, 6, 16), torch.randn(1, 2, 6, 8), Positions.arange(6)
+
+    def answers(positions):
+        found = encoding.embed(x, positions), *encoding.rotate(q, q, positions)
+        return [*found, attention(q, q, q, encoding, positions)]
+
+    before = answers(p)
+    for table in encoding.buffers():
+        table.mul_(1.5)
+    changed = answers(p)
+    assert not all(torch.equal(a, b) for a, b in zip(before, changed, strict=True))
+    for a, b in zip(changed, answers(Positions.arange(6)), strict=True):
+        assert torch.equal(a, b)
+
+
+class Packed:
+    """A tensor that autograd has saved."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("name", sorted(posenc.encodings.ENCODINGS))
+def test_no_graph_outlives_its_outputs(name):
+    grid = name in ("grid_table", "grid_sinusoidal", "axial_table", "swin", "swin_v2", "beit")
+    shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 16, "causal": True}
+    encoding = posenc.create(name, **shape, **({"grid": (4, 4)} if grid else {}))
+    model = Transformer(TransformerConfig(11, 16, 2, 2), encoding)
+    p, saved = Positions.arange(4, causal=True), []
+
+    def pack(tensor):
+        packed = Packed(tensor.detach())
+        saved.append(weakref.ref(packed))
+        return packed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.tensor):
+        out = model(torch.zeros(1, 4, dtype=torch.long), p)
+        q = torch.randn(1, 2, 4, 8, requires_grad=True)
+        alone = attention(
+            encoding.embed(torch.randn(1, 4, 16), p).view(1, 4, 2, 8).transpose(1, 2) + q, q, q, encoding, p
+        )
+    assert saved
+    del out, alone, q
+    gc.collect()
+    assert not any(packed() is not None for packed in saved)
+
+
+def test_copies_are_data_alone():
+    p = Positions.arange(5, causal=True)
+    attention(*tensors(n=5), posenc.Rotary(8), p)
+    assert p._memo
+    assert pickle.loads(pickle.dumps(p))._memo == {}
+    assert replace(p)._memo == {}
+
+
+def test_one_trailing_axis_is_text():
+    ids = torch.tensor([[3, 1, 4]])
+    p = Positions.from_ids(ids[..., None])
+    assert torch.equal(p.q, ids)
+    x = torch.randn(1, 3, 8)
+    for name in ("sinusoidal", "integer", "binary", "normalized", "complex_order"):
+        assert posenc.create(name, dim=8).embed(x, p).shape == x.shape
+    q = torch.randn(1, 2, 3, 8)
+    for name in ("rope", "t5", "alibi", "shaw", "xlnet", "deberta", "fire", "pope"):
+        encoding = posenc.create(name, dim=16, num_heads=2, max_positions=8)
+        assert torch.equal(attention(q, q, q, encoding, p), attention(q, q, q, encoding, Positions.from_ids(ids)))
+
+
+def test_cross_attention_knows_contiguous_sides():
+    cross = Positions.cross(Positions.arange(3, offset=2), Positions.arange(4))
+    assert (cross.start, cross.span) == ((2, 0), (-1, 4))
+    padded = Positions.cross(Positions.arange(3), Positions.from_mask([[0, 1, 1, 1], [1, 1, 1, 1]]))
+    assert (padded.start, padded.span) == (None, (-3, 2))
+    for name in ("t5", "alibi"):
+        encoding = posenc.create(name, num_heads=2).double()
+        q, (k, v) = torch.randn(2, 2, 3, 8).double(), torch.randn(2, 2, 2, 4, 8).double()
+        for p in (cross, padded):
+            want = attention(q, k, v, encoding, p, backend="reference")
+            torch.testing.assert_close(attention(q, k, v, encoding, p), want)

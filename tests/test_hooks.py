@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encodings of the user's own: what their hooks return is validated where the library calls them, what they raise passes
+through, and a subclass is itself in sums, specs and copies."""
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import posenc
+from posenc import Encoding, InputError, Positions, attention, from_spec
+from posenc.bias import Values
+from posenc.position_maps import PositionMap
+from posenc.positions.regions import Branch, Region
+from posenc.transformer import Transformer, TransformerConfig
+
+CONFIG = TransformerConfig(11, 16, 2, 2)
+TOKENS = torch.arange(6)[None]
+
+
+def given(heads=2, kv_heads=2, n=6, width=8, batch=1):
+    torch.manual_seed(0)
+    q = torch.randn(batch, heads, n, width, dtype=torch.float64)
+    k, v = torch.randn(2, batch, kv_heads, n, width, dtype=torch.float64)
+    return q, k, v
+
+
+def with_hook(name, function):
+    """An encoding with one hook."""
+    return type("Mine", (Encoding,), {name: function})()
+
+
+@pytest.mark.parametrize(
+    ("hook", "function", "message"),
+    [
+        ("place", lambda s, positions, batch: None, r"Mine.place\(\) returned None: return Positions"),
+        ("place", lambda s, p, b: Positions.arange(5), r"Mine.place\(\) returned Positions\(5 queries"),
+        ("embed", lambda s, x, p, layer=0: None, r"Mine.embed\(\) returned None: return a tensor of x's shape"),
+        ("embed", lambda s, x, p, layer=0: x[:, :1], r"Mine.embed\(\) returned a tensor of shape \(1, 1, 16\)"),
+        ("rotate", lambda s, q, k, p, layer=0: None, r"Mine.rotate\(\) returned None: return the pair \(q, k\)"),
+        ("rotate", lambda s, q, k, p, layer=0: q, r"Mine.rotate\(\) returned a tensor .*: return the pair"),
+        ("rotate", lambda s, q, k, p, layer=0: (q, k[:, :, 1:]), r"Mine.rotate\(\) returned .*: return k \(1, 2, 6, 8\)"),
+        ("rotate", lambda s, q, k, p, layer=0: (q, torch.cat((k, k), 2)), r"Mine.rotate\(\).*: return k"),
+        ("rotate", lambda s, q, k, p, layer=0: (torch.cat((q, q), 1), k), r"Mine.rotate\(\).*: return q"),
+        ("rotate", lambda s, q, k, p, layer=0: (q.half(), k), r"Mine.rotate\(\).*: return q in torch.float32"),
+        ("rotate", lambda s, q, k, p, layer=0: (q[..., :4], k), r"Mine.rotate\(\) returned q 4 wide and k 8 wide"),
+        ("values", lambda s, p, layer=0: torch.zeros(6, 8), r"Mine.values\(\) returned .*: return Values"),
+        ("scale", lambda s, width: "1", r"Mine.scale\(\) returned '1': return a number"),
+        ("scale", lambda s, width: torch.nn.Parameter(torch.ones(())), r"Mine.scale\(\) returned a tensor.*in rotate"),
+        ("scale", lambda s, width: float("nan"), r"Mine.scale\(\) returned nan: return a finite number"),
+        ("branches", lambda s, layer=0: Branch(Region()), r"Mine.branches\(\) returned .*: return a sequence of Branch"),
+    ],
+)  # fmt: skip
+def test_what_a_hook_returns_is_refused_by_its_name(hook, function, message):
+    with pytest.raises(InputError, match=message):
+        Transformer(CONFIG, with_hook(hook, function))(TOKENS)
+    with pytest.raises(InputError, match=message):  # and within a sum
+        Transformer(CONFIG, posenc.NoPE() + with_hook(hook, function))(TOKENS)
+
+
+def test_a_scale_of_zero_is_a_scale():
+    model = Transformer(CONFIG, with_hook("scale", lambda self, width: 0.0))
+    assert model(TOKENS).isfinite().all()
+
+
+def test_tables_that_were_not_registered_are_named():
+    encoding = with_hook("tables", lambda self: {"t": torch.ones(2)})
+    with pytest.raises(
+        InputError, match=r"Mine.tables\(\) has 't', which is not registered: call self.register_tables"
+    ):
+        encoding.to(torch.float64)
+
+
+# ---------------------------------------------------------------- a window of one branch
+
+
+class Window(Encoding):
+    def branches(self, layer=0):
+        return (Branch(Region(farthest=3)),)
+
+
+@pytest.mark.parametrize("encoding", [
+    Window(),
+    posenc.Mapped(posenc.Rotary(8), PositionMap("window", {}, (Branch(Region(farthest=3)),), True, ())),
+])  # fmt: skip
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_the_region_of_a_single_branch_hides_keys_in_a_full_pass_and_from_a_cache(encoding, backend):
+    q, k, v = given()
+    p, far = Positions.arange(6, causal=True), torch.arange(6)[:, None] - torch.arange(6) >= 3
+    turned = encoding.encoding.rotate(q, k, p) if isinstance(encoding, posenc.Mapped) else (q, k)
+    hidden = far | ~p.mask()[0, 0]
+    want = torch.nn.functional.scaled_dot_product_attention(*turned, v, attn_mask=~hidden)
+    torch.testing.assert_close(attention(q, k, v, encoding, p, backend=backend), want)
+    last = attention(q[:, :, 5:], k, v, encoding, Positions.arange(1, 5, causal=True), backend=backend)
+    torch.testing.assert_close(last, want[:, :, 5:])
+
+
+# ---------------------------------------------------------------- what they raise
+
+
+class Cause(Exception):
+    pass
+
+
+def raising(error):
+    def embed(self, x, positions, layer=0):
+        try:
+            raise Cause
+        except Cause as cause:
+            raise error from cause
+
+    return with_hook("embed", embed)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("index 3 is out of range"), OverflowError("too large"),
+     MemoryError("allocate")],
+)  # fmt: skip
+def test_errors_of_others_pass_through_with_their_cause(error):
+    model = Transformer(CONFIG, raising(error))
+    for call in (lambda: model(TOKENS), lambda: model.generate(TOKENS, 3)):
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert caught.value is error
+        assert isinstance(error.__cause__, Cause)
+
+
+def test_errors_of_a_constructor_pass_through():
+    class Broken(Encoding):
+        def __init__(self, size: int = 3) -> None:
+            raise RuntimeError("cannot allocate memory: size")
+
+    with pytest.raises(RuntimeError, match="cannot allocate memory") as caught:
+        Broken(10**9)
+    assert not isinstance(caught.value, InputError)
+
+
+# ---------------------------------------------------------------- a subclass is itself
+
+
+class Steep(posenc.ALiBi):
+    """ALiBi with other slopes."""
+
+    def tables(self):
+        return {"slopes": 2 * super().tables()["slopes"]}
+
+
+def test_a_subclass_is_not_its_parent_in_a_spec():
+    spec = Steep(2).spec()
+    assert spec == {"name": "Steep", "num_heads": 2}
+    with pytest.raises(InputError, match="unknown encoding 'Steep'"):
+        from_spec(spec)
+    assert type(from_spec(spec, classes=[Steep])) is Steep
+    both = (posenc.Rotary(8) + Steep(2)).spec()
+    assert [type(part) for part in from_spec(json.loads(json.dumps(both)), classes=[Steep])] == [posenc.Rotary, Steep]
+
+
+class Nested(Encoding):
+    def __init__(self, encoding: Encoding, table) -> None:
+        super().__init__()
+        self.encoding, self.table = encoding, table
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        posenc.Rotary(np.int64(16), rope_theta=np.float32(500.0)),
+        posenc.Rotary(8).with_schedule("explicit", stretch=torch.tensor([1.0, 2.0, 3.0, 4.0])),
+        posenc.MRotary(8, sections=(1, 1, 2)),
+        posenc.T5(np.int32(2)),
+        posenc.Mapped(posenc.Rotary(8), posenc.position_maps.rerope(4)) + posenc.ALiBi(2),
+        posenc.PerLayer(posenc.Rotary(8), posenc.Rotary(8), posenc.NoPE()),
+    ],
+)  # fmt: skip
+def test_specs_are_json(encoding):
+    spec = encoding.spec()
+    assert json.loads(json.dumps(spec)) == spec
+    assert from_spec(spec).spec() == spec
+
+
+def test_specs_nest_and_refuse_what_json_does_not_have():
+    nested = Nested(posenc.Rotary(8), np.arange(3))
+    spec = json.loads(json.dumps(nested.spec()))
+    assert spec["encoding"]["name"] == "rope"
+    assert spec["table"] == [0, 1, 2]
+    again = from_spec(spec, classes=[Nested])
+    assert again.spec() == spec
+    with pytest.raises(InputError, match=r"Nested.table=<object .*: spec\(\) takes numbers"):
+        Nested(posenc.NoPE(), object()).spec()
+    with pytest.raises(InputError, match=r"unknown argument of 'rope' 'head_dims': did you mean 'head_dim'"):
+        from_spec({"name": "rope", "head_dims": 8})
+    with pytest.raises(InputError, match="spec of 'rope': lacks head_dim"):
+        from_spec({"name": "rope"})
+
+
+class Overriding(posenc.Sum):
+    def bias(self, q, k, positions, layer=0):
+        return posenc.bias.Factored(q.new_ones(1, 1, q.shape[2], 1), (k * k).sum(-1, keepdim=True))
+
+
+def test_a_sum_that_overrides_a_hook_has_its_site():
+    encoding = Overriding(posenc.Rotary(8), posenc.NoPE())
+    assert encoding.sites() == ("rotate", "bias")
+    assert encoding.bias_reads_keys
+    q, k, v = given()
+    p = Positions.arange(6, causal=True)
+    with pytest.raises(InputError, match="keys_rotated=True: the bias of Overriding reads the keys"):
+        attention(q, encoding.rotate_keys(k, p), v, encoding, p, keys_rotated=True)
+
+
+def test_a_map_of_the_users_own_is_copied_and_pickled():
+    mine = PositionMap("mine", {"window": 3}, (Branch(Region(farthest=3)),), True, ())
+    encoding = posenc.Mapped(posenc.Rotary(8), mine)
+    q, k, v = given()
+    p = Positions.arange(6, causal=True)
+    want = attention(q, k, v, encoding, p)
+    for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert torch.equal(attention(q, k, v, other, p), want)
+
+
+# ---------------------------------------------------------------- sums
+
+
+def test_rotations_of_other_channels_do_not_claim_to_see_distances_alone():
+    half, interleaved = posenc.Rotary(8), posenc.Rotary(8, layout="interleaved")
+    assert not (half + interleaved).shift_invariant
+    assert (half + posenc.Rotary(8, rope_theta=100.0)).shift_invariant
+    assert (half + posenc.LogN(8) + posenc.ALiBi(2)).shift_invariant
+    assert not (half + posenc.PoPE(2, 8)).shift_invariant
+
+
+def test_scaled_keys_are_refused_beside_rotations_of_other_channels():
+    xpos = posenc.XPos(8, scale_base=16)
+    with pytest.raises(InputError, match="xpos with rope: it scales keys"):
+        xpos + posenc.Rotary(8)
+    with pytest.raises(InputError, match="xpos with pope"):
+        posenc.PoPE(2, 8) + xpos
+    both = xpos + posenc.Rotary(8, layout="interleaved") + posenc.LogN(4)
+    q, k, v = given()
+    full = attention(q, k, v, both, Positions.arange(6, causal=True))
+    step = attention(q[:, :, 3:4], k[:, :, :4], v[:, :, :4], both, Positions.arange(1, 3, causal=True))
+    torch.testing.assert_close(step, full[:, :, 3:4])
+
+
+def test_a_rotation_that_widens_is_refused_before_one_that_adds():
+    q, k, v = given()
+    encoding = (posenc.PoPE(2, 8) + posenc.create("transformer_xl", dim=16, num_heads=2)).double()
+    with pytest.raises(InputError, match="q of head_dim 16: this TransformerXL was made with head_dim=8"):
+        attention(q, k, v, encoding, Positions.arange(6, causal=True))
+
+
+def test_values_of_another_width_are_named():
+    mine = with_hook("values", lambda self, positions, layer=0: Values(torch.zeros(1, 3, 5), lambda distance: distance))
+    with pytest.raises(InputError, match="v is 8 wide, what Mine adds to values 5"):
+        attention(*given(), mine, Positions.arange(6))
