@@ -230,7 +230,7 @@ def test_rotations_of_other_channels_do_not_claim_to_see_distances_alone():
     assert not (half + interleaved).shift_invariant
     assert (half + posenc.Rotary(8, rope_theta=100.0)).shift_invariant
     assert (half + posenc.LogN(8) + posenc.ALiBi(2)).shift_invariant
-    assert not (half + posenc.PoPE(2, 8)).shift_invariant
+    assert not (half + posenc.PoPE(8, 2)).shift_invariant
 
 
 def test_scaled_keys_are_refused_beside_rotations_of_other_channels():
@@ -238,7 +238,7 @@ def test_scaled_keys_are_refused_beside_rotations_of_other_channels():
     with pytest.raises(InputError, match="xpos with rope: it scales keys"):
         xpos + posenc.Rotary(8)
     with pytest.raises(InputError, match="xpos with pope"):
-        posenc.PoPE(2, 8) + xpos
+        posenc.PoPE(8, 2) + xpos
     both = xpos + posenc.Rotary(8, layout="interleaved") + posenc.LogN(4)
     q, k, v = given()
     full = attention(q, k, v, both, Positions.arange(6, causal=True))
@@ -248,7 +248,7 @@ def test_scaled_keys_are_refused_beside_rotations_of_other_channels():
 
 def test_a_rotation_that_widens_is_refused_before_one_that_adds():
     q, k, v = given()
-    encoding = (posenc.PoPE(2, 8) + posenc.create("transformer_xl", dim=16, num_heads=2)).double()
+    encoding = (posenc.create("pope+transformer_xl", dim=16, num_heads=2)).double()
     with pytest.raises(InputError, match="q of head_dim 16: this TransformerXL was made with head_dim=8"):
         attention(q, k, v, encoding, Positions.arange(6, causal=True))
 

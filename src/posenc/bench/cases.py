@@ -6,6 +6,7 @@ from functools import partial
 
 from posenc.bench import attention, transformers_peers
 from posenc.bench.attention import MAKERS, Inputs, dense, flex, ours, plain, prepare
+from posenc.bench.call import CALL
 from posenc.bench.case import Built, Candidate, Case
 from posenc.bench.rotary import ROTARY
 from posenc.bench.schemes import HEADS
@@ -80,6 +81,7 @@ CASES: dict[str, Case] = {
                 Candidate("posenc, rotated cache", attention.rotated_cache, modes=("decode",)),
             ),
         ),
+        CALL,
         ROTARY,
         TABLES,
     )

@@ -79,6 +79,7 @@ STANDARD = (
     Series("attention", "train", "float32", (2048,), MEMORY),
     *(Series("rotary", mode, dtype, (4096,)) for mode in MODES for dtype in DTYPES),
     Series("rotary", "forward", "float32", (16384,)),
+    Series("call", "decode", "float32", (128, 1024, 4096)),
     Series("tables", "forward", "float32", (4096, 131072)),
 )
 QUICK = (
@@ -87,6 +88,7 @@ QUICK = (
     Series("attention", "decode", "float32", (1024,)),
     Series("attention", "forward", "float32", (1024,), MEMORY),
     *(Series("rotary", mode, "float32", (1024,)) for mode in MODES),
+    Series("call", "decode", "float32", (128,)),
     Series("tables", "forward", "float32", (4096,)),
 )
 QUICK_EFFORT = Effort(rounds=3, block=0.01, budget=3.0, patience=1.0)
