@@ -139,14 +139,15 @@ class Relative(_OfPositions):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
-        heads = torch.arange(self.num_heads, device=device)
-        return self.function(heads[:, None], self.distances().to(device)).expand(self.num_heads, -1)
+        heads = torch.arange(self.num_heads, device=device).unsqueeze(1)
+        distances = self.distances().to(device)
+        return self.function(heads, distances).expand(self.num_heads, distances.shape[0])
 
     def dense(self, device: torch.device) -> Tensor:
         if self.positions.start is None:
             return super().dense(device)
         if self.num_queries == 1:
-            return self.vector(device)[None, :, None]
+            return self.vector(device).view(1, self.num_heads, 1, self.num_keys)
         return hankel(self.vector(device), self.num_keys).flip(-2)[None]
 
 
@@ -407,7 +408,9 @@ def validated_values(added: object, q: Tensor, v: Tensor, *, origin: str) -> Val
 
 def dense_sum(terms: Sequence[Score], device: torch.device) -> Tensor | None:
     """The sum of all terms as one tensor, or None when there is no term."""
-    return reduce(torch.add, (term.dense(device) for term in terms)) if terms else None
+    if not terms:
+        return None
+    return reduce(torch.add, (term.dense(device) for term in terms))
 
 
 def sum_by_rows(terms: Sequence[Score], device: torch.device) -> Callable[..., Tensor | None]:

@@ -89,6 +89,9 @@ class Reference:
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """(batch, heads, n, a) @ (batch, kv_heads, a, m): heads that share keys are so many more queries of theirs."""
     (batch, heads, n, width), kv_heads = x.shape, y.shape[1]
+    if torch.compiler.is_compiling():
+        # a copy: a graph for any length cannot reason about heads that lie between the tokens
+        return x @ y.repeat_interleave(heads // kv_heads, dim=1)
     if heads == kv_heads:
         return x @ y
     return (x.reshape(batch, kv_heads, heads // kv_heads * n, width) @ y).view(batch, heads, n, y.shape[3])

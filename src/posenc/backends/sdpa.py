@@ -98,10 +98,13 @@ class SDPA:
             problem = _wider(problem)
         if _is_plain(problem):
             return _plain(problem)
+        if problem.q.shape[2] == 1:
+            row = Reference().rows if _is_row(problem) else _dense
+            return row(problem, 0, 1, dense_sum(problem.bias, problem.q.device))
         if _obstacle(problem) is None:
             return _fused(problem, lower(problem))
-        if _is_row(problem) or _trains_sink(problem):
-            # SDPA would take its own N x N path, with an extra column that defies export for any length
+        if _trains_sink(problem) or (problem.sink is not None and torch.compiler.is_compiling()):
+            # with a gradient SDPA would take its own N x N path, and an extra column defies a graph for any length
             return Reference().attend(problem)
         rows, queries = _block_rows(problem), problem.q.shape[2]
         dense = Reference().rows if problem.branches else _dense
@@ -152,8 +155,10 @@ def _widens(problem: Problem) -> bool:
     """Whether factored terms are few enough channels that wider queries, keys and values cost less than the products;
     in half precision the channels would be rounded."""
     width = sum(term.left.shape[-1] for term in problem.factored)
-    exact = problem.q.dtype in (torch.float32, torch.float64) and not problem.branches
-    return exact and 0 < 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
+    if not width or problem.branches:
+        return False
+    exact = problem.q.dtype in (torch.float32, torch.float64)
+    return exact and 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
 def _wider(problem: Problem) -> Problem:
@@ -174,7 +179,7 @@ def _is_plain(problem: Problem) -> bool:
 def _plain(problem: Problem) -> Tensor:
     q, k, v = _padded(problem)
     out = scaled_dot_product_attention(q, k, v, is_causal=not problem.positions.all_visible, **_options(problem))
-    return out[..., : problem.v.shape[-1]]
+    return out if out.shape[-1] == problem.v.shape[-1] else out[..., : problem.v.shape[-1]]
 
 
 def _options(problem: Problem) -> dict[str, Any]:
@@ -250,7 +255,7 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
 def _is_row(problem: Problem) -> bool:
     """Whether a single query wants what a mask cannot say; its scores are but a row."""
     more = problem.values is not None or problem.sink is not None or problem.dropout_p > 0 or len(problem.branches) > 0
-    return more and problem.q.shape[2] == 1
+    return problem.q.shape[2] == 1 and more
 
 
 def _trains_sink(problem: Problem) -> bool:
@@ -303,14 +308,16 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
         bias = _mask_dtype(bias, q)
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **_options(problem))
-    out = out[..., : problem.v.shape[-1]]
+    if out.shape[-1] != problem.v.shape[-1]:
+        out = out[..., : problem.v.shape[-1]]
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
 def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
     """The dtype SDPA wants: on the CPU a half-precision q takes a float32 mask, which keeps large biases exact."""
-    keep = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
-    return mask.to(torch.float32 if keep else q.dtype)
+    keep = q.dtype in (torch.bfloat16, torch.float16) and q.device.type == "cpu"
+    dtype = torch.float32 if keep else q.dtype
+    return mask if mask.dtype == dtype else mask.to(dtype)
 
 
 def _with_sink(
