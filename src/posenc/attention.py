@@ -204,9 +204,10 @@ def posed(
         v, values = _with_values(q, v, encoding, positions, layer)
         sink = encoding.sink(layer) if sink is None else sink
         factor = encoding.scale_of(layer, head_dim) if scale is None else scale
-        if isinstance(factor, Tensor):
+        returned: object = factor
+        if isinstance(returned, Tensor):
             raise InputError(
-                f"{type(encoding).__name__}.scale returned {shown(factor)}: return a float; multiply q in rotate for a factor "
+                f"{type(encoding).__name__}.scale returned {shown(returned)}: return a float; multiply q in rotate for a factor "
                 "that is learned"
             )
         if encoding.branches(layer):

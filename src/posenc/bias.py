@@ -77,12 +77,19 @@ class Score:
         if missing:
             return f"has no {missing[0]}: set {', '.join(f'self.{name}' for name in SIZES)}"
         if (self.num_queries, self.num_keys) != (q.shape[2], k.shape[2]):
-            return f"is of {self.num_queries} queries and {self.num_keys} keys; q has {q.shape[2]} and k has {k.shape[2]}"
-        if self.num_heads not in (1, q.shape[1]):
+            return (
+                f"is of {self.num_queries} queries and {self.num_keys} keys; q has {q.shape[2]} and k has {k.shape[2]}"
+            )
+        if not _one_or(self.num_heads, q.shape[1]):
             return f"has {self.num_heads} heads, q has {q.shape[1]}: give one per query head, or one for all"
-        if self.batch not in (1, q.shape[0]):
+        if not _one_or(self.batch, q.shape[0]):
             return f"has {self.batch} rows, q has a batch of {q.shape[0]}: give one per row, or one for all"
         return None
+
+
+def _one_or(count: int, all_of_them: int) -> bool:
+    # not `count in (1, all_of_them)`, in which Dynamo takes sizes that are symbols for different ones
+    return count == 1 or count == all_of_them
 
 
 def _on_one_device(tensors: dict[str, Tensor], q: Tensor) -> str | None:
@@ -199,7 +206,7 @@ class _Projected(_OfPositions):
         content, table = self.content, self.table
         if content.shape[2] != count:
             return f"has content of {content.shape[2]} tokens, there are {count} {what}"
-        if table.shape[2] != content.shape[3] or table.shape[0] not in (1, q.shape[1]):
+        if table.shape[2] != content.shape[3] or not _one_or(table.shape[0], q.shape[1]):
             return (
                 f"has a table of shape {tuple(table.shape)} for content {tuple(content.shape)}: pass (num_heads or 1, rows, "
                 f"{content.shape[3]})"
@@ -296,7 +303,7 @@ class Factored(Score):
 
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         for name, x in (("left", self.left), ("right", self.right)):
-            if x.shape[0] not in (1, q.shape[0]) or x.shape[1] not in (1, q.shape[1]):
+            if not _one_or(x.shape[0], q.shape[0]) or not _one_or(x.shape[1], q.shape[1]):
                 return (
                     f"has a {name} of shape {tuple(x.shape)}: give it 1 or {q.shape[0]} rows and 1 or {q.shape[1]} heads, those "
                     "of q (repeat what is per key head)"
@@ -348,7 +355,9 @@ class KeyValues:
     added: Tensor
 
     def __post_init__(self) -> None:
-        _require_numbers("KeyValues", {"added": "(batch or 1, num_kv_heads or 1, num_keys, head_dim)"}, added=self.added)
+        _require_numbers(
+            "KeyValues", {"added": "(batch or 1, num_kv_heads or 1, num_keys, head_dim)"}, added=self.added
+        )
 
 
 def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]:
@@ -390,13 +399,15 @@ def validated_values(added: object, q: Tensor, v: Tensor, *, origin: str) -> Val
     if table.shape[-1] != v.shape[-1]:
         raise InputError(f"v is {v.shape[-1]} wide, what {origin} adds to values {table.shape[-1]}: make them equal")
     if isinstance(added, Values):
-        if table.shape[0] not in (1, q.shape[1]):
+        if not _one_or(table.shape[0], q.shape[1]):
             raise InputError(
                 f"{origin} returned a table of {table.shape[0]} heads, q has {q.shape[1]}: give one per query head, or one"
             )
-    elif table.shape[1] not in (1, v.shape[1]):
-        raise InputError(f"v has {v.shape[1]} heads, what {origin} adds to values {table.shape[1]}: pass it num_kv_heads")
-    elif table.shape[0] not in (1, v.shape[0]) or table.shape[2] != v.shape[2]:
+    elif not _one_or(table.shape[1], v.shape[1]):
+        raise InputError(
+            f"v has {v.shape[1]} heads, what {origin} adds to values {table.shape[1]}: pass it num_kv_heads"
+        )
+    elif not _one_or(table.shape[0], v.shape[0]) or table.shape[2] != v.shape[2]:
         raise InputError(
             f"v has {v.shape[0]} rows of {v.shape[2]} keys, what {origin} adds to values {table.shape[0]} of {table.shape[2]}"
         )

@@ -29,7 +29,10 @@ class Product(Encoding):
 
 class Window(Product):
     def branches(self, layer=0):
-        return (Branch(Region(farthest=5), most=8), Branch(Region(nearest=5), q=lambda x: x // 2, k=lambda x: x // 2, most=8))
+        return (
+            Branch(Region(farthest=5), most=8),
+            Branch(Region(nearest=5), q=lambda x: x // 2, k=lambda x: x // 2, most=8),
+        )
 
     def rotate(self, q, k, positions, layer=0):
         return (q, k) if positions.branch is None or positions.branch.q is None else (1.1 * q, 0.9 * k)
@@ -104,7 +107,9 @@ def test_blocks_of_a_position_map(layout):
 
 
 @pytest.mark.parametrize("kv_heads", [H, 1])
-@pytest.mark.parametrize("name", ["alibi", "alibi+sink", "shaw", "shaw+softmax_n", "rope@rerope:window=5", "fire", "t5+shaw"])
+@pytest.mark.parametrize(
+    "name", ["alibi", "alibi+sink", "shaw", "shaw+softmax_n", "rope@rerope:window=5", "fire", "t5+shaw"]
+)
 def test_a_single_query_is_the_reference(name, kv_heads):
     made = create(name, num_heads=H, head_dim=D, dim=H * D, max_positions=64).double()
     for make in (
@@ -159,8 +164,13 @@ def test_explain_gives_the_reason_that_holds():
         return explain(*inputs(p.num_queries), encoding, p)
 
     assert said(None, Positions.arange(N)).reason == "no bias, and every query sees every key: no mask is built"
-    assert said(None, Positions.arange(N, causal=True)).reason == "no bias, and only the future is hidden: no mask is built"
-    assert said(Product(), Positions.arange(N)).reason.startswith("a term is a function of both positions: a dense mask")
+    assert (
+        said(None, Positions.arange(N, causal=True)).reason
+        == "no bias, and only the future is hidden: no mask is built"
+    )
+    assert said(Product(), Positions.arange(N)).reason.startswith(
+        "a term is a function of both positions: a dense mask"
+    )
     assert "one call for it and one for the rest" in said(create("alibi", num_heads=H), prefix()).faster
     holes = Positions.from_mask([[1, 0] * 12])
     assert said(create("alibi", num_heads=H), holes).faster == "padding and documents in one piece"

@@ -266,14 +266,16 @@ def test_forward_mode_is_right_and_second_derivatives_are_refused():
     assert torch.allclose(tangent("auto"), tangent("reference"), atol=1e-12)
     q.requires_grad_()
     (grad,) = torch.autograd.grad(attention(q, k, v, encoding, p).square().sum(), q, create_graph=True)
-    with pytest.raises(InputError, match="second derivatives .* pass backend='reference'"):
+    with pytest.raises(InputError, match=r"second derivatives .* pass backend='reference'"):
         torch.autograd.grad(grad.sum(), q)
 
 
 def test_the_private_operators_are_there():
     """They may vanish in any release; attention then takes public operations, which are slower."""
     for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"):
-        assert hasattr(torch.ops.aten, name), f"torch {torch.__version__} has no aten::{name}: find what replaced it (fused.py)"
+        assert hasattr(torch.ops.aten, name), (
+            f"torch {torch.__version__} has no aten::{name}: find what replaced it (fused.py)"
+        )
     assert fused._flash is not None
     assert fused._flash_backward is not None
 

@@ -42,7 +42,9 @@ def fastest_dtype(device: torch.device | str = "cpu") -> torch.dtype:
 
 
 @cache
-def _measured(work: Callable[[torch.dtype], tuple[Callable[[], Tensor], Callable[[], Tensor]]], dtype: torch.dtype) -> bool:
+def _measured(
+    work: Callable[[torch.dtype], tuple[Callable[[], Tensor], Callable[[], Tensor]]], dtype: torch.dtype
+) -> bool:
     """Whether the first of the two forms of a work takes longer than the second. Measured in a thread of its own, where
     no modes of the caller are at work: fake tensors of an export, a default device, autocast."""
     least = [float("inf"), float("inf")]
@@ -76,6 +78,6 @@ def _products(dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Te
 def _step(dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     k = _numbers(HEADS * KEYS * HEAD_DIM).view(1, HEADS, KEYS, HEAD_DIM).to(dtype)
     q = k[:, :, :1].contiguous()
-    return lambda: scaled_dot_product_attention(q, k, k), lambda: (
-        scaled_dot_product_attention(q.float(), k.float(), k.float()).to(dtype)
-    )
+    return lambda: scaled_dot_product_attention(q, k, k), lambda: scaled_dot_product_attention(
+        q.float(), k.float(), k.float()
+    ).to(dtype)

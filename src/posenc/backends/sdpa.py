@@ -51,7 +51,11 @@ class SDPA:
             copies = sum(x.numel() * x.element_size() for x in _tensors(single))
             out = problem.q.shape[:3].numel() * problem.v.shape[-1] * 4
             dtype = str(problem.q.dtype).removeprefix("torch.")
-            return f"by way of float32, which this processor multiplies faster than {dtype}; {why}", size + copies + out, faster
+            return (
+                f"by way of float32, which this processor multiplies faster than {dtype}; {why}",
+                size + copies + out,
+                faster,
+            )
         if _widens(problem):
             why, size, faster = self.plan(_wider(problem))
             return f"products of few channels widen queries and keys; {why}", size + problem.widened_bytes(), faster
@@ -144,8 +148,8 @@ def _in_float32(problem: Problem) -> Problem:
 
 def _tensors(problem: Problem) -> list[Tensor]:
     """The queries and keys of every branch, and the values."""
-    pairs = problem.branches or [(problem.q, problem.k)]
-    return [problem.v, *(x for pair in pairs for x in pair[:2])]
+    pairs = [branch[:2] for branch in problem.branches] or [(problem.q, problem.k)]
+    return [problem.v, *(x for pair in pairs for x in pair)]
 
 
 # -------------------------------------------------------------------- more channels
