@@ -12,17 +12,15 @@ from torch import Tensor
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Values
+from posenc.bias import KeyValues, Values, validated, validated_values
 from posenc.checks import LEAST_DIVISOR, check_flags, check_value, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
-    as_terms,
     branches_of,
     queries_rotated_by,
     rotated_by,
     scale_in,
-    values_of,
 )
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
@@ -220,8 +218,8 @@ def posed(
     if encoding is not None:
         if keys_rotated:
             _check_keys_unread(encoding, layer)
-        terms = as_terms(encoding.bias(q, k, positions, layer))
-        v, values = _with_values(v, encoding, positions, layer)
+        terms = validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
+        v, values = _with_values(q, v, encoding, positions, layer)
         map_branches = branches_of(encoding, layer)
         sink = encoding.sink(layer) if sink is None else sink
         factor = scale_in(encoding, layer, head_dim) if scale is None else scale
@@ -243,21 +241,12 @@ def posed(
     return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches)
 
 
-def _with_values(v: Tensor, encoding: Encoding, positions: Positions, layer: int) -> tuple[Tensor, Values | None]:
+def _with_values(
+    q: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int
+) -> tuple[Tensor, Values | None]:
     """Values with what the encoding adds to each key's, and what it adds besides by distance."""
-    added = values_of(encoding, positions, layer)
-    if added is None:
-        return v, None
-    table = added.added if isinstance(added, KeyValues) else added.table
-    if table.shape[-1] != v.shape[-1]:
-        raise InputError(
-            f"v is {v.shape[-1]} wide, what {encoding.known_as} adds to values {table.shape[-1]}: make them equal"
-        )
-    if isinstance(added, KeyValues) and table.shape[1] not in (1, v.shape[1]):
-        raise InputError(
-            f"v has {v.shape[1]} heads, what {encoding.known_as} adds to values {table.shape[1]}: pass it num_kv_heads"
-        )
-    return (v + table.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
+    added = validated_values(encoding.values(positions, layer), q, v, origin=f"{type(encoding).__name__}.values")
+    return (v + added.added.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
 
 
 def _per_head(sink: float | Tensor, q: Tensor) -> Tensor:

@@ -14,20 +14,30 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from posenc.checks import shown
+from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
     "Dense", "Factored", "KeyRelative", "KeyValues", "Positional", "QueryRelative", "Relative", "Score", "Values",
-    "dense_sum", "hankel", "sum_by_rows",
+    "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 OfDistance = Callable[[Tensor], Tensor]
+Block = Callable[[int, int, slice], Tensor]
+"""(first query, end, keys) -> that part of a term, (batch or 1, num_heads, end - first, keys)."""
+ALL_KEYS = slice(None)
+SIZES = ("batch", "num_heads", "num_queries", "num_keys")
 
 
 class Score:
-    """One additive term b_ij of the attention scores."""
+    """One additive term b_ij of the attention scores.
+
+    A class of your own sets batch (1: the same for every row), num_heads, num_queries and num_keys, and defines `score_mod` or
+    `rows`.
+    """
 
     num_heads: int
     num_queries: int
@@ -44,13 +54,62 @@ class Score:
 
     def rows(self, device: torch.device) -> Callable[[int, int], Tensor]:
         """`dense` by blocks of queries: (first, end) -> (batch or 1, num_heads, end - first, num_keys)."""
+        block = self.blocks(device)
+        return lambda first, end: block(first, end, ALL_KEYS)
+
+    def blocks(self, device: torch.device) -> Block:
+        """`dense` by blocks of queries and keys."""
+        if type(self).rows is not Score.rows:  # which a class of the user's own may define alone
+            rows = self.rows(device)
+            return lambda first, end, keys: rows(first, end)[..., keys]
         mod, zero = self.score_mod(), torch.zeros((), device=device)
 
-        def block(first: int, end: int) -> Tensor:
-            b, h, i, j = grid_indices(self.batch, self.num_heads, end - first, self.num_keys, device)
-            return mod(zero, b, h, i + first, j).expand(self.batch, self.num_heads, end - first, self.num_keys)
+        def block(first: int, end: int, keys: slice) -> Tensor:
+            start, stop = keys.start or 0, self.num_keys if keys.stop is None else keys.stop
+            b, h, i, j = grid_indices(self.batch, self.num_heads, end - first, stop - start, device)
+            return mod(zero, b, h, i + first, j + start).expand(self.batch, self.num_heads, end - first, stop - start)
 
         return block
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        """Why the term is not one of these queries' and keys' scores; None if it is. Reads no tensor."""
+        missing = [name for name in SIZES if not hasattr(self, name)]
+        if missing:
+            return f"has no {missing[0]}: set {', '.join(f'self.{name}' for name in SIZES)}"
+        if (self.num_queries, self.num_keys) != (q.shape[2], k.shape[2]):
+            return (
+                f"is of {self.num_queries} queries and {self.num_keys} keys; q has {q.shape[2]} and k has {k.shape[2]}"
+            )
+        if not _one_or(self.num_heads, q.shape[1]):
+            return f"has {self.num_heads} heads, q has {q.shape[1]}: give one per query head, or one for all"
+        if not _one_or(self.batch, q.shape[0]):
+            return f"has {self.batch} rows, q has a batch of {q.shape[0]}: give one per row, or one for all"
+        return None
+
+
+def _one_or(count: int, all_of_them: int) -> bool:
+    # not `count in (1, all_of_them)`, in which Dynamo takes sizes that are symbols for different ones
+    return count == 1 or count == all_of_them
+
+
+def _on_one_device(tensors: dict[str, Tensor], q: Tensor) -> str | None:
+    for name, x in tensors.items():
+        if x.device != q.device:
+            return f"has {name} on {x.device}, q is on {q.device}: move it with .to(q.device)"
+    return None
+
+
+def _require_numbers(user: str, ranks: dict[str, str], **tensors: Tensor) -> None:
+    """Refuse what is no tensor of numbers of the rank that ranks describes."""
+    for name, x in tensors.items():
+        described = ranks[name]
+        if not isinstance(x, Tensor) or x.dim() != described.count(",") + 1:
+            raise InputError(f"{user}: {name} is {shown(x)}; pass a tensor of shape {described}")
+        if x.dtype == torch.bool:
+            raise InputError(
+                f"{user}: {name} is bool, and would count as 0 and 1: pass numbers; for a mask, "
+                "torch.zeros(shape).masked_fill(~visible, -torch.inf), or positions that hide the keys (Positions.from_mask)"
+            )
 
 
 class _OfPositions(Score):
@@ -87,12 +146,15 @@ class Relative(_OfPositions):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
-        heads = torch.arange(self.num_heads, device=device)
-        return self.function(heads[:, None], self.distances().to(device)).expand(self.num_heads, -1)
+        heads = torch.arange(self.num_heads, device=device).unsqueeze(1)
+        distances = self.distances().to(device)
+        return self.function(heads, distances).expand(self.num_heads, distances.shape[0])
 
     def dense(self, device: torch.device) -> Tensor:
         if self.positions.start is None:
             return super().dense(device)
+        if self.num_queries == 1:
+            return self.vector(device).view(1, self.num_heads, 1, self.num_keys)
         return hankel(self.vector(device), self.num_keys).flip(-2)[None]
 
 
@@ -131,19 +193,36 @@ class _Projected(_OfPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_numbers(
+            type(self).__name__,
+            {"content": "(batch, num_heads, n, head_dim)", "table": "(num_heads or 1, rows, head_dim)"},
+            content=self.content, table=self.table,
+        )  # fmt: skip
         self.batch: int = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
 
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        count, what = (q.shape[2], "queries") if isinstance(self, QueryRelative) else (k.shape[2], "keys")
+        content, table = self.content, self.table
+        if content.shape[2] != count:
+            return f"has content of {content.shape[2]} tokens, there are {count} {what}"
+        if table.shape[2] != content.shape[3] or not _one_or(table.shape[0], q.shape[1]):
+            return (
+                f"has a table of shape {tuple(table.shape)} for content {tuple(content.shape)}: pass (num_heads or 1, rows, "
+                f"{content.shape[3]})"
+            )
+        return super().misfit(q, k) or _on_one_device({"content": content, "table": table}, q)
+
     def index_vector(self) -> Tensor:
         """The table's row of every distance that the positions can need, from the longest to the shortest."""
-        return self.index(self.distances()).long()
+        return rows_at(self.index, self.distances(), self.table)
 
     def _mod(self, of_query: bool) -> ScoreMod:
         projected = self.content @ self.table.mT  # (batch, num_heads, n, rows)
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
 
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + projected[b, h, i if of_query else j, self.index(q(b, i) - k(b, j)).long()]
+            return score + projected[b, h, i if of_query else j, rows_at(self.index, q(b, i) - k(b, j), self.table)]
 
         return mod
 
@@ -165,9 +244,28 @@ class KeyRelative(_Projected):
         if self.num_queries > 1:
             return super().dense(device)
         # a query alone needs one row per key, not every row for every key
-        row = self.index(self.positions.q[:, :1] - self.positions.k).long()
+        row = rows_at(self.index, self.positions.q[:, :1] - self.positions.k, self.table)
         table = self.table[:, row].transpose(0, 1)  # (batch or 1, num_heads or 1, num_keys, head_dim)
         return (self.content * table).sum(-1)[:, :, None]
+
+
+def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
+    """The rows of a table (.., rows, width) that an index gives distances, int64. Out of range is refused on the CPU, where
+    reading them waits for nobody.
+
+    Raises:
+        InputError: a row that the table does not have.
+    """
+    rows = index(distance).long()
+    if rows.device.type != "cpu" or type(rows) is not Tensor or torch.compiler.is_compiling() or rows.numel() == 0:
+        return rows
+    least, most = (int(end) for end in rows.aminmax())
+    if least < 0 or most >= table.shape[-2]:
+        raise InputError(
+            f"index gives row {least if least < 0 else most} of a table of {table.shape[-2]} rows: give every distance from "
+            f"{int(distance.min())} to {int(distance.max())}, visible or not, a row from 0 to {table.shape[-2] - 1}"
+        )
+    return rows
 
 
 def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
@@ -186,6 +284,9 @@ class Factored(Score):
     right: Tensor
 
     def __post_init__(self) -> None:
+        shape = "(batch or 1, num_heads or 1, {}, m)"
+        ranks = {"left": shape.format("num_queries"), "right": shape.format("num_keys")}
+        _require_numbers("Factored", ranks, left=self.left, right=self.right)
         self.batch: int = max(self.left.shape[0], self.right.shape[0])
         self.num_heads: int = max(self.left.shape[1], self.right.shape[1])
         self.num_queries: int = self.left.shape[2]
@@ -197,8 +298,19 @@ class Factored(Score):
 
         return mod
 
-    def dense(self, device: torch.device) -> Tensor:
-        return self.left @ self.right.mT
+    def blocks(self, device: torch.device) -> Block:
+        return lambda first, end, keys: self.left[:, :, first:end] @ self.right[:, :, keys].mT
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        for name, x in (("left", self.left), ("right", self.right)):
+            if not _one_or(x.shape[0], q.shape[0]) or not _one_or(x.shape[1], q.shape[1]):
+                return (
+                    f"has a {name} of shape {tuple(x.shape)}: give it 1 or {q.shape[0]} rows and 1 or {q.shape[1]} heads, those "
+                    "of q (repeat what is per key head)"
+                )
+        if self.left.shape[3] != self.right.shape[3]:
+            return f"has vectors of widths {self.left.shape[3]} and {self.right.shape[3]}: make them equal"
+        return super().misfit(q, k) or _on_one_device({"left": self.left, "right": self.right}, q)
 
 
 @dataclass(eq=False)
@@ -208,6 +320,7 @@ class Dense(Score):
     tensor: Tensor
 
     def __post_init__(self) -> None:
+        _require_numbers("Dense", {"tensor": "(batch or 1, num_heads or 1, num_queries, num_keys)"}, tensor=self.tensor)
         self.batch: int = self.tensor.shape[0]
         self.num_heads: int = self.tensor.shape[1]
         self.num_queries: int = self.tensor.shape[2]
@@ -216,8 +329,11 @@ class Dense(Score):
     def score_mod(self) -> ScoreMod:
         return lambda score, b, h, i, j: score + cell(self.tensor, b, h, i, j)
 
-    def dense(self, device: torch.device) -> Tensor:
-        return self.tensor
+    def blocks(self, device: torch.device) -> Block:
+        return lambda first, end, keys: self.tensor[:, :, first:end, keys]
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        return super().misfit(q, k) or _on_one_device({"a tensor": self.tensor}, q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +343,9 @@ class Values:
     table: Tensor
     index: OfDistance
 
+    def __post_init__(self) -> None:
+        _require_numbers("Values", {"table": "(num_heads or 1, rows, head_dim)"}, table=self.table)
+
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
@@ -235,13 +354,81 @@ class KeyValues:
 
     added: Tensor
 
+    def __post_init__(self) -> None:
+        _require_numbers(
+            "KeyValues", {"added": "(batch or 1, num_kv_heads or 1, num_keys, head_dim)"}, added=self.added
+        )
+
+
+def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]:
+    """What an encoding's `bias` returned, as a list of terms that are of these queries' and keys' scores. Looks at shapes,
+    dtypes and devices alone, so no GPU waits. origin: who returned it, for the message ("MyEncoding.bias").
+
+    Raises:
+        InputError: something other than a Score, several, or None; or one of other heads, rows, tokens or devices.
+    """
+    if bias is None:
+        return []
+    terms = [bias] if not isinstance(bias, Sequence) else bias
+    found: list[Score] = []
+    for term in terms:
+        if isinstance(term, Tensor):
+            raise InputError(f"{origin} returned {shown(term)}: wrap it as posenc.bias.Dense(tensor)")
+        if not isinstance(term, Score):
+            raise InputError(f"{origin} returned {shown(term)}: return a posenc.bias.Score, a list of them, or None")
+        misfit = term.misfit(q, k)
+        if misfit is not None:
+            raise InputError(f"{origin} returned a {type(term).__name__} that {misfit}")
+        found.append(term)
+    return found
+
+
+def validated_values(added: object, q: Tensor, v: Tensor, *, origin: str) -> Values | KeyValues | None:
+    """What an encoding's `values` returned, once it fits the queries and values of a call. origin: as in `validated`.
+
+    Raises:
+        InputError: something other than Values, KeyValues or None; or of another width, other heads, rows or tokens.
+    """
+    if added is None:
+        return None
+    if not isinstance(added, Values | KeyValues):
+        raise InputError(
+            f"{origin} returned {shown(added)}: return posenc.bias.Values(table, index), KeyValues(added) or None"
+        )
+    table = added.added if isinstance(added, KeyValues) else added.table
+    if table.shape[-1] != v.shape[-1]:
+        raise InputError(f"v is {v.shape[-1]} wide, what {origin} adds to values {table.shape[-1]}: make them equal")
+    if isinstance(added, Values):
+        if not _one_or(table.shape[0], q.shape[1]):
+            raise InputError(
+                f"{origin} returned a table of {table.shape[0]} heads, q has {q.shape[1]}: give one per query head, or one"
+            )
+    elif not _one_or(table.shape[1], v.shape[1]):
+        raise InputError(
+            f"v has {v.shape[1]} heads, what {origin} adds to values {table.shape[1]}: pass it num_kv_heads"
+        )
+    elif not _one_or(table.shape[0], v.shape[0]) or table.shape[2] != v.shape[2]:
+        raise InputError(
+            f"v has {v.shape[0]} rows of {v.shape[2]} keys, what {origin} adds to values {table.shape[0]} of {table.shape[2]}"
+        )
+    misfit = _on_one_device({"a table": table}, v)
+    if misfit is not None:
+        raise InputError(f"{origin} returned {type(added).__name__} that {misfit}")
+    return added
+
 
 def dense_sum(terms: Sequence[Score], device: torch.device) -> Tensor | None:
     """The sum of all terms as one tensor, or None when there is no term."""
-    return reduce(torch.add, (term.dense(device) for term in terms)) if terms else None
+    if not terms:
+        return None
+    return reduce(torch.add, (term.dense(device) for term in terms))
 
 
-def sum_by_rows(terms: Sequence[Score], device: torch.device) -> Callable[[int, int], Tensor | None]:
-    """`dense_sum` by blocks of queries: (first, end) -> that part of the sum."""
-    blocks = [term.rows(device) for term in terms]
-    return lambda first, end: reduce(torch.add, (block(first, end) for block in blocks)) if blocks else None
+def sum_by_rows(terms: Sequence[Score], device: torch.device) -> Callable[..., Tensor | None]:
+    """`dense_sum` by blocks of queries: (first, end, keys=all) -> that part of the sum."""
+    blocks = [term.blocks(device) for term in terms]
+
+    def block(first: int, end: int, keys: slice = ALL_KEYS) -> Tensor | None:
+        return reduce(torch.add, (each(first, end, keys) for each in blocks)) if blocks else None
+
+    return block

@@ -6,13 +6,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Score, Values
+from posenc.bias import KeyValues, Score, Values, validated
 from posenc.checks import shown
 from posenc.encoding import (
     SITES,
     Encoding,
     Projections,
-    as_terms,
     branches_of,
     embedded_by,
     keys_rotated_by,
@@ -156,7 +155,10 @@ class Sum(Composite):
         return sorted(self, key=lambda part: part.rotates_last)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
-        return [term for part in self for term in as_terms(part.bias(q, k, positions, layer))]
+        found: list[Score] = []
+        for part in self:
+            found += validated(part.bias(q, k, positions, layer), q, k, origin=f"{type(part).__name__}.bias")
+        return found
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()

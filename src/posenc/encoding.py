@@ -403,10 +403,3 @@ def branches_of(encoding: Encoding, layer: int) -> Sequence[Branch]:
     if not isinstance(found, Sequence) or not all(isinstance(branch, Branch) for branch in found):
         raise _returned(encoding, "branches", found, "return a sequence of Branch")
     return found
-
-
-def as_terms(bias: Score | Sequence[Score] | None) -> list[Score]:
-    """What `bias` returned, as a list."""
-    if bias is None:
-        return []
-    return [bias] if isinstance(bias, Score) else list(bias)

@@ -3,6 +3,7 @@ GPU it is compiled instead."""
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,6 +132,22 @@ def test_rotary_takes_it(monkeypatch, layout, options, dtype):
     monkeypatch.setattr(module, "fits_kernel", lambda q, k: calls.append(1) or True)
     assert_close(rope.rotate(q, k, p), tuple(plain), atol=1e-6 if dtype == torch.float32 else 2**-5, rtol=2**-7)
     assert calls
+
+
+def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
+    from posenc import kernels
+
+    x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernels, "HAS_TRITON", True)
+    monkeypatch.setattr(kernels, "FORCED", False)
+    monkeypatch.setattr(kernels, "VERIFIED", frozenset({(8, 0)}))
+    assert not kernels.fits_kernel(x, x)
+    monkeypatch.setattr(kernels, "VERIFIED", frozenset({(8, 0), (9, 0)}))
+    assert kernels.fits_kernel(x, x)
+    monkeypatch.setattr(kernels, "VERIFIED", frozenset())
+    monkeypatch.setattr(kernels, "FORCED", True)
+    assert kernels.fits_kernel(x, x)
 
 
 def test_without_triton_the_remedy_is_named():

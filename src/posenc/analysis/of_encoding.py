@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posenc.analysis.reading import Codes, Waves, seeded
-from posenc.bias import dense_sum
+from posenc.bias import dense_sum, validated
 from posenc.composites import Sum
-from posenc.encoding import Encoding, as_terms
+from posenc.encoding import Encoding
 from posenc.encodings import (
     FLOATER,
     TUPE,
@@ -221,7 +221,7 @@ def _bias(part: Encoding, layer: int, positions: Positions) -> Tensor:
         torch.ones(1, heads, n, width, dtype=torch.float64, device=device)
         for n in (positions.num_queries, positions.num_keys)
     )
-    bias = dense_sum(as_terms(part.bias(q, k, positions, layer)), device)
+    bias = dense_sum(validated(part.bias(q, k, positions, layer), q, k, origin=f"{type(part).__name__}.bias"), device)
     if bias is None:
         raise InputError(f"{type(part).__name__}: its bias has no terms; give it some")
     return bias[0, :, :, 0].T

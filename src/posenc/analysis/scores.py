@@ -14,9 +14,9 @@ from posenc.analysis.codes import SHAPE, made
 from posenc.analysis.finding import Finding
 from posenc.attention import posed
 from posenc.backends.reference import Reference
-from posenc.bias import dense_sum
+from posenc.bias import dense_sum, validated
 from posenc.checks import check_sizes, checked
-from posenc.encoding import Encoding, as_terms
+from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
@@ -179,7 +179,10 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
         k = content.double().expand(1, num_heads, len(keys), width)
         with torch.no_grad():
-            dense = dense_sum(as_terms(own.bias(k[:, :, :1], k, at, layer)), torch.device("cpu"))
+            dense = dense_sum(
+                validated(own.bias(k[:, :, :1], k, at, layer), k[:, :, :1], k, origin=f"{type(own).__name__}.bias"),
+                torch.device("cpu"),
+            )
         assert dense is not None
         found.append(dense.expand(1, num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
     if not bool(found[0].isfinite().all()):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, merged
-from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, cell
+from posenc.backends.reference import Reference
+from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, cell, rows_at
 from posenc.positions import Positions
 from posenc.positions.visibility import rowwise
 
@@ -52,6 +53,8 @@ class Flex:
         return None
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
+        if problem.is_empty:
+            return "there is nothing to compute", 0, ""
         others = [term for term in problem.bias if not isinstance(term, Factored)]
         size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in others)
         dense = any(_numbered(term) is None for term in others)
@@ -65,6 +68,8 @@ class Flex:
         return f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else ""
 
     def attend(self, problem: Problem) -> Tensor:
+        if problem.is_empty:
+            return Reference().attend(problem)
         parts = [self._part(part, bool(problem.branches) or problem.sink is not None) for part in problem.each()]
         out, lse = parts[0] if len(parts) == 1 else merged(parts)
         return out if problem.sink is None else problem.with_sink(out, lse)
@@ -152,7 +157,7 @@ def _lookups(problem: Problem) -> list[_Lookup]:
             vector = term.function(heads[:, None], distances).expand(term.num_heads, -1)
             found.append(_Vector(vector.contiguous(), cells))
         elif isinstance(term, QueryRelative | KeyRelative):
-            row = term.index(distances).to(torch.int32)
+            row = rows_at(term.index, distances, term.table).to(torch.int32)
             found.append(_Products(term.content @ term.table.mT, row, cells, isinstance(term, QueryRelative)))
     return found
 

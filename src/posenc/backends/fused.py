@@ -10,6 +10,7 @@ every length.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from torch.nn.functional import pad
 from posenc.backends.call import Call
 from posenc.backends.tiles import Slice, Term, Tile, skew
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+# private: where a release of PyTorch has them no more, the same equation is computed by its public operations
+_flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_flash_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
 def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
@@ -38,7 +40,7 @@ def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
     out = q.new_zeros(shape, dtype=dtype).transpose(1, 2)
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=first.precise)
     for call in (first, *others):
-        if call.values is not None or call.dropout_p > 0:
+        if call.values is not None or call.dropout_p > 0 or _flash is None:
             _plain_forward(call, out, lse, merge=call is not first)
             continue
         for block in _flash_blocks(call):
@@ -180,7 +182,7 @@ def backward(
     each call's first."""
     like = calls[0]
     learns = any(x is not None for term in like.every_term for x in term.grads)
-    plain = learns or like.values is not None or like.dropout_p > 0 or bool(of_lse.any())
+    plain = learns or like.values is not None or like.dropout_p > 0 or _flash_backward is None or bool(of_lse.any())
     if plain:
         grad = grad.to(like.precise).contiguous()
         # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends.problem import Problem
-from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative
+from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative, rows_at
+from posenc.positions import Positions
 from posenc.positions.segments import Segments, segments
 
 
@@ -32,23 +33,33 @@ class Refused:
 
 def obstacle(problem: Problem) -> Refused | None:
     """Why a problem has no form that the operator takes; None if it has one. Computes no term."""
-    found = segments(problem.positions)
+    positions = problem.positions
+    found = segments(positions)
     if found is None:
-        return Refused("what is visible is not made of rectangles", "padding and documents in one piece")
+        return Refused("what is visible is not made of rectangles", _in_rectangles(positions))
     if problem.branches and not found.regular:
         return Refused("positions are not contiguous", "contiguous positions")
     if any(isinstance(t, Relative | Positional) and t.positions.axes > 1 for t in problem.bias):
         return Refused("a bias of places with several coordinates")
     by_distance = [t for t in problem.bias if isinstance(t, Relative | QueryRelative | KeyRelative)]
-    if (by_distance or problem.values is not None) and (problem.positions.span is None or not found.regular):
+    if (by_distance or problem.values is not None) and (positions.span is None or not found.regular):
         return Refused("positions are not contiguous", "contiguous positions")
-    if any(term.positions is not problem.positions for term in by_distance):
+    if any(term.positions is not positions for term in by_distance):
         return Refused("a term counts positions of its own")
     for term in problem.bias:
         if not isinstance(term, Relative | QueryRelative | KeyRelative | Factored | Dense):
-            why = f"a term of kind {type(term).__name__} is a function of both positions"
-            return Refused(why, "a bias of the distance alone")
+            if isinstance(term, Positional):
+                return Refused("a term is a function of both positions", "a bias of the distance alone")
+            why = f"a term is a {type(term).__name__}, of whose form nothing is known"
+            return Refused(why, "Relative, QueryRelative, KeyRelative or Factored terms")
     return None
+
+
+def _in_rectangles(positions: Positions) -> str:
+    """What would make rectangles of what is visible."""
+    if torch.compiler.is_compiling() or not positions.unmasked:
+        return "padding and documents in one piece"
+    return "causal order that follows the tokens; for a prefix that sees itself, one call for it and one for the rest"
 
 
 def lower(problem: Problem) -> Lowered:
@@ -76,5 +87,5 @@ def lower(problem: Problem) -> Lowered:
         distances = positions.distances()
         assert distances is not None
         kinds.append("values")
-        tensors += [problem.values.table.to(precise), problem.values.index(distances).long()]
+        tensors += [problem.values.table.to(precise), rows_at(problem.values.index, distances, problem.values.table)]
     return Lowered(" ".join(kinds), tensors, found, 0 if positions.span is None else positions.span[1])

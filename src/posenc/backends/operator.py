@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fused` as an operator of PyTorch: what compilers and exporters see of it."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.backends import fused
 from posenc.backends.call import Call
 from posenc.backends.tiles import TERMS, Term, ValuesTerm
+from posenc.errors import InputError
 from posenc.positions.regions import EVERYTHING, Region
 from posenc.positions.segments import Segments
 
@@ -104,6 +105,13 @@ def _(
 ) -> list[Tensor]:  # fmt: skip
     wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (*q, *k, v, *wanted)]
+
+
+def _refuse_second(ctx: Any, *grads: Any) -> NoReturn:
+    raise InputError("second derivatives of posenc.attention: the fused operator has none; pass backend='reference'")
+
+
+attend_backward.register_autograd(_refuse_second)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -59,6 +59,19 @@ class Problem:
             found.append(part)
         return found
 
+    def among(self, first: int, end: int) -> "Problem":
+        """The same queries among keys first .. end - 1 alone, without the terms of their scores."""
+        if (first, end) == (0, self.v.shape[2]):
+            return self
+        branches = []
+        for branch in self.branches:
+            k0, k1 = max(first - branch.first, 0), max(end - branch.first, 0)
+            before = min(max(branch.first - first, 0), end - first)
+            branches.append(branch._replace(k=branch.k[:, :, k0:k1], first=before))
+        k = branches[0].k if branches else self.k[:, :, first:end]
+        positions = self.positions.keys(first, end)
+        return replace(self, k=k, v=self.v[:, :, first:end], bias=[], positions=positions, branches=branches)
+
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, see `Positions.mask_mod`, within the region."""
         visible, region = self.positions.mask_mod(), self.region
@@ -73,6 +86,11 @@ class Problem:
         rows = (positions.num_queries if end is None else end) - first
         b, h, i, j = grid_indices(positions.batch, 1, rows, positions.num_keys, positions.q.device)
         return self.mask_mod()(b, h, i + first, j)
+
+    @property
+    def is_empty(self) -> bool:
+        """No rows, queries or keys, which kernels need not bear; a graph that is traced for any size does not ask."""
+        return not torch.compiler.is_compiling() and 0 in (*self.q.shape, *self.v.shape)
 
     @property
     def is_plain(self) -> bool:

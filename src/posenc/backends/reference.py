@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
-from posenc.bias import dense_sum
+from posenc.bias import dense_sum, rows_at
 from posenc.positions.regions import EVERYTHING
 
 
@@ -40,13 +40,15 @@ class Reference:
         query does not see a key. softcap: scores are squashed by softcap * tanh(score / softcap)."""
         dtype, keys = problem.q.dtype, problem.v.shape[2]
         precise = torch.promote_types(dtype, torch.float32)
-        groups = problem.q.shape[1] // problem.k.shape[1]
 
         scores: Tensor | None = None
         for q, k, region, before in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
-            k = pad(k, (0, 0, before, keys - before - k.shape[2]))
-            k = k.to(precise).repeat_interleave(groups, dim=1)
-            found = problem.scale * (q[:, :, first:end].to(precise) @ k.mT)
+            found = problem.scale * _product(q[:, :, first:end].to(precise), k.to(precise).mT)
+            if k.shape[2] != keys:
+                found = pad(found, (before, keys - before - k.shape[2]))
+            if region == EVERYTHING and problem.positions.all_visible:
+                scores = found
+                continue
             visible = replace(problem, region=region).mask(first, end)
             scores = found.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, found, scores)
         assert scores is not None
@@ -74,12 +76,22 @@ class Reference:
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:
         """What the weights of queries from the first on make of the values, in q's dtype."""
         positions, end = problem.positions, first + weights.shape[2]
-        groups = problem.q.shape[1] // problem.k.shape[1]
-        out = weights @ problem.v.to(weights.dtype).repeat_interleave(groups, dim=1)
+        out = _product(weights, problem.v.to(weights.dtype))
         if problem.values is not None:
-            at = problem.values.index(positions.q[:, first:end, None] - positions.k[:, None, :]).long()
             table = problem.values.table.to(weights.dtype)
+            at = rows_at(problem.values.index, positions.q[:, first:end, None] - positions.k[:, None, :], table)
             binned = weights.new_zeros(*weights.shape[:3], table.shape[-2])
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)
             out = out + binned @ table
         return out.to(problem.q.dtype)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """(batch, heads, n, a) @ (batch, kv_heads, a, m): heads that share keys are so many more queries of theirs."""
+    (batch, heads, n, width), kv_heads = x.shape, y.shape[1]
+    if torch.compiler.is_compiling():
+        # a copy: a graph for any length cannot reason about heads that lie between the tokens
+        return x @ y.repeat_interleave(heads // kv_heads, dim=1)
+    if heads == kv_heads:
+        return x @ y
+    return (x.reshape(batch, kv_heads, heads // kv_heads * n, width) @ y).view(batch, heads, n, y.shape[3])

@@ -12,10 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from posenc.backends.call import CELLS, MANY, ROWS
 from posenc.backends.lower import Lowered, Refused, lower, obstacle
 from posenc.backends.operator import attend
+from posenc.backends.precision import slower_than_float32, steps_slower_than_float32
 from posenc.backends.problem import Problem, Rotated
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
 from posenc.positions.regions import EVERYTHING
+from posenc.positions.segments import segments
 from posenc.rotation import transformed
 
 BLOCK_CELLS = 2**23
@@ -35,12 +37,25 @@ class SDPA:
     def refusal(self, problem: Problem) -> str | None:
         if not torch.compiler.is_compiling() and transformed():
             return "torch.func and forward-mode differentiation know formulas, not kernels"
-        if problem.values is None:
+        if problem.values is None or problem.q.shape[2] == 1:
             return None
         refused = _obstacle(problem)
         return None if refused is None else f"a term on the values (w_ij) needs the probabilities: {refused.why}"
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
+        if problem.is_empty:
+            return "there is nothing to compute", 0, ""
+        if _slow_in_half(problem):
+            single = _in_float32(problem)
+            why, size, faster = self.plan(single)
+            copies = sum(x.numel() * x.element_size() for x in _tensors(single))
+            out = problem.q.shape[:3].numel() * problem.v.shape[-1] * 4
+            dtype = str(problem.q.dtype).removeprefix("torch.")
+            return (
+                f"by way of float32, which this processor multiplies faster than {dtype}; {why}",
+                size + copies + out,
+                faster,
+            )
         if _widens(problem):
             why, size, faster = self.plan(_wider(problem))
             return f"products of few channels widen queries and keys; {why}", size + problem.widened_bytes(), faster
@@ -50,10 +65,13 @@ class SDPA:
         if _is_plain(problem):
             width = _padded_width(problem)
             rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
-            return "no bias, and nothing hidden but the future: no mask is built", rows * (width or 0) * size, ""
+            seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
+            return f"no bias, and {seen}: no mask is built", rows * (width or 0) * size, ""
         refused = _obstacle(problem)
         if refused is None:
             return _plan_fused(problem, lower(problem))
+        if _is_row(problem):
+            return f"{refused.why}: its row of scores", 3 * batch * heads * keys * size, ""
         if _trains_sink(problem):
             return "the gradient of a learned sink needs scores and probabilities", (
                 3 * batch * heads * queries * keys * size
@@ -73,6 +91,10 @@ class SDPA:
         return f"{refused.why}: a dense float mask", max(copies, 1) * per_row, refused.faster
 
     def attend(self, problem: Problem) -> Tensor:
+        if problem.is_empty:
+            return Reference().attend(problem)
+        if _slow_in_half(problem):
+            return self.attend(_in_float32(problem)).to(problem.q.dtype)
         if problem.scale <= 0:  # the kernels mask before they scale
             branches = [branch._replace(q=branch.q * problem.scale) for branch in problem.branches]
             problem = replace(problem, q=problem.q * problem.scale, branches=branches, scale=1.0)
@@ -80,10 +102,13 @@ class SDPA:
             problem = _wider(problem)
         if _is_plain(problem):
             return _plain(problem)
+        if problem.q.shape[2] == 1:
+            row = Reference().rows if _is_row(problem) else _dense
+            return row(problem, 0, 1, dense_sum(problem.bias, problem.q.device))
         if _obstacle(problem) is None:
             return _fused(problem, lower(problem))
-        if _trains_sink(problem):
-            # SDPA would take its own N x N path, with an extra column that defies export for any length
+        if _trains_sink(problem) or (problem.sink is not None and torch.compiler.is_compiling()):
+            # with a gradient SDPA would take its own N x N path, and an extra column defies a graph for any length
             return Reference().attend(problem)
         rows, queries = _block_rows(problem), problem.q.shape[2]
         dense = Reference().rows if problem.branches else _dense
@@ -92,7 +117,8 @@ class SDPA:
         bias = sum_by_rows(problem.bias, problem.q.device)
 
         def block(first: int, end: int) -> Tensor:
-            return dense(problem, first, end, bias(first, end))
+            keys = _seen_keys(problem, first, end)
+            return dense(problem.among(*keys), first, end, bias(first, end, slice(*keys)))
 
         blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
         if not torch.is_grad_enabled():
@@ -103,6 +129,29 @@ class SDPA:
         return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)
 
 
+# -------------------------------------------------------------------- half precision
+
+
+def _slow_in_half(problem: Problem) -> bool:
+    """Whether a processor without instructions for q's dtype does better by way of float32."""
+    q = problem.q
+    if q.device.type != "cpu" or q.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return steps_slower_than_float32(q.dtype) if q.shape[2] == 1 else slower_than_float32(q.dtype)
+
+
+def _in_float32(problem: Problem) -> Problem:
+    branches = [branch._replace(q=branch.q.float(), k=branch.k.float()) for branch in problem.branches]
+    q, k = branches[0][:2] if branches else (problem.q.float(), problem.k.float())
+    return replace(problem, q=q, k=k, v=problem.v.float(), branches=branches)
+
+
+def _tensors(problem: Problem) -> list[Tensor]:
+    """The queries and keys of every branch, and the values."""
+    pairs = [branch[:2] for branch in problem.branches] or [(problem.q, problem.k)]
+    return [problem.v, *(x for pair in pairs for x in pair)]
+
+
 # -------------------------------------------------------------------- more channels
 
 
@@ -110,8 +159,10 @@ def _widens(problem: Problem) -> bool:
     """Whether factored terms are few enough channels that wider queries, keys and values cost less than the products;
     in half precision the channels would be rounded."""
     width = sum(term.left.shape[-1] for term in problem.factored)
-    exact = problem.q.dtype in (torch.float32, torch.float64) and not problem.branches
-    return exact and 0 < 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
+    if not width or problem.branches:
+        return False
+    exact = problem.q.dtype in (torch.float32, torch.float64)
+    return exact and 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
 def _wider(problem: Problem) -> Problem:
@@ -132,7 +183,7 @@ def _is_plain(problem: Problem) -> bool:
 def _plain(problem: Problem) -> Tensor:
     q, k, v = _padded(problem)
     out = scaled_dot_product_attention(q, k, v, is_causal=not problem.positions.all_visible, **_options(problem))
-    return out[..., : problem.v.shape[-1]]
+    return out if out.shape[-1] == problem.v.shape[-1] else out[..., : problem.v.shape[-1]]
 
 
 def _options(problem: Problem) -> dict[str, Any]:
@@ -161,8 +212,7 @@ def _obstacle(problem: Problem) -> Refused | None:
     """Why the operator is not used; None if it is."""
     if problem.q.device.type != "cpu":
         return Refused("the fused operator is for the CPU", "backend='flex'")
-    simple = problem.values is None and problem.sink is None and problem.dropout_p == 0 and not problem.branches
-    if problem.q.shape[2] == 1 and simple:
+    if problem.q.shape[2] == 1:
         return Refused("a single query")  # whose dense mask is a row
     return obstacle(problem)
 
@@ -206,6 +256,12 @@ def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
     return how, own + working * size + gradient, ""
 
 
+def _is_row(problem: Problem) -> bool:
+    """Whether a single query wants what a mask cannot say; its scores are but a row."""
+    more = problem.values is not None or problem.sink is not None or problem.dropout_p > 0 or len(problem.branches) > 0
+    return problem.q.shape[2] == 1 and more
+
+
 def _trains_sink(problem: Problem) -> bool:
     return problem.sink is not None and problem.sink.requires_grad and torch.is_grad_enabled()
 
@@ -218,7 +274,23 @@ def _block_rows(problem: Problem) -> int:
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling():
         return queries
-    return max(LEAST_ROWS, -(-BLOCK_CELLS // (batch * heads * problem.k.shape[2])))
+    return max(LEAST_ROWS, -(-BLOCK_CELLS // (batch * heads * problem.v.shape[2])))
+
+
+def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
+    """The first key and the end of those that queries first .. end - 1 see, as far as that is known without waiting for a
+    GPU; one key where they see none."""
+    positions, keys = problem.positions, problem.v.shape[2]
+    known = segments(positions) if positions.unmasked or positions.q.device.type == "cpu" else None
+    if known is None:
+        hidden = positions.causal and positions.diagonal is not None
+        return 0, max(1, min(keys, end + positions.diagonal)) if hidden and positions.diagonal is not None else keys
+    least, most = keys, 0
+    for _, q0, q1, k0, k1, diagonal, _ in known:
+        if q0 < end and first < q1:
+            least = min(least, k0)
+            most = max(most, min(k1, min(end, q1) + diagonal) if positions.causal else k1)
+    return (least, most) if least < most else (0, 1)
 
 
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
@@ -240,14 +312,16 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
         bias = _mask_dtype(bias, q)
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, **_options(problem))
-    out = out[..., : problem.v.shape[-1]]
+    if out.shape[-1] != problem.v.shape[-1]:
+        out = out[..., : problem.v.shape[-1]]
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
 def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
     """The dtype SDPA wants: on the CPU a half-precision q takes a float32 mask, which keeps large biases exact."""
-    keep = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
-    return mask.to(torch.float32 if keep else q.dtype)
+    keep = q.dtype in (torch.bfloat16, torch.float16) and q.device.type == "cpu"
+    dtype = torch.float32 if keep else q.dtype
+    return mask if mask.dtype == dtype else mask.to(dtype)
 
 
 def _with_sink(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.problem import Problem
+from posenc.backends.reference import Reference
 from posenc.bias import Factored, QueryRelative, Relative
 from posenc.kernels import HAS_TRITON
 
@@ -52,6 +53,8 @@ class Triton:
         return None
 
     def plan(self, problem: Problem) -> tuple[str, int, str]:
+        if problem.is_empty:
+            return "there is nothing to compute", 0, ""
         heads, queries, keys = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
         size = problem.widened_bytes() + problem.q.shape[:3].numel() * 4  # and the log-sum-exp
         for term in problem.bias:
@@ -62,6 +65,8 @@ class Triton:
         return "posenc's own kernel, tested under Triton's interpreter, not measured on a GPU", size, ""
 
     def attend(self, problem: Problem) -> Tensor:
+        if problem.is_empty:
+            return Reference().attend(problem)
         from posenc.kernels.attention import relative_attention
 
         start, device = problem.positions.start, problem.q.device

@@ -62,7 +62,12 @@ def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Resul
             told = in_mebibytes(row) if what == MEMORY else in_ratio(row, trial["limit"])
             cells.setdefault((trial["case"], row["name"]), {})[trial["length"]] = told
     lines = tuple(Line(*key, tuple(at.get(n, "") for n in lengths)) for key, at in cells.items())
-    subject = {"attention": "attention", "call": "calls alone", "rotary": "rotary alone", "tables": "tables of cos and sin"}[family]
+    subject = {
+        "attention": "attention",
+        "call": "calls alone",
+        "rotary": "rotary alone",
+        "tables": "tables of cos and sin",
+    }[family]
     if what == MEMORY:
         return Table(
             f"Peak memory: {subject}, {MODE_NAMES[mode].lower()}, {dtype}",

@@ -172,7 +172,7 @@ class Placement:
         if self.span is None:
             return None
         shortest, longest = self.span
-        return longest - torch.arange(longest - shortest + 1, device=self.q.device)
+        return torch.arange(longest, shortest - 1, -1, device=self.q.device)
 
     def lengths(self) -> Tensor:
         """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
