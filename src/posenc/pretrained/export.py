@@ -131,7 +131,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     body = anatomy(inner)
     if record is None:
         command, parameters = vllm_command(name, length, None), config.rope_parameters
-        return config, Export(name, model_type, None, length, True, (), parameters, command, f"-c {length}"), None
+        flags = f"-c {length} (on a GGUF file of it)"
+        return config, Export(name, model_type, None, length, True, (), parameters, command, flags), None
     missing = _missing(record)
     if missing:  # as it was before, so that extending it after loading starts from there
         configure(config, {key: value for key, value in record.config.items() if key != "posenc"})
@@ -156,8 +157,8 @@ def _served(body: Anatomy, wanted: Mapping[str, Frequencies], report: Export) ->
         overrides = {**parameters, **changed} if changed else None
     else:
         overrides = vllm_overrides(parameters, body.rope, next(iter(wanted.values())))
-    command = vllm_command(report.directory, report.length, overrides)
-    flags = llama_cpp(body, wanted, report.length) if wanted else f"-c {report.length}"
+    command = vllm_command(report.directory, report.length, overrides, body.layout)
+    flags = llama_cpp(body, wanted, report.length, parameters)
     said = asdict(report) | {"vllm": command, "llama_cpp": flags}
     return Export(**said), overrides if OVERRIDES in command else None
 
