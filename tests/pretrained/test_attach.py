@@ -1,7 +1,9 @@
 """Extended models against plain transformers and brute force, in every way that a model is run."""
 
 import copy
+import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -233,6 +235,31 @@ def test_without_the_mask_the_future_would_be_seen() -> None:
     model.set_attn_implementation("posenc")
     with pytest.raises(InputError, match=r"is set by posenc.extend"):
         model(x)
+
+
+@pytest.mark.parametrize("loaded", ["default", "dynamic"])
+@pytest.mark.parametrize("method", ["rerope:window=12", "dual_chunk", "log_n", "softmax_n"])
+def test_another_attention_set_after_extending_is_never_silent(method: str, loaded: str) -> None:
+    """Under a map the rotary module turns nothing, so that sdpa would see unrotated keys."""
+    parameters = THETA | {"rope_type": loaded} | ({"factor": 2.0} if loaded == "dynamic" else {})
+    model, x = extended("llama", method, rope_parameters=parameters), tokens(1, LENGTH)
+    wanted, twin = model(x).logits, pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    for one in (model, twin):
+        for name in ("sdpa", "eager"):
+            one.set_attn_implementation(name)
+            for run in (one, partial(one.generate, max_new_tokens=2), torch.compile(one, backend="eager")):
+                with pytest.raises(InputError, match=rf"attn_implementation='{name}' was set on a model .*{method}"):
+                    run(x)
+            torch._dynamo.reset()
+        one.set_attn_implementation("posenc")
+        assert torch.equal(one(x).logits, wanted)
+        one.set_attn_implementation("eager")
+        posenc.restore(one)
+        assert one.config._attn_implementation == "sdpa"
+        assert torch.equal(one(x).logits, small_model("llama", rope_parameters=parameters)(x).logits)
+    posenc.extend(model, "yarn", factor=4)  # frequencies alone go with any attention
+    model.set_attn_implementation("eager")
+    model(x)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
