@@ -26,7 +26,7 @@ def on_one_line(error: BaseException, most: int | None = None) -> str:
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
     """The error for a name that is not in a registry: says which one is nearest, and lists them all."""
     names = sorted(known)
-    near = get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    near = get_close_matches(str(name).lower(), names, n=1, cutoff=0.7)  # typing errors, and no other model's name
     hint = f"did you mean {near[0]!r}? " if near else ""
     known_are = f"known are {', '.join(names)}" if names else "there are none"
     return InputError(f"unknown {what} {name!r}: {hint}{known_are}")

@@ -15,8 +15,8 @@ import posenc
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import FAMILIES
 from posenc.pretrained.doctor import doctor
+from posenc.pretrained.findings import FINDINGS
 from posenc.pretrained.patient import Table
-from posenc.pretrained.symptoms import FINDINGS
 from references.small_models import small_model
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.files import remove_leftovers, scratch_name, sync
 from posenc.frequencies import Frequencies
-from posenc.pretrained.anatomy import Anatomy, anatomy, unwrapped
+from posenc.pretrained.anatomy import Anatomy, anatomy, check_model, unwrapped
 from posenc.pretrained.attach import Attached, attached, configure
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
@@ -65,7 +64,7 @@ class Export:
 
 
 @checked
-def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
+def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 
     Frequency schedules are expressed exactly, see `hf_rope_parameters`, and it is tested before anything is written that
@@ -81,6 +80,7 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
         InputError: an adapter that is not merged, a folder that has something in it or cannot be written, or a model
             whose own rotary module does not follow its configuration.
     """
+    check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
     from safetensors import SafetensorError

@@ -13,7 +13,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.frequencies.vector import at_least_one
-from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
+from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, check_model, unwrapped
 from posenc.pretrained.attach import Absent, Design, attach, attached, detach, together
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
@@ -29,7 +29,7 @@ CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_positi
 
 @checked
 def extend(
-    model: nn.Module,
+    model: Any,
     method: str,
     *,
     factor: float | None = None,
@@ -55,6 +55,7 @@ def extend(
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
+    check_model(model)
     if has_learned_table(model):
         return extend_table(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrapped(model)
@@ -80,9 +81,10 @@ def extend(
 
 
 @checked
-def restore(model: nn.Module) -> bool:
+def restore(model: Any) -> bool:
     """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back. Whether
     there was anything to undo."""
+    check_model(model)
     resized = restore_size(model)
     if isinstance(library_of(model), Timm):
         return resized
