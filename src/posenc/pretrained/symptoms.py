@@ -24,8 +24,11 @@ ROUNDING, ROUNDING_HALF = 1e-3, 0.2
 
 def symptoms(case: Patient, tokenizer: Any | None) -> Symptom:
     """Everything found, the configuration first, then what the model does."""
+    as_asked = True
     if case.record is None or not case.record.design.rotations:
-        yield from _configuration(case)
+        found = list(_configuration(case))
+        yield from found
+        as_asked = not found
     bypassed = list(_bypassed(case))
     yield from bypassed
     yield from _declared(case)
@@ -42,8 +45,11 @@ def symptoms(case: Patient, tokenizer: Any | None) -> Symptom:
         return
     for probe in (_cache, _padding, _packing, _implementation):
         yield from probe(case)
-    if tokenizer is not None:
-        yield from _layout(case, tokenizer)
+    if tokenizer is None:
+        return
+    swapped = list(_layout(case, tokenizer))
+    yield from swapped
+    if as_asked and not swapped and case.record is None:  # else any base may look better
         yield from _base(case, tokenizer)
 
 
@@ -256,8 +262,6 @@ base is 0.10 nats (3 standard errors) better than a tenth of it and 0.15 (6) tha
 
 def _base(case: Patient, tokenizer: Any) -> Symptom:
     """A plain text under ten times the base, and a tenth of it. Only for a model that predicts the text at all."""
-    if case.record is not None:
-        return
     ids = tokenizer(topics[PAGE], return_tensors="pt", verbose=False).input_ids[:, : min(case.length, MOST_TOKENS)]
     if ids.shape[1] < LEAST_TOKENS:
         return
