@@ -412,13 +412,16 @@ def test_models_that_are_refused() -> None:
         posenc.extend(nn.Linear(2, 2), "yarn", factor=2)
 
 
-@pytest.mark.parametrize("name", ["mamba", "gpt2", "bloom", "gptj"])
-def test_another_models_name_is_not_taken_for_a_typing_error(name: str) -> None:
-    from posenc.errors import unknown
-    from posenc.pretrained.anatomy import FAMILIES
-
-    assert "did you mean" not in str(unknown("model type", name, FAMILIES))
-    assert "did you mean 'llama'" in str(unknown("model type", "lama", FAMILIES))
+@pytest.mark.parametrize(
+    ("name", "near"), [("mamba", None), ("bloom", None), ("gptj", None), ("lama", "llama"), ("gptneox", "gpt_neox")]
+)
+def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: str | None) -> None:
+    model = small_model("llama")
+    model.config.model_type = name
+    for call in (partial(posenc.extend, method="yarn", factor=4), posenc.doctor):
+        with pytest.raises(InputError, match=rf"unknown model type '{name}'") as error:
+            call(model)
+        assert (f"did you mean '{near}'" in str(error.value)) == ("did you mean" in str(error.value)) == bool(near)
 
 
 def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:

@@ -176,7 +176,7 @@ def anatomy(model: nn.Module) -> Anatomy:
         return found
     model_type = str(inner.config.model_type)
     if model_type not in FAMILIES:
-        raise unknown("model type", model_type, FAMILIES)
+        raise unknown("model type", model_type, FAMILIES, 0.7)
     family, decoder, config = FAMILIES[model_type], inner.base_model, inner.base_model.config
     rotary = getattr(decoder, "rotary_emb", None)
     if not isinstance(rotary, nn.Module):

@@ -161,7 +161,7 @@ def patient(model: nn.Module) -> Patient:
             '"hierarchical" or "interpolate", target_length=...) makes them more'
         )
     if model_type not in FAMILIES:
-        raise unknown("model type", model_type, FAMILIES)
+        raise unknown("model type", model_type, FAMILIES, 0.7)
     decoder = inner.base_model
     if not isinstance(getattr(decoder, "rotary_emb", None), nn.Module):
         raise InputError(f"model of type {model_type!r} has no rotary_emb: it was built in an unusual way")
