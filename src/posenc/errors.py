@@ -23,10 +23,14 @@ def on_one_line(error: BaseException, most: int | None = None) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is not in a registry: says which one is nearest, and lists them all."""
+def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5) -> InputError:
+    """The error for a name that is not in a registry: says which one is nearest, and lists them all.
+
+    likeness: of a name that is worth suggesting, 0 to 1; where other names exist, such as other models', 0.7 leaves typing
+    errors.
+    """
     names = sorted(known)
-    near = get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    near = get_close_matches(str(name).lower(), names, n=1, cutoff=likeness)
     hint = f"did you mean {near[0]!r}? " if near else ""
     known_are = f"known are {', '.join(names)}" if names else "there are none"
     return InputError(f"unknown {what} {name!r}: {hint}{known_are}")

@@ -88,7 +88,9 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
 
 
 def literal(text: str) -> Any:
-    """A number, true/false/none, a list of numbers (one alone ends with a comma), or the text itself."""
+    """A number, true/false/none, a list of numbers (1,2.5 or [1, 2.5]; one alone 1, or [1]), or the text itself."""
+    if text.startswith("[") and text.endswith("]"):
+        text = f"{text[1:-1].strip().removesuffix(',')},"
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -142,7 +142,7 @@ def test_extended_models_are_measured_as_they_attend(kind: str, method: str) -> 
     """Branches under one softmax, log-n and another denominator, in float64."""
     model, ids = small_model(kind).double(), tokens(2, LENGTH)
     wanted = by_brute_force(model, method, 1.5, ids)
-    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5", target_length=4 * TRAINED)
+    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5", target_length=2 * TRAINED)
     profile = measured(model, [sample(text) for text in ids])
     compare(profile, wanted, 1e-9)
     assert float(profile.nowhere.max()) > 1e-4

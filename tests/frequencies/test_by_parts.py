@@ -90,6 +90,16 @@ def test_rotary_under_yarn_is_llama_under_yarn():
     assert (Rotary(64).rotate(x, x, Positions.from_ids(ids))[0] - theirs).abs().max() > 1
 
 
+def test_llama3_with_both_limits_the_same_is_a_step():
+    """Llama 4 Scout's rope_scaling: factor 16, low and high 1 (Meta's default for scaled RoPE)."""
+    options = {"factor": 16.0, "original_max_positions": 8192, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    ours = frequencies.llama3(128, 5e5, **options).inv_freq
+    theirs = llama.LlamaRotaryEmbedding(llama_config("llama3", 128, 5e5, **options)).inv_freq
+    torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=0)
+    plain = frequencies.default(128, 5e5).inv_freq
+    assert sorted({round(x) for x in (plain / ours).tolist()}) == [1, 16]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -99,7 +109,7 @@ def test_rotary_under_yarn_is_llama_under_yarn():
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=10, beta_fast=1, beta_slow=2), "beta_slow=2, beta_fast=1"),
         (lambda: frequencies.yarn_paper(64, factor=2, original_max_positions=9, beta_slow=0), "0 < beta_slow < beta_fast"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, attention_factor=0), "attention_factor=0"),
-        (lambda: frequencies.llama3(64, factor=2, original_max_positions=9, low_freq_factor=4), "low_freq_factor=4"),
+        (lambda: frequencies.llama3(64, factor=2, original_max_positions=9, low_freq_factor=5), "low_freq_factor=5.*<= high_freq_factor"),
         (lambda: frequencies.llama3(63, factor=2, original_max_positions=9), "dim=63: .*even"),
         (lambda: Rotary(64).with_schedule("yarn", factor=2), "schedule 'yarn' needs original_max_positions"),
         (lambda: Rotary(64).with_schedule("yarn", factor=2, original_max_positions=9, beta=3), "unknown option of schedule 'yarn' 'beta': did you mean"),

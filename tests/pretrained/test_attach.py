@@ -1,7 +1,9 @@
 """Extended models against plain transformers and brute force, in every way that a model is run."""
 
 import copy
+import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,9 +39,14 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(found, wanted, atol=tolerance * float(wanted.abs().max().clamp(min=1)), rtol=0)
 
 
+def reached(method: str) -> int:
+    """A new length that the options of the maps here reach."""
+    return (2 if "window" in method else 4) * TRAINED
+
+
 def extended(kind: str, method: str, **settings: Any) -> Any:
     model = small_model(kind, **settings)
-    posenc.extend(model, method, target_length=4 * TRAINED)
+    posenc.extend(model, method, target_length=reached(method))
     return model
 
 
@@ -123,7 +130,7 @@ def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
     brute = copy.deepcopy(model)
     body = anatomy(model)
     use_mapped_attention(brute, method, body.rope.frequencies().inv_freq, body.layout, TRAINED, 1.5)
-    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=4 * TRAINED)
+    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=reached(method))
     x = tokens(2, LENGTH)
     # without a map the model turns by itself, in float32
     close(model(x).logits, brute(x).logits, 1e-4 if method == "none" else 1e-9)
@@ -230,6 +237,31 @@ def test_without_the_mask_the_future_would_be_seen() -> None:
         model(x)
 
 
+@pytest.mark.parametrize("loaded", ["default", "dynamic"])
+@pytest.mark.parametrize("method", ["rerope:window=12", "dual_chunk", "log_n", "softmax_n"])
+def test_another_attention_set_after_extending_is_never_silent(method: str, loaded: str) -> None:
+    """Under a map the rotary module turns nothing, so that sdpa would see unrotated keys."""
+    parameters = THETA | {"rope_type": loaded} | ({"factor": 2.0} if loaded == "dynamic" else {})
+    model, x = extended("llama", method, rope_parameters=parameters), tokens(1, LENGTH)
+    wanted, twin = model(x).logits, pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    for one in (model, twin):
+        for name in ("sdpa", "eager"):
+            one.set_attn_implementation(name)
+            for run in (one, partial(one.generate, max_new_tokens=2), torch.compile(one, backend="eager")):
+                with pytest.raises(InputError, match=rf"attn_implementation='{name}' was set on a model .*{method}"):
+                    run(x)
+            torch._dynamo.reset()
+        one.set_attn_implementation("posenc")
+        assert torch.equal(one(x).logits, wanted)
+        one.set_attn_implementation("eager")
+        posenc.restore(one)
+        assert one.config._attn_implementation == "sdpa"
+        assert torch.equal(one(x).logits, small_model("llama", rope_parameters=parameters)(x).logits)
+    posenc.extend(model, "yarn", factor=4)  # frequencies alone go with any attention
+    model.set_attn_implementation("eager")
+    model(x)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("method", ["self_extend:window=12:group=4", "log_n", "rerope:window=12+log_n"])
 def test_packed_documents_are_apart(kind: str, method: str) -> None:
@@ -283,7 +315,8 @@ def test_positions_with_gaps() -> None:
     ids = torch.cat((torch.arange(30), torch.arange(30) + 500))[None]
     mask = torch.ones_like(x)
     wanted = small_model("llama")(x, attention_mask=mask, position_ids=ids).logits
-    model = extended("llama", "rerope:window=600")
+    model = small_model("llama", max_position_embeddings=1024)
+    posenc.extend(model, "rerope:window=600", factor=2)
     close(model(x, attention_mask=mask, position_ids=ids).logits, wanted)
     cache = model(x[:, :20], use_cache=True).past_key_values
     with pytest.raises(InputError, match=r"position_ids that jump while keys are cached"):
@@ -331,7 +364,7 @@ def test_gradients_and_checkpointing(method: str) -> None:
     model, x = small_model("llama").double().train(), tokens(2, LENGTH)
     brute = copy.deepcopy(model)
     use_mapped_attention(brute, method, anatomy(model).rope.frequencies().inv_freq, "half", TRAINED, 1.5)
-    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=4 * TRAINED)
+    posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=reached(method))
 
     def gradients(model: Any) -> list[Tensor]:
         with torch.enable_grad():

@@ -184,6 +184,12 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
         (["doctor", "MODEL", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
+        (["doctor", "MODEL/config.json"], "config.json: is one file of a model; give the folder that it is in"),
+        (["extend", "MODEL", "--method", "yarn:factor=2", "--factor", "4"], "reaches 128 tokens, and 256 are wanted"),
+        (
+            ["extend", "MODEL", "--method", "longrope", "--factor", "4", "--option", "short_factor=[1, 1]"],
+            "schedule 'longrope' needs long_factor",
+        ),
         (["extend", "MODEL"], "posenc extend: error: --method: how is the model to be extended?"),
         (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
         (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
@@ -214,13 +220,39 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
 def test_a_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
     empty = folder.parent / "empty.txt"
     empty.touch()
-    places = {"MODEL": str(folder), "EMPTY": str(empty), "TEXT": str(folder.parent / "text.txt")}
+    places = {
+        "MODEL": str(folder),
+        "MODEL/config.json": str(folder / "config.json"),
+        "EMPTY": str(empty),
+        "TEXT": str(folder.parent / "text.txt"),
+    }
     code, out, err = run(capsys, *(places.get(argument, argument) for argument in arguments))
     assert code == 2
     assert out == ""
     (line,) = err.splitlines()
     assert message in line
     assert line.startswith("posenc")
+
+
+def test_a_base_that_was_lost_is_a_finding_with_an_exit_code(folder, capsys):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "default"}}))
+    code, out, err = run(capsys, "doctor", folder, "--json")
+    assert code == 1
+    assert [finding["name"] for finding in json.loads(out)["findings"]] == ["base_not_stated"]
+    assert "has a rotation without rope_theta: transformers takes its default, 10000" in err
+
+
+def test_lists_are_options_of_the_command_line(folder, capsys):
+    ones, factors = ",".join(["1"] * 8), "[1,1.5,2,2.5,3,3.5,4,4]"
+    given = ["--option", f"short_factor={ones}", "--option", f"long_factor={factors}", "--no-verify"]
+    code, out, _ = run(capsys, "extend", folder, "--method", "longrope", "--factor", 4, *given)
+    assert code == 0
+    assert "others up to 4 times slower" in out
+    code, out, _ = run(
+        capsys, "extend", folder, "--method", "explicit", "--factor", 4, "--no-verify", "--option", f"stretch={factors}"
+    )
+    assert code == 0
 
 
 def test_a_model_without_a_tokenizer_is_examined_and_not_verified(llama, tmp_path, capsys):

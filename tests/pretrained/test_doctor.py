@@ -14,9 +14,10 @@ from transformers import AttentionInterface
 import posenc
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import FAMILIES
+from posenc.pretrained.attach import attached
 from posenc.pretrained.doctor import doctor
+from posenc.pretrained.findings import FINDINGS
 from posenc.pretrained.patient import Table
-from posenc.pretrained.symptoms import FINDINGS
 from references.small_models import small_model
 
 
@@ -185,7 +186,8 @@ def test_trap_7_llama3_for_the_models_own_length():
 
 def test_trap_8_a_length_that_is_not_declared(llama):
     model = small_model("llama", rope_parameters=YARN, max_position_embeddings=16)
-    assert one(model, "length_not_declared").measured == 4
+    finding = one(model, "length_not_declared")
+    assert finding.measured == 4
     posenc.extend(llama, "yarn", factor=4)
     assert names(llama) == []
     llama.config.max_position_embeddings = 64
@@ -241,10 +243,161 @@ def test_positions_that_count_the_padding(llama):
     assert not {"padding_differs", "sees_the_future"} & {*names(llama)}
 
 
-def test_an_extension_that_was_bypassed(llama):
-    posenc.extend(llama, "rerope:window=8")
+@pytest.mark.parametrize("method", ["rerope:window=8", "log_n"])
+def test_an_extension_that_was_bypassed(llama, method):
+    posenc.extend(llama, method)
     llama.set_attn_implementation("sdpa")
-    assert "attention_bypassed" in names(llama)
+    finding = one(llama, "attention_bypassed")  # and nothing else: a pass would raise
+    exec(finding.remedy.partition(", or ")[0], {"model": llama})
+    assert names(llama) == []
+    llama.model.rotary_emb = copy.deepcopy(attached(llama).rotary)
+    one(llama, "attention_bypassed")
+
+
+@pytest.mark.parametrize("method", ["dual_chunk", "rerope+ntk", "yarn+log_n"])
+def test_an_extension_that_was_saved_and_is_not_applied(llama, method, tmp_path):
+    posenc.extend(llama, method, factor=4)
+    llama.save_pretrained(tmp_path / "saved")
+    posenc.to_hf(llama, tmp_path / "exported")
+    for folder in ("saved", "exported"):
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval()
+        finding = one(plain, "extension_not_applied")
+        assert method.partition("+")[0] in finding.evidence
+        exec(finding.remedy.partition(", or ")[2], {"model": plain, "posenc": posenc})
+        assert names(plain) == []
+        assert names(posenc.load(tmp_path / folder)[0]) == []
+    posenc.extend(llama, "yarn", factor=4)
+    llama.save_pretrained(tmp_path / "plain")
+    assert names(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()) == []
+
+
+def edited(model, folder, remove=(), **changes):
+    """A model saved, its config.json edited, and loaded by transformers."""
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in remove}))
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("kind", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}])
+def test_a_base_that_was_lost_in_the_file(llama, kind, tmp_path):
+    finding = one(edited(llama, tmp_path, rope_parameters=kind), "base_not_stated")
+    assert "config.json has no rope_theta; transformers took 10000" in finding.evidence
+
+
+def test_an_older_configuration_needs_no_base(llama, tmp_path):
+    """Llama 2's has none, and 10000 is meant."""
+    assert names(edited(llama, tmp_path, remove=("rope_parameters", "rope_theta"))) == []
+    scaled = edited(llama, tmp_path, rope_scaling={"type": "linear", "factor": 2.0}, remove=("rope_parameters",))
+    assert names(scaled) == []
+
+
+@pytest.mark.parametrize("length", [64, 256])
+def test_yarn_without_its_original_length(llama, length, tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+    finding = one(
+        edited(llama, tmp_path, rope_parameters=scaling, max_position_embeddings=length), "original_length_missing"
+    )
+    assert finding.evidence == (
+        f"factor=4 without original_max_position_embeddings in config.json; max_position_embeddings is {length}"
+    )
+    scaling |= {"original_max_position_embeddings": length // 4}
+    assert names(edited(llama, tmp_path, rope_parameters=scaling, max_position_embeddings=length)) == []
+
+
+def test_yarn_with_a_wrong_original_length_names_both_causes():
+    finding = one(
+        small_model("llama", rope_parameters=YARN | {"original_max_position_embeddings": 32}), "length_not_declared"
+    )
+    assert finding.measured == 2
+    assert "4 times original_max_position_embeddings=32 is 128, and max_position_embeddings is 64" in finding.evidence
+    assert "original_max_position_embeddings" in finding.remedy
+
+
+def test_a_length_beyond_what_the_schedule_stretches_to():
+    finding = one(
+        small_model("llama", rope_parameters=YARN, max_position_embeddings=256), "declared_longer_than_stretched"
+    )
+    assert finding.measured == 4
+    llama3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 16}  # fmt: skip
+    assert names(small_model("llama", rope_parameters=llama3, max_position_embeddings=256)) == []  # as Llama 3.1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name", "measured"),
+    [
+        (YARN | {"attn_factor": 1.1}, "parameter_ignored", None),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 32}, "parameter_ignored", None),
+        ({"rope_type": "default", "rope_theta": 1e4, "factor": 4.0}, "parameter_ignored", None),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5}, "factor_below_one", 0.5),
+        (YARN | {"attention_factor": -1.0}, "attention_factor_impossible", -1),
+        (YARN | {"attention_factor": 1.0}, "attention_factor_differs", 1),
+    ],
+)
+def test_parameters_that_nobody_meant(parameters, name, measured):
+    assert one(small_model("llama", rope_parameters=parameters), name).measured == measured
+
+
+def test_parameters_that_are_meant():
+    mscale = {
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "truncate": True,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "type": "yarn",
+    }
+    for more in (mscale, {"attention_factor": 1.1386}, {"attention_factor": None, "attn_factor": None}):
+        assert names(small_model("llama", rope_parameters=YARN | more)) == []
+
+
+def test_llama_4s_scaling_is_served(tmp_path):
+    """Scout's: low and high frequency factor the same."""
+    scout = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+             "original_max_position_embeddings": 64}  # fmt: skip
+    model = small_model("llama", rope_parameters=scout, max_position_embeddings=1024)
+    assert names(model) == []
+    assert posenc.extend(model, "rerope", factor=32).new_length == 2048
+    posenc.restore(model)
+    posenc.extend(model, "yarn", factor=32)
+    posenc.to_hf(model, tmp_path / "model")
+    assert names(posenc.load(tmp_path / "model")[0]) == []
+
+
+def test_a_configuration_that_cannot_be_built_says_why(llama):
+    llama.config.rope_parameters = {"rope_type": "su", "rope_theta": 1e4, "factor": 4.0}
+    assert "it is called 'longrope' now" in one(llama, "config_not_buildable").evidence
+
+
+def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, monkeypatch):
+    own = type(llama).set_attn_implementation
+
+    def half(self, name, **options):
+        own(self, name, **options)
+        if name == "eager":
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(type(llama), "set_attn_implementation", half)
+    with pytest.raises(RuntimeError, match="no"):
+        doctor(llama)
+    assert llama.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [0.1, 10.0])
+def test_a_wrong_base_is_seen_by_reading(demo, times):
+    model, tokenizer = demo
+    kept, right = model.model.rotary_emb, model.config.rope_parameters
+    try:
+        model.config.rope_parameters = right | {"rope_theta": right["rope_theta"] * times}
+        model.model.rotary_emb = type(kept)(model.config)
+        (finding,) = doctor(model, tokenizer).findings
+        assert finding.name == "base_doubtful"
+        assert f"with rope_theta times {1 / times:g} " in finding.evidence
+    finally:
+        model.config.rope_parameters, model.model.rotary_emb = right, kept
 
 
 def test_partial_rotation_is_told_and_missed():
@@ -392,7 +545,7 @@ def test_it_reads_well_as_text_and_json(llama):
 
 
 def test_what_cannot_be_examined_is_refused(llama):
-    with pytest.raises(InputError, match=r"unknown model type 'gpt2'"):
+    with pytest.raises(InputError, match=r"learned table of 1024 rows.*rows_of_table.*hierarchical"):
         doctor(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9)))
     with pytest.raises(InputError, match=r"pass a transformers model"):
         doctor(torch.nn.Linear(2, 2))

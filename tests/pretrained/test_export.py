@@ -190,26 +190,67 @@ def test_models_that_are_not_extended_and_learned_tables_are_written_too(tmp_pat
 
 
 def served(method, tmp_path, model_type="llama"):
-    model = small_model(model_type, head_dim=32)
+    model = small_model(model_type, **({} if model_type == "phi3" else {"head_dim": 32}))
     posenc.extend(model, method, factor=4)
     return to_hf(model, tmp_path / "model")
+
+
+ROOM = "-c 256 --override-kv llama.context_length=int:256"
+BEFORE = " (on the GGUF file of the model as it was before)"
 
 
 @pytest.mark.parametrize(
     ("method", "flags"),
     [
-        ("linear", "-c 256 --rope-scaling linear --rope-scale 4"),
-        ("ntk", f"-c 256 --rope-freq-base {10000 * 4 ** (32 / 30):.10g}"),
-        ("abf:new_base=500000", "-c 256 --rope-freq-base 500000"),
-        ("yarn", "-c 256 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 64"),
-        ("ntk_mixed", "no flags say it; the GGUF file needs the tensor rope_freqs.weight = the long_factor list"),
-        ("yarn_paper", "{arch}.rope.scaling.attn_factor = 1.138629436"),
+        ("none", f"{ROOM}{BEFORE}"),
+        ("linear", f"{ROOM} --rope-scaling linear --rope-scale 4{BEFORE}"),
+        ("ntk", f"{ROOM} --rope-freq-base {10000 * 4 ** (32 / 30):.10g}{BEFORE}"),
+        ("abf:new_base=500000", f"{ROOM} --rope-freq-base 500000{BEFORE}"),
+        ("yarn", f"{ROOM} --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 64{BEFORE}"),
+        ("ntk_mixed", f"needs the tensor rope_freqs.weight = the long_factor list of config.json, and then {ROOM}"),
+        ("yarn_paper", "config.json and the key llama.rope.scaling.attn_factor = 1.138629436, and then -c 256"),
+        ("llama3", "with convert_hf_to_gguf.py, which writes the tensor rope_freqs.weight, and serve that: -c 256"),
     ],
 )
 def test_llama_cpp_is_told_in_its_own_words(method, flags, tmp_path):
     export = served(method, tmp_path)
     assert flags in export.llama_cpp
     assert export.to_dict()["llama_cpp"] == export.llama_cpp
+
+
+def test_only_lists_that_are_there_are_named(tmp_path):
+    for method in ("ntk_mixed", "llama3"):
+        export = served(method, tmp_path / method)
+        saved = json.loads((tmp_path / method / "model" / "config.json").read_text())["rope_parameters"]
+        assert ("long_factor" in export.llama_cpp) == ("long_factor" in saved)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt_neox", "cohere"])
+@pytest.mark.parametrize("method", ["ntk_mixed", "llama3", "yarn_paper"])
+def test_llama_cpp_reads_no_divisors_for_most_architectures(model_type, method, tmp_path):
+    """Their graphs pass nullptr to ggml_rope_ext, and their loaders know no such tensor."""
+    export = served(method, tmp_path, model_type)
+    assert export.llama_cpp.startswith("cannot serve these frequencies: no flags say them, and its ")
+    assert "rope_freqs" not in export.llama_cpp
+    assert {"qwen3": "qwen3 reads", "gpt_neox": "gptneox reads", "cohere": "command-r reads"}[
+        model_type
+    ] in export.llama_cpp
+
+
+def test_phi3_has_two_tensors_in_llama_cpp(tmp_path):
+    flags = served("ntk_mixed", tmp_path, "phi3").llama_cpp
+    assert "rope_factors_long.weight and rope_factors_short.weight" in flags
+
+
+@pytest.mark.parametrize("model_type", ["cohere", "glm", "glm4"])
+def test_vllm_has_no_longrope_for_neighbouring_channels(model_type, tmp_path):
+    """It raises ("only supports neox_style"), or rotates by halves and says nothing."""
+    for method in ("ntk_mixed", "yarn_paper"):
+        export = served(method, tmp_path / method, model_type)
+        assert export.vllm.startswith("cannot serve these frequencies: ")
+        assert not (tmp_path / method / "model" / "vllm-overrides.json").exists()
+    for method in ("yarn", "linear", "ntk", "llama3"):
+        assert served(method, tmp_path / method, model_type).vllm.startswith("vllm serve ")
 
 
 def test_vllm_gets_what_it_does_not_read(tmp_path):

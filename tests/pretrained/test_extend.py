@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -409,6 +410,44 @@ def test_models_that_are_refused() -> None:
         posenc.extend(small_model("gpt2", n_embd=32, n_head=2, n_layer=1), "yarn", factor=2)
     with pytest.raises(InputError, match=r"pass a transformers model"):
         posenc.extend(nn.Linear(2, 2), "yarn", factor=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("mamba", None), ("bloom", None), ("gptj", None), ("lama", "llama"), ("gptneox", "gpt_neox")]
+)
+def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: str | None) -> None:
+    model = small_model("llama")
+    model.config.model_type = name
+    for call in (partial(posenc.extend, method="yarn", factor=4), posenc.doctor):
+        with pytest.raises(InputError, match=rf"unknown model type '{name}'") as error:
+            call(model)
+        assert (f"did you mean '{near}'" in str(error.value)) == ("did you mean" in str(error.value)) == bool(near)
+
+
+def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
+    model = small_model("llama")
+    for given, message in (
+        ((model, None), r"^model=tuple: pass the model alone; posenc.load returns \(model, tokenizer\)"),
+        (model.config, r"^model=LlamaConfig: is a configuration; pass the model"),
+        ("demo", r"^model=str: a name is not a model; pass the one that posenc.load\(name\)\[0\] gives"),
+        (None, r"^model=NoneType: pass a transformers model"),
+    ):
+        for call in (
+            partial(posenc.extend, method="yarn", factor=4), posenc.restore, posenc.doctor,
+            partial(posenc.to_hf, directory=tmp_path / "x"),
+        ):  # fmt: skip
+            with pytest.raises(InputError, match=message):
+                call(given)
+
+
+def test_lists_are_written_with_commas_or_in_brackets() -> None:
+    lists = {"short_factor": [1.0] * 8, "long_factor": [1.0, 1.5, 2, 2.5, 3, 3.5, 4, 4]}
+    wanted = posenc.extend(small_model("llama"), "longrope", factor=4, **lists).stretch
+    for text in ("1,1.5,2,2.5,3,3.5,4,4", "[1, 1.5,2,2.5,3,3.5,4,4]"):
+        found = posenc.extend(
+            small_model("llama"), f"longrope:short_factor=[1,1,1,1,1,1,1,1]:long_factor={text}", factor=4
+        )
+        assert found.stretch == wanted
 
 
 def test_importing_posenc_does_not_import_transformers() -> None:

@@ -163,10 +163,40 @@ def test_a_file_that_was_cut_off_is_one_line(folder):
         load(folder)
 
 
-def test_an_unknown_schedule_is_named_with_what_it_is(folder):
-    edit(folder, rope_parameters={"rope_type": "su", "rope_theta": 10000.0, "factor": 4.0})
-    with pytest.raises(InputError, match=r"its configuration lacks 'su', or names it and transformers knows no such"):
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 32}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rope_type": "su", "rope_theta": 1e4, "factor": 4.0}, r"unknown rope_type 'su': it is called 'longrope' now"),
+        ({"rope_type": "yarnn", "rope_theta": 1e4}, r"unknown rope_type 'yarnn': known are default, .*, yarn$"),
+        (
+            LONGROPE | {"short_factor": [1.0] * 4},
+            r"short_factor in rope_parameters has 4 numbers: give one for each of the 8",
+        ),
+        (LONGROPE | {"long_factor": [2.0] * 9}, r"long_factor in rope_parameters has 9 numbers"),
+        (
+            {"rope_type": "default", "rope_theta": "1e6"},
+            r"rope_theta='1e6' in rope_parameters: write a number, without",
+        ),
+        ({"rope_type": "default", "rope_theta": 0}, r"rope_theta=0 in rope_parameters: the base is a number above 0"),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": "4"}, r"factor='4' in rope_parameters"),
+    ],
+)
+def test_rope_parameters_that_are_wrong_are_named_with_what_is_due(folder, parameters, message):
+    edit(folder, rope_parameters=parameters)
+    with pytest.raises(InputError, match=message):
         load(folder)
+
+
+def test_a_file_of_a_folder_names_the_folder(folder):
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(
+            InputError, match=rf"{name}: is one file of a model; give the folder that it is in, .*/model$"
+        ):
+            load(folder / name)
 
 
 def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):

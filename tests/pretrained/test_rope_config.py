@@ -90,13 +90,14 @@ LEFT_OPEN = {
 @pytest.mark.parametrize("method", ["none", "softmax_n:n=0", "rerope:window=200"])
 def test_another_length_does_not_change_what_a_model_was_loaded_with(loaded, method, tmp_path):
     kind, parameters = LEFT_OPEN[loaded]
-    top = {"original_max_position_embeddings": 16} if kind == "phi3" else {}
+    trained = TRAINED if "window" not in method else 4 * TRAINED  # so that all of the text is within the window
+    top = {"max_position_embeddings": trained} | ({"original_max_position_embeddings": 16} if kind == "phi3" else {})
 
     def made():
         return small_model(kind, rope_parameters={"rope_theta": 10000.0, **parameters}, **top)
 
     x, extended = tokens(1, 90), made()
-    report = posenc.extend(extended, method, target_length=4 * TRAINED)
+    report = posenc.extend(extended, method, target_length=4 * trained)
     extended.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
@@ -104,7 +105,7 @@ def test_another_length_does_not_change_what_a_model_was_loaded_with(loaded, met
         if report.map is None or loaded != "dynamic":  # which a map freezes at the new length
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(again(x).logits, wanted)
-        posenc.extend(again, method, target_length=4 * TRAINED)
+        posenc.extend(again, method, target_length=4 * trained)
         torch.testing.assert_close(again(x).logits, found)
         exact = (made()(x[:, :12]).logits - extended(x[:, :12]).logits).abs().max() < 1e-3
     assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short texts too"

@@ -33,7 +33,8 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = TableFormatter
     parser.epilog = (
         "methods:\n" + "\n".join(f"  {name:{width}}  {method.summary}" for name, method in METHODS.items()) + "\n\n"
-        "Methods take options after colons (yarn:beta_fast=16) and are joined by + (ntk+log_n). The loss on a text is\n"
+        "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas\n"
+        "(--option long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is\n"
         "measured before and after, beside that of the model as it was on a text cut to its trained length. With --out\n"
         "the model is saved so that plain transformers loads it, wherever that can be expressed."
     )
@@ -51,7 +52,13 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
         "--image-size", metavar="H[xW]", help="of a vision model: pixels of a square image, or height x width"
     )
     add("--window-size", type=int, metavar="N", help="with --image-size: patches of the windows of Swin and Swin v2")
-    add("--option", action="append", default=[], metavar="K=V", help="an option of the method; may be given again")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="an option of the method, a list as 1,1.5,2; may be given again",
+    )
     add("--text", metavar="FILE", help="what is read to verify (default: the language reference inside Python)")
     add("--verify-tokens", type=int, metavar="N", help="tokens of it (default: what about a minute allows)")
     add("--verify", action=argparse.BooleanOptionalAction, default=True, help="measure the loss before and after")

@@ -97,11 +97,12 @@ def llama3(
     """Llama 3.1's: slow frequencies divided by factor, fast ones kept, linear in the turns between (Meta, llama-models).
 
     Slow is at most low_freq_factor turns over original_max_positions, fast at least high_freq_factor: `yarn_paper` with
-    these limits and no temperature. Works without fine-tuning; Meta trained for it.
+    these limits and no temperature; with both the same (Llama 4 Scout) a step. Works without fine-tuning; Meta trained
+    for it.
     """
     plain = untouched(head_dim, base)
     names = "low_freq_factor", "high_freq_factor"
-    ramp = _ramp_by_turns(plain, original_max_positions, low_freq_factor, high_freq_factor, *names)
+    ramp = _ramp_by_turns(plain, original_max_positions, low_freq_factor, high_freq_factor, *names, may_equal=True)
     return Frequencies(_blend(plain, factor, ramp))
 
 
@@ -141,11 +142,20 @@ def _ramp_by_pair(
 
 
 def _ramp_by_turns(
-    plain: Tensor, original_max_positions: int, slow: float, fast: float, slow_name: str, fast_name: str
+    plain: Tensor,
+    original_max_positions: int,
+    slow: float,
+    fast: float,
+    slow_name: str,
+    fast_name: str,
+    may_equal: bool = False,
 ) -> Tensor:
-    """1 for pairs that turn at most `slow` times over the original length, 0 from `fast` times on."""
-    _turns(slow, fast, slow_name, fast_name)
+    """1 for pairs that turn at most `slow` times over the original length, 0 from `fast` times on; where both are the
+    same, 1 below and 0 from there on."""
+    _turns(slow, fast, slow_name, fast_name, may_equal)
     turns = plain * a_length(original_max_positions) / (2 * math.pi)
+    if slow == fast:
+        return (turns < slow).to(turns.dtype)
     return 1 - ((turns - slow) / (fast - slow)).clamp(0, 1)
 
 
@@ -161,8 +171,9 @@ def _mscale(factor: float, weight: float, name: str) -> float:
     return 0.1 * weight * math.log(at_least_one(factor)) + 1
 
 
-def _turns(slow: float, fast: float, slow_name: str, fast_name: str) -> None:
-    if not 0 < slow < fast:
+def _turns(slow: float, fast: float, slow_name: str, fast_name: str, may_equal: bool = False) -> None:
+    if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
+        sign = "<=" if may_equal else "<"
         raise InputError(
-            f"{slow_name}={slow}, {fast_name}={fast}: turns over the trained length, 0 < {slow_name} < {fast_name}"
+            f"{slow_name}={slow}, {fast_name}={fast}: turns over the trained length, 0 < {slow_name} {sign} {fast_name}"
         )

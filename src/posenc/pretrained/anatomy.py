@@ -5,6 +5,7 @@ has, and how far it was trained. Read from the model and its configuration; noth
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -175,7 +176,7 @@ def anatomy(model: nn.Module) -> Anatomy:
         return found
     model_type = str(inner.config.model_type)
     if model_type not in FAMILIES:
-        raise unknown("model type", model_type, FAMILIES)
+        raise unknown("model type", model_type, FAMILIES, 0.7)
     family, decoder, config = FAMILIES[model_type], inner.base_model, inner.base_model.config
     rotary = getattr(decoder, "rotary_emb", None)
     if not isinstance(rotary, nn.Module):
@@ -215,8 +216,29 @@ def unwrapped(model: Any) -> Any:
         model = model.get_base_model()
     config = getattr(model, "config", None)
     if not hasattr(config, "model_type") or not hasattr(model, "base_model"):
-        raise InputError(f"model={type(model).__name__}: pass a transformers model, as AutoModelForCausalLM loads it")
+        raise InputError(f"model={type(model).__name__}: {_instead(model)}")
     return model
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module, without printing one that is inside it.
+
+    Raises:
+        InputError: says what to pass instead.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model={type(model).__name__}: {_instead(model)}")
+
+
+def _instead(given: Any) -> str:
+    """What to pass where something is no model."""
+    if isinstance(given, tuple) and given and isinstance(given[0], nn.Module):
+        return "pass the model alone; posenc.load returns (model, tokenizer), model, tokenizer = posenc.load(...)"
+    if isinstance(given, str | PathLike):
+        return "a name is not a model; pass the one that posenc.load(name)[0] gives"
+    if hasattr(given, "model_type"):
+        return "is a configuration; pass the model, as AutoModelForCausalLM loads it, whose .config this is"
+    return "pass a transformers model, as AutoModelForCausalLM loads it"
 
 
 def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from posenc.attention import attention
 from posenc.composites import Sum
@@ -25,7 +26,7 @@ from posenc.pretrained.anatomy import RECORD, Anatomy, Family
 from posenc.pretrained.masks import Allowed, Seen, Window, register, seen
 
 NAME = "posenc"
-"""What transformers knows our attention by."""
+"""What transformers knows our attention by. Names that begin so are of functions that heed a layer's plan."""
 
 
 class Absent:
@@ -192,6 +193,7 @@ class Attached:
     config: dict[str, Any]
     implementation: str
     layers: list[nn.Module] = field(default_factory=list)
+    guard: RemovableHandle | None = None
 
 
 def attached(model: Any) -> Attached | None:
@@ -229,6 +231,24 @@ def _install(body: Anatomy, design: Design, record: Attached) -> None:
         windowed = encoding if layer.window is None else together(encoding, Window(layer.window))
         layer.module._posenc_plan = LayerPlan(encoding, windowed, memory)  # type: ignore[assignment]
     set_implementation(body.model, NAME)
+    record.guard = body.decoder.register_forward_pre_hook(check_heeded)
+
+
+def check_heeded(decoder: Any, *_: Any) -> None:
+    """Refuse to run an extended decoder by an attention that knows nothing of the extension: the keys of a position map are
+    not even rotated then. A hook of the decoder, before each pass.
+
+    Raises:
+        InputError: names the implementation that was set, and how to go back.
+    """
+    name = decoder.config._attn_implementation
+    if not name.startswith(NAME):
+        method = getattr(decoder, RECORD).report.method
+        raise InputError(
+            f"attn_implementation={name!r} was set on a model that posenc.extend has extended by {method}, which only its "
+            f'own attention computes: model.set_attn_implementation("{NAME}") puts it back, posenc.restore(model) takes the '
+            "extension off"
+        )
 
 
 def set_implementation(model: Any, name: str) -> None:
@@ -260,6 +280,8 @@ def detach(record: Attached) -> None:
             decoder.rotary_emb.buffers()
         ).device  # the model may have moved meanwhile; its dtype is not followed
         decoder.rotary_emb = record.rotary.to(device)
+    if record.guard is not None:
+        record.guard.remove()
     for module in record.layers:
         if hasattr(module, "_posenc_plan"):
             del module._posenc_plan

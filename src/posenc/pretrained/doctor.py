@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from posenc.checks import checked
+from posenc.pretrained.anatomy import check_model
 from posenc.pretrained.calls import evaluating
+from posenc.pretrained.findings import FINDINGS, Kind, Severity, Symptom
 from posenc.pretrained.patient import Patient, Table, patient
-from posenc.pretrained.symptoms import FINDINGS, Kind, Severity, Symptom, symptoms
+from posenc.pretrained.symptoms import symptoms
 from posenc.pretrained.vision.doctor import VISION_FINDINGS, VisionDescription, describe, vision_symptoms
 from posenc.pretrained.vision.libraries import Library, library_of
 
@@ -101,7 +102,7 @@ class Diagnosis:
 
 @checked
 @torch.no_grad()
-def doctor(model: nn.Module, tokenizer: Any | None = None) -> Diagnosis:
+def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     """Examine a model as it stands, and leave it as it is.
 
     Its frequencies are held against its configuration, and short runs of random tokens show what padding, packing, a
@@ -117,6 +118,7 @@ def doctor(model: nn.Module, tokenizer: Any | None = None) -> Diagnosis:
     Raises:
         InputError: not a transformers model, or of a type that is not supported.
     """
+    check_model(model)
     library = library_of(model)
     if library is not None:
         return _vision(library)

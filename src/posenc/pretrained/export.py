@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from posenc.checks import checked, shown
 from posenc.errors import InputError
 from posenc.files import remove_leftovers, scratch_name, sync
 from posenc.frequencies import Frequencies
-from posenc.pretrained.anatomy import Anatomy, anatomy, unwrapped
+from posenc.pretrained.anatomy import Anatomy, anatomy, check_model, unwrapped
 from posenc.pretrained.attach import Attached, attached, configure
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
@@ -65,7 +64,7 @@ class Export:
 
 
 @checked
-def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
+def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 
     Frequency schedules are expressed exactly, see `hf_rope_parameters`, and it is tested before anything is written that
@@ -81,6 +80,7 @@ def to_hf(model: nn.Module, directory: str | os.PathLike[str], tokenizer: Any = 
         InputError: an adapter that is not merged, a folder that has something in it or cannot be written, or a model
             whose own rotary module does not follow its configuration.
     """
+    check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
     from safetensors import SafetensorError
@@ -131,7 +131,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     body = anatomy(inner)
     if record is None:
         command, parameters = vllm_command(name, length, None), config.rope_parameters
-        return config, Export(name, model_type, None, length, True, (), parameters, command, f"-c {length}"), None
+        flags = f"-c {length} (on a GGUF file of it)"
+        return config, Export(name, model_type, None, length, True, (), parameters, command, flags), None
     missing = _missing(record)
     if missing:  # as it was before, so that extending it after loading starts from there
         configure(config, {key: value for key, value in record.config.items() if key != "posenc"})
@@ -156,8 +157,8 @@ def _served(body: Anatomy, wanted: Mapping[str, Frequencies], report: Export) ->
         overrides = {**parameters, **changed} if changed else None
     else:
         overrides = vllm_overrides(parameters, body.rope, next(iter(wanted.values())))
-    command = vllm_command(report.directory, report.length, overrides)
-    flags = llama_cpp(body, wanted, report.length) if wanted else f"-c {report.length}"
+    command = vllm_command(report.directory, report.length, overrides, body.layout)
+    flags = llama_cpp(body, wanted, report.length, parameters)
     said = asdict(report) | {"vllm": command, "llama_cpp": flags}
     return Export(**said), overrides if OVERRIDES in command else None
 

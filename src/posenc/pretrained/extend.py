@@ -13,10 +13,11 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.frequencies.vector import at_least_one
-from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, unwrapped
+from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, check_model, unwrapped
 from posenc.pretrained.attach import Absent, Design, attach, attached, detach, together
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
 from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
+from posenc.pretrained.reach import STEP, reach
 from posenc.pretrained.report import Extension
 from posenc.pretrained.rope_config import hf_config, pinned
 from posenc.pretrained.vision.libraries import Timm, library_of
@@ -28,7 +29,7 @@ CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_positi
 
 @checked
 def extend(
-    model: nn.Module,
+    model: Any,
     method: str,
     *,
     factor: float | None = None,
@@ -51,8 +52,10 @@ def extend(
     `load` knows what to do with.
 
     Raises:
-        InputError: a model, method, option or length that is not supported, with the reason.
+        InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
+            the new length, with how far they do.
     """
+    check_model(model)
     if has_learned_table(model):
         return extend_table(model, method, factor=factor, target_length=target_length, **options)
     inner = unwrapped(model)
@@ -78,9 +81,10 @@ def extend(
 
 
 @checked
-def restore(model: nn.Module) -> bool:
+def restore(model: Any) -> bool:
     """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back. Whether
     there was anything to undo."""
+    check_model(model)
     resized = restore_size(model)
     if isinstance(library_of(model), Timm):
         return resized
@@ -212,6 +216,8 @@ def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> 
     if not all(_equal(turned, each) for each in before):
         exact = 0
     size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
+    reached = reach(chosen, turned, body.rope, body.loaded_length, target)
+    changed = sum(_changes(body, chosen, layer) for layer in body.layers)
     return Extension(
         model_type=body.model_type,
         method=chosen.text,
@@ -228,8 +234,9 @@ def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> 
         raw_keys=chosen.map is not None,
         cache_bytes_per_token=size,
         plain=not design.encodings,
-        layers=(sum(_changes(body, chosen, layer) for layer in body.layers), len(body.layers)),
-        notes=tuple(_notes(body, chosen)),
+        layers=(changed, len(body.layers)),
+        reach=reached,
+        notes=tuple(_notes(body, chosen, reached if changed else None, target)),
     )
 
 
@@ -249,8 +256,10 @@ def _item_size(model: nn.Module) -> int:
     return next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
 
 
-def _notes(body: Anatomy, chosen: Plan) -> list[str]:
+def _notes(body: Anatomy, chosen: Plan, reached: int | None, target: int | None) -> list[str]:
     notes = []
+    if reached is not None and target is not None and reached * (1 + STEP) < target:
+        notes.append(f"reaches {reached} of {target} tokens by construction: what is farther apart was not trained")
     if body.rope.scaled:
         name = body.schedule["name"]
         if name == "linear" or chosen.schedule is None:

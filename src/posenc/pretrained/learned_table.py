@@ -132,7 +132,7 @@ def extend_table(
     """
     inner = unwrapped(model)
     if inner.config.model_type not in TABLES:
-        raise unknown("model type with a learned table", inner.config.model_type, TABLES)
+        raise unknown("model type with a learned table", inner.config.model_type, TABLES, 0.7)
     if method not in METHODS:
         raise unknown("method for a learned table", method, METHODS)
     original = getattr(inner, RECORD, None)

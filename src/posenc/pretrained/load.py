@@ -13,7 +13,9 @@ from torch import nn
 
 from posenc.checks import check_device, checked
 from posenc.errors import InputError, on_one_line
+from posenc.pretrained.anatomy import FAMILIES as ROTARY
 from posenc.pretrained.guards import check_folder, check_gguf
+from posenc.pretrained.rope_config import check_parameters
 from posenc.pretrained.vision.libraries import FAMILIES, PAIRED
 
 DEMO = "demo"
@@ -62,6 +64,8 @@ def load(
         if not path.is_file():
             raise InputError(f"{name}: no such file")
         model, tokenizer = _from_gguf(path, dtype)
+    elif path.is_file():
+        raise InputError(f"{name}: is one file of a model; give the folder that it is in, {path.parent}")
     elif path.is_dir() or _may_be_on_the_hub(str(name)):
         model, tokenizer = _from_pretrained(str(name), dtype, path.is_dir(), encoders)
     else:
@@ -174,6 +178,8 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         if weights.endswith(_PICKLES):
             raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
         config = AutoConfig.from_pretrained(name, **safe)
+        if config.model_type in ROTARY:
+            check_parameters(config)
         said: dict[str, Any] = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
         kinds = stored.get("architectures") or _CAUSAL
         auto: Any = AutoModelForCausalLM
@@ -205,7 +211,7 @@ def _from_pretrained(name: str, dtype: torch.dtype, local: bool, encoders: bool)
         warnings.warn(f"posenc: {name} {told}", stacklevel=3)
     scaling = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
     if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
-        told = "was scaled by a configuration without rope_theta: transformers takes its default"
+        told = "has a rotation without rope_theta: transformers takes its default"
         warnings.warn(f"posenc: {name} {told}, {config.rope_parameters['rope_theta']:.10g}", stacklevel=3)
     return model, tokenizer
 

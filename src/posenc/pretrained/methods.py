@@ -217,6 +217,8 @@ class Plan:
     exact: int | None = None
     """Tokens from the start that all parts but the schedule leave exactly as they were; None: all."""
     tuning: Tuning = "works without"
+    factor: float | None = None
+    """What was written as the schedule's own factor; None: it follows from the lengths."""
 
 
 def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Lengths) -> Plan:
@@ -234,12 +236,14 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     attention: dict[str, Encoding] = {}
     exact: list[int] = []
     tuning: Tuning = "works without"
+    factor: float | None = None
     for name, given in parts:
         chosen = METHODS[name]
         check_options(name, given, chosen.options(), chosen.signed)
         if chosen.tuning != "works without":
             tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
+            factor = given.get("factor", factor)
             schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
             continue
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
@@ -256,7 +260,7 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
             shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
     text = "+".join(":".join([name, *(f"{k}={_spelled(v)}" for k, v in given.items())]) for name, given in parts)
-    return Plan(text, schedule, found, attention, min(exact, default=None), tuning)
+    return Plan(text, schedule, found, attention, min(exact, default=None), tuning, factor)
 
 
 def written_factor(method: str) -> float | None:

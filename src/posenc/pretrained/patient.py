@@ -15,6 +15,7 @@ from posenc.errors import InputError, unknown
 from posenc.frequencies.bound import first_negative
 from posenc.pretrained.anatomy import FAMILIES, Family, unwrapped
 from posenc.pretrained.attach import Attached, attached
+from posenc.pretrained.learned_table import has_learned_table, table_of
 
 ALL_LAYERS = "all layers"
 PROBE = 24
@@ -109,19 +110,23 @@ class Patient:
     def with_implementation(self, name: str) -> Iterator[None]:
         """Another implementation of attention for a while."""
         kept = self.config._attn_implementation
-        self.model.set_attn_implementation(name)
         try:
+            self.model.set_attn_implementation(name)
             yield
         finally:
             self.model.set_attn_implementation(kept)
 
-    def rebuilt_rotary(self) -> nn.Module:
-        """transformers' rotary module as the configuration asks for it now.
+    def rebuilt_rotary(self, times: float = 1.0) -> nn.Module:
+        """transformers' rotary module as the configuration asks for it now, with its bases multiplied.
 
         Whatever transformers raises at a configuration that it cannot build comes through.
         """
-        device = next(self.rotary.buffers()).device
-        return type(self.rotary)(copy.deepcopy(self.config)).to(device)
+        device, config = next(self.rotary.buffers()).device, copy.deepcopy(self.config)
+        said = config.rope_parameters or {}
+        for parameters in [value for value in said.values() if isinstance(value, dict)] or [said]:
+            if times != 1:
+                parameters["rope_theta"] *= times
+        return type(self.rotary)(config).to(device)
 
 
 def tables_of(rotary: nn.Module, parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Table]:
@@ -148,8 +153,15 @@ def patient(model: nn.Module) -> Patient:
     """
     inner = unwrapped(model)
     model_type = str(inner.config.model_type)
+    if has_learned_table(inner):
+        _, length = table_of(inner)
+        raise InputError(
+            f"model of type {model_type!r}: its positions are a learned table of {length} rows, and doctor examines rotary "
+            "models; posenc.pretrained.learned_table.rows_of_table(model) gives the rows, posenc.extend(model, "
+            '"hierarchical" or "interpolate", target_length=...) makes them more'
+        )
     if model_type not in FAMILIES:
-        raise unknown("model type", model_type, FAMILIES)
+        raise unknown("model type", model_type, FAMILIES, 0.7)
     decoder = inner.base_model
     if not isinstance(getattr(decoder, "rotary_emb", None), nn.Module):
         raise InputError(f"model of type {model_type!r} has no rotary_emb: it was built in an unusual way")

@@ -21,7 +21,8 @@ class Extension:
     fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: so
     many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
     fine-tuning. raw_keys: the cache holds unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype;
-    the same as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
+    the same as before. reach: tokens within which no distance is beyond those of training, by construction; None: all.
+    plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
     notes: what else is worth knowing.
     """
 
@@ -41,6 +42,7 @@ class Extension:
     cache_bytes_per_token: int
     plain: bool
     layers: tuple[int, int]
+    reach: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +59,8 @@ class Extension:
         return "every text is read differently, short ones too"
 
     def __str__(self) -> str:
-        new = "any length" if self.new_length is None else f"{self.new_length} tokens"
+        length = self.reach if self.new_length is None else self.new_length
+        new = "any length" if length is None else f"{length} tokens"
         lines = [f"{self.model_type} extended by {self.method}: from {self.trained_length} tokens to {new}"]
         if self.schedule is not None:
             kept = sum(abs(s - 1) < 1e-9 for s in self.stretch)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frequencies as the `rope_parameters` of a transformers configuration, so that plain transformers computes them."""
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -11,10 +12,55 @@ from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.anatomy import RECORD, Anatomy, Rope
 
+KINDS = ("default", "linear", "proportional", "llama3", "yarn", "dynamic", "longrope")
+"""The kinds of rope_type that transformers and posenc know."""
+FORMERLY = {"su": "longrope"}
+NUMBERS = ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
+           "partial_rotary_factor", "original_max_position_embeddings")  # fmt: skip
 LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
 STILL = 1e30
 """A divisor that stops a pair, since JSON has no infinity: the angle stays below 1e-23 for any length."""
+
+
+def check_parameters(config: Any) -> None:
+    """Refuse rope_parameters of which transformers makes an error somewhere else, or frequencies that are no numbers.
+
+    Raises:
+        InputError: an unknown rope_type, text where a number is due, a base that is not above 0, or a list of factors
+            that has not one for each pair; names the key, the value and what to write.
+    """
+    said = getattr(config, "rope_parameters", None)
+    if not isinstance(said, Mapping):
+        return
+    nested = [value for value in said.values() if isinstance(value, Mapping)]
+    for parameters in nested or [said]:
+        kind = parameters.get("rope_type", "default")
+        if kind not in KINDS:
+            now = f"it is called {FORMERLY[kind]!r} now; " if kind in FORMERLY else ""
+            raise InputError(f"unknown rope_type {kind!r}: {now}known are {', '.join(sorted(KINDS))}")
+        for key in NUMBERS:
+            value = parameters.get(key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise InputError(f"{key}={value!r} in rope_parameters: write a number, without quotes")
+        theta = parameters.get("rope_theta")
+        if theta is not None and not 0 < theta < math.inf:
+            raise InputError(
+                f"rope_theta={theta} in rope_parameters: the base is a number above 0, as the model's release has it"
+            )
+        _check_lists(config, parameters)
+
+
+def _check_lists(config: Any, parameters: Mapping[str, Any]) -> None:
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    pairs = int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)) // 2
+    for key in ("short_factor", "long_factor") if parameters.get("rope_type") == "longrope" else ():
+        factors = parameters.get(key)
+        count = len(factors) if isinstance(factors, list | tuple) else None
+        if count != pairs:
+            has = f"{count} numbers" if count is not None else repr(factors)
+            raise InputError(f"{key} in rope_parameters has {has}: give one for each of the {pairs} pairs that rotate")
 
 
 def hf_rope_parameters(

@@ -3,145 +3,39 @@
 
 import copy
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.errors import on_one_line
+from posenc.errors import InputError, on_one_line
 from posenc.pretrained.attach import NAME, Turns
+from posenc.pretrained.findings import Symptom
 from posenc.pretrained.loss import loss_by_position
 from posenc.pretrained.patient import PROBE, Patient, Table, tables_of
-
-Severity = Literal["wrong", "hazard", "note"]
-Symptom = Iterator[tuple[str, str, float | None]]
-"""Name in FINDINGS, evidence in words, and the number measured."""
-
+from posenc.pretrained.rope_config import check_parameters
+from posenc.pretrained.stated import stated
 
 ROUNDING, ROUNDING_HALF = 1e-3, 0.2
 """Differences of logits that count, as a share of their spread, in float32 and in half precision."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """severity: "wrong" gives other numbers than the model was made for; "hazard" will, in a use that is named; "note"."""
-
-    severity: Severity
-    meaning: str
-    remedy: str
-
-
-FINDINGS: dict[str, Kind] = {
-    "config_not_applied": Kind(
-        "wrong",
-        "The model rotates by other frequencies than its configuration asks for: the configuration was edited after "
-        "loading, or the table was overwritten. What is saved will not be what was run.",
-        "Build the table anew: decoder = model.base_model; "
-        "decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config).to(model.device)",
-    ),
-    "config_not_buildable": Kind(
-        "wrong",
-        "transformers cannot build a rotary module from the configuration as it stands: the model runs on what it was "
-        "loaded with, and will not load again once saved. Without rope_theta there is no base; dynamic, yarn and "
-        "longrope fail when head_dim is None.",
-        "Put back what the evidence misses: rope_theta (changing a dictionary by model.config.rope_parameters | {...} "
-        "would have kept it), or head_dim = hidden_size // num_attention_heads",
-    ),
-    "frequencies_rounded": Kind(
-        "wrong",
-        "The frequencies were cast to half precision: model.bfloat16(), .half() or .to(dtype) casts buffers as well. "
-        "Their error grows with the position.",
-        "Load with from_pretrained(..., dtype=torch.bfloat16), which leaves them in float32; or build the table anew "
-        "as for config_not_applied",
-    ),
-    "truncate_ignored": Kind(
-        "wrong",
-        "truncate=False stands in the rope_parameters of a layer type, and transformers reads it only beside them: "
-        "YaRN's ramp is cut to whole pairs all the same.",
-        'Load the model with that layer type at rope_type "default" and the original length, then '
-        'posenc.extend(model, "yarn", factor=..., truncate=False), which hears it',
-    ),
-    "partial_rotary_ignored": Kind(
-        "wrong",
-        "The configuration asks for a part of each head to rotate (partial_rotary_factor), and this model type rotates "
-        "another part.",
-        "Load it as a model type that rotates in part, or take partial_rotary_factor out of the configuration",
-    ),
-    "not_finite": Kind(
-        "wrong",
-        "The logits of a short text are not finite. Nothing else was measured.",
-        "Look for weights that were not loaded, and for float16 where bfloat16 is needed",
-    ),
-    "sees_the_future": Kind(
-        "wrong",
-        "Another last token changes the predictions before it: attention has no causal mask. A function registered "
-        "with AttentionInterface alone is given none. Nothing else was measured: caches, padding and packing depend on it.",
-        "Register a mask function under the same name with AttentionMaskInterface, as posenc.extend does",
-    ),
-    "cache_differs": Kind(
-        "wrong",
-        "Decoding with a cache gives other logits than one pass over the same tokens. Schedules that depend on the "
-        "length of the text (dynamic, longrope) rotate keys by the frequencies of the moment, and the cache keeps them.",
-        "Freeze the schedule for the length you need: posenc.extend(model, method, target_length=...); if the schedule "
-        'is none of these, it is the attention: model.set_attn_implementation("eager")',
-    ),
-    "padding_differs": Kind(
-        "wrong",
-        "A left-padded text gives other logits than the text alone, although its attention_mask and position_ids are "
-        "right.",
-        "Do not batch texts of unequal lengths with this attention implementation",
-    ),
-    "attention_bypassed": Kind(
-        "wrong",
-        "posenc.extend works on this model's attention, and another implementation was set since.",
-        "posenc.restore(model), then posenc.extend again",
-    ),
-    "positions_from_padding": Kind(
-        "hazard",
-        "A left-padded text without position_ids gives other logits than the text alone: positions then count the "
-        "padding, and this model does not only see distances. model.generate passes position_ids; a call of the model "
-        "does not.",
-        "Pass position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)",
-    ),
-    "packing_leaks": Kind(
-        "hazard",
-        "Two texts in one row, whose position_ids start again, see each other.",
-        "Pad instead of packing, or give a block-diagonal attention_mask",
-    ),
-    "attention_differs": Kind(
-        "hazard",
-        "The attention implementation gives other logits than the formula (eager).",
-        'model.set_attn_implementation("eager"), or another one that agrees with it',
-    ),
-    "length_not_declared": Kind(
-        "hazard",
-        "The frequencies are stretched for more tokens than max_position_embeddings says. transformers enforces "
-        "neither; other software takes it for the limit, and posenc.extend counts from it.",
-        "Set model.config.max_position_embeddings to the stretched length",
-    ),
-    "layout_swapped": Kind(
-        "wrong",
-        "The model predicts a plain text better with the channels of its queries and keys in the other order: the "
-        "weights were converted for interleaved rotation, and are rotated by halves, or the reverse.",
-        'posenc.convert_layout(state_dict, head_dim, "interleaved", "half")',
-    ),
-    "llama3_without_effect": Kind(
-        "note",
-        "llama3 scaling with an original length equal to the model's own: transformers warns at each load. Harmless.",
-        "Nothing; the frequencies are those that the schedule asks for",
-    ),
-}
-"""All that `doctor` can find, by name."""
-
-
 def symptoms(case: Patient, tokenizer: Any | None) -> Symptom:
     """Everything found, the configuration first, then what the model does."""
+    as_asked = True
     if case.record is None or not case.record.design.rotations:
-        yield from _configuration(case)
+        found = list(_configuration(case))
+        yield from found
+        as_asked = not found
+    bypassed = list(_bypassed(case))
+    yield from bypassed
     yield from _declared(case)
+    if case.record is None:
+        yield from stated(case)
+    if bypassed:
+        return
     if not torch.isfinite(case.logits(case.ids())).all():
         yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
         return
@@ -151,14 +45,22 @@ def symptoms(case: Patient, tokenizer: Any | None) -> Symptom:
         return
     for probe in (_cache, _padding, _packing, _implementation):
         yield from probe(case)
-    if tokenizer is not None:
-        yield from _layout(case, tokenizer)
+    if tokenizer is None:
+        return
+    swapped = list(_layout(case, tokenizer))
+    yield from swapped
+    if as_asked and not swapped and case.record is None:  # else any base may look better
+        yield from _base(case, tokenizer)
 
 
 def _configuration(case: Patient) -> Symptom:
     """The table that the model holds against the one that its configuration makes."""
     try:
+        check_parameters(case.config)
         rebuilt = case.rebuilt_rotary()
+    except InputError as error:
+        yield "config_not_buildable", str(error), None
+        return
     except Exception as error:  # what transformers raises at a configuration is anything
         yield "config_not_buildable", f"{type(error).__name__}: {on_one_line(error)}", None
         return
@@ -221,26 +123,25 @@ def _ignored(case: Patient, held: Table, where: str) -> Symptom:
         yield "llama3_without_effect", f"original_max_position_embeddings is {case.length} too", None
 
 
+def _bypassed(case: Patient) -> Symptom:
+    record = case.record
+    if record is None:
+        if entry := getattr(case.config, "posenc", None):
+            yield "extension_not_applied", f"config.posenc is {entry}, and nothing of it is attached", None
+        return
+    bypassed = bool(record.design.encodings) and not str(case.config._attn_implementation).startswith(NAME)
+    if bypassed or (record.design.rotations and not isinstance(case.decoder.rotary_emb, Turns)):
+        told = f"extended by {record.report.method}; attention is {case.config._attn_implementation!r} now"
+        yield "attention_bypassed", told, None
+
+
 def _declared(case: Patient) -> Symptom:
     """The length that the frequencies are made for against the one that the configuration gives."""
-    record = case.record
-    if record is not None:
-        bypassed = bool(record.design.encodings) and case.config._attn_implementation != NAME
-        if bypassed or (record.design.rotations and not isinstance(case.decoder.rotary_emb, Turns)):
-            told = f"extended by {record.report.method}; attention is {case.config._attn_implementation!r} now"
-            yield "attention_bypassed", told, None
-        meant = record.report.new_length or 0
-    else:
-        stretched = [
-            said["factor"] * said["original_max_position_embeddings"]
-            for said in case.parameters.values()
-            if said.get("factor") and said.get("original_max_position_embeddings")
-            if said.get("rope_type") in ("yarn", "longrope")
-        ]
-        meant = round(max(stretched, default=0))
-    if meant > case.length:
-        told = f"stretched for {meant} tokens, and max_position_embeddings is {case.length}"
-        yield "length_not_declared", told, meant / case.length
+    if case.record is not None:
+        meant, how = case.record.report.new_length or 0, "by posenc.extend"
+        if meant > case.length:
+            told = f"stretched for {meant} tokens {how}, and max_position_embeddings is {case.length}"
+            yield "length_not_declared", told, meant / case.length
 
 
 def _future(case: Patient) -> Symptom:
@@ -350,6 +251,34 @@ def _layout(case: Patient, tokenizer: Any) -> Symptom:
     if swapped < as_it_is - 0.5:
         told = f"loss {as_it_is:.2f} on a plain text as rotated ({case.family.layout}), {swapped:.2f} as {other}"
         yield "layout_swapped", told, as_it_is - swapped
+
+
+PAGE, MOST_TOKENS, LEAST_TOKENS = "execmodel", 384, 200
+"""The page of Python's reference that is read under other bases, and how much of it."""
+GAIN, SURE = 0.03, 2.5
+"""By how many nats a token another base must be better, and by how many standard errors: measured on SmolLM2-135M, whose
+base is 0.10 nats (3 standard errors) better than a tenth of it and 0.15 (6) than ten times it."""
+
+
+def _base(case: Patient, tokenizer: Any) -> Symptom:
+    """A plain text under ten times the base, and a tenth of it. Only for a model that predicts the text at all."""
+    ids = tokenizer(topics[PAGE], return_tensors="pt", verbose=False).input_ids[:, : min(case.length, MOST_TOKENS)]
+    if ids.shape[1] < LEAST_TOKENS:
+        return
+    as_it_is = loss_by_position(case.model, ids)[:, 1:].double()
+    if as_it_is.mean() > 0.75 * math.log(case.config.vocab_size):
+        return
+    for times in (0.1, 10.0):
+        with case.with_rotary(case.rebuilt_rotary(times)):
+            gain = as_it_is - loss_by_position(case.model, ids)[:, 1:].double()
+        sure = float(gain.mean() / (gain.std() / math.sqrt(gain.numel())).clamp(min=1e-12))
+        if gain.mean() > GAIN and sure > SURE:
+            loss = float(as_it_is.mean())
+            told = (
+                f"loss {loss:.3f} on a plain text, {loss - float(gain.mean()):.3f} with rope_theta times {times:g} "
+                f"({sure:.1f} standard errors)"
+            )
+            yield "base_doubtful", told, float(gain.mean())
 
 
 def _differ(case: Patient, name: str, told: str, ours: Tensor, wanted: Tensor) -> Symptom:

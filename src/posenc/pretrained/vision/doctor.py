@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import on_one_line
-from posenc.pretrained.symptoms import Kind, Symptom
+from posenc.pretrained.findings import Kind, Symptom
 from posenc.pretrained.vision.libraries import HuggingFace, Library, shared_copy
 from posenc.pretrained.vision.parts import LEARNED, SINUSOIDS, Part, rows_of_patches
 from posenc.pretrained.vision.resize import RECORD, by, grouped, held

@@ -293,7 +293,7 @@ def required(model: nn.Module) -> Library:
             raise InputError(f"{type(inner).__name__} has several image towers ({', '.join(towers)}): pass one of them")
         kind = getattr(getattr(inner, "config", None), "model_type", None)
         if isinstance(kind, str):
-            raise unknown("vision model type", kind, FAMILIES)
+            raise unknown("vision model type", kind, FAMILIES, 0.7)
         raise InputError(
             f"model={type(model).__name__}: pass a vision model of transformers ({', '.join(FAMILIES)}), or one of timm "
             "that has patch_embed and set_input_size"
