@@ -73,6 +73,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
     from posenc.pretrained.finetune import prepared
+    from posenc.pretrained.precision import AUTO, HALF, chosen_because, widen
     from posenc.report.terminal import ShowsProgress
 
     if options.image_size is not None:
@@ -96,10 +97,13 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         return extend(model, options.method, factor=options.factor, target_length=options.target_length, **given)
 
     report = extended()  # a mistake shows before anything is measured
+    if training is not None and training.get("lora") is None and options.dtype == AUTO and model.dtype in HALF:
+        widen(model)  # small steps are lost in less
     if training is not None:
         prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
-    told: list[object] = [report]
+    results["precision"] = chosen_because(model)
+    told: list[object] = [report, f"computed in {results['precision']}"]
     with ShowsProgress(options.out or ".") as shown:
         reader = _before_and_after(options, text, model, tokenizer, report, extended, shown) if options.verify else None
         if training is not None:

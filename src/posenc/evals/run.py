@@ -22,6 +22,7 @@ from posenc.evals.store import Measured, Store
 from posenc.evals.wording import answer, finished, limits
 from posenc.measuring.machine import describe
 from posenc.pretrained.anatomy import unwrapped
+from posenc.pretrained.precision import chosen_because
 
 __all__ = ["Interrupted", "Progress", "evaluate"]
 
@@ -136,7 +137,7 @@ def _run(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 1),
         "command": command,
-        "model": job.model_facts(),
+        "model": job.model_facts() | {"precision": chosen_because(job.model)},
         "settings": {
             "preset": preset_of(chosen),
             **asdict(chosen),
