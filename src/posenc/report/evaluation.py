@@ -3,8 +3,10 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 from markupsafe import Markup
@@ -20,7 +22,9 @@ from posenc.report.panel import Choice, Panel, plot
 from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
 
 # isort: split
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import TaskID
 from rich.table import Table
 
@@ -122,7 +126,7 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping
     if len(section.lengths) > 1:
         section.length = Panel(f"{id}-by-length", f"{task['task']} by length", [measure], plots)
     if task["takes_depth"]:
-        section.depth = _by_depth(section, trained, names, styles, rates, measure)
+        section.depth = _depth_panel(section, trained, names, styles, rates, measure)
         section.grid = _by_length_and_depth(section, trained, names, rates)
         found = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
         section.middles = {name: at for name, at in found.items() if at}
@@ -142,7 +146,7 @@ def _measures(results: Results, task: Task) -> list[Measure]:
     return sorted(have, key=lambda m: m.key != first)
 
 
-def _by_depth(
+def _depth_panel(
     section: Section,
     trained: int | None,
     names: Sequence[str],
@@ -291,6 +295,8 @@ class Terminal(ShowsProgress):
         self.bar_of_work: TaskID = self.bar.add_task("", total=None)
         self.cells: int = 0
         self.done: int = 0
+        self.work: int = 0
+        self.worked: int = 0
 
     @property
     def progress(self) -> Progress:
@@ -301,16 +307,20 @@ class Terminal(ShowsProgress):
         self.done = kept
         if kept:
             print(f"{kept} of {cells} cells are here already", file=sys.stderr)
-        self.bar.update(self.bar_of_work, total=work)
+        self.work, self.started = work, time.perf_counter()
+        self.bar.reset(self.bar_of_work, total=work)
 
     def _advanced(self, what: str, work: int) -> None:
+        self.worked += work
         self.bar.update(self.bar_of_work, advance=work, description=escape(what))
 
     def _finished(self, cell: Cell) -> None:
         self.done += 1
 
     def _told(self, found: str) -> None:
-        self.line(self.done, self.cells, found)
+        elapsed = time.perf_counter() - self.started
+        left = elapsed * (self.work - self.worked) / self.worked if self.worked else None
+        self.line(self.done, self.cells, found, left)
 
     def show(self, results: Results) -> None:
         """The answer, a table per task, and the files, on stdout."""
@@ -320,48 +330,85 @@ class Terminal(ShowsProgress):
         for task in results["tasks"]:
             measure = _measures(results, task)[0]
             out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-            out.print(
-                _by_depth_table(results, task, measure) if task["takes_depth"] else _table(results, task, measure)
-            )
+            _print(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
         out.print()
         out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
+        out.print(f"Computed in {results['model']['precision']}.", markup=False)
         self.tell_files(out, Report="report.html", Numbers="results.json")
 
 
-def _table(results: Results, task: Task, measure: Measure) -> Table:
-    """Methods by lengths."""
+Rows = list[tuple[list[str], list[str]]]
+"""Of a table: the names at the head of each row, and its numbers with their intervals, "62 % (45 to 77)"."""
+
+
+def _by_length(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
+    """Methods by lengths: the heads of the names and of the numbers, and the rows."""
     own = {method["method"]: method["by_length"] for method in task["methods"]}
     lengths = sorted({at["length"] for rows in own.values() for at in rows})
-    grid = _grid(["method"], [_tokens(n) for n in lengths])
+    rows: Rows = []
     for name in (name for name in methods(results) if name in own):
         at = {row["length"]: row[measure.key] for row in own[name]}
-        grid.add_row(escape(name), *(_briefly(measure, at.get(n)) for n in lengths))
-    return grid
+        rows.append(([name], [_briefly(measure, at.get(n)) for n in lengths]))
+    return ["method"], [_tokens(n) for n in lengths], rows
 
 
-def _by_depth_table(results: Results, task: Task, measure: Measure) -> Table:
+def _by_depth(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
     """Methods by depths, at the longest length that is no longer than the trained one and at the longest."""
     own = {method["method"]: method["cells"] for method in task["methods"]}
     cells = [cell for found in own.values() for cell in found]
     lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
-    depths = depths if len(depths) <= MOST else [depths[i * (len(depths) - 1) // (MOST - 1)] for i in range(MOST)]
-    grid = _grid(["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths])
+    depths = _spread(depths, MOST)
+    rows: Rows = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
         for name in (name for name in methods(results) if name in own):
             at = {c["depth"]: c[measure.key] for c in own[name] if c["length"] == length}
             if at:
-                grid.add_row(str(length), escape(name), *(_briefly(measure, at.get(depth)) for depth in depths))
-    return grid
+                rows.append(([str(length), name], [_briefly(measure, at.get(depth)) for depth in depths]))
+    return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows
 
 
-def _grid(names: Sequence[str], columns: Sequence[str]) -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        grid.add_column(name)
-    for title in columns:
-        grid.add_column(title, justify="right", no_wrap=True)
-    return grid
+def _print(out: Console, names: list[str], titles: list[str], rows: Rows) -> None:
+    """A table as wide as the terminal has room for: intervals beside their means, under them, or left out, and at last only
+    some of the columns. What tells rows apart is always there, whole."""
+    chosen = [([*range(len(titles))], form) for form in FORMS]
+    chosen += [(_spread(range(len(titles)), most), FORMS[-1]) for most in (3, 2, 1)]
+    for columns, form in chosen:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in names:
+            table.add_column(name, no_wrap=True)
+        for column in columns:
+            title = titles[column] if form is FORMS[0] else titles[column].replace(" ", "\n", 1)
+            table.add_column(title, justify="right", no_wrap=True)
+        for head, cells in rows:
+            table.add_row(*map(escape, head), *(form(cells[column]) for column in columns))
+        width = Measurement.get(out, out.options.update(width=10_000), table).maximum
+        if width <= out.width:
+            break
+    if width > out.width:  # the terminal may break the lines, and nothing of a name is lost
+        wide = Console(file=StringIO(), width=width)
+        wide.print(table)
+        out.print(wide.file.getvalue().rstrip("\n"), markup=False, soft_wrap=True)  # type: ignore[attr-defined]
+    else:
+        out.print(table)
+    left_out = [*(["intervals"] if form is FORMS[-1] else []), *(["columns"] if len(columns) < len(titles) else [])]
+    if left_out:
+        out.print(f"({' and '.join(left_out)} left out here: report.html, or a wider terminal, has them)", markup=False)
+
+
+FORMS: tuple[Callable[[str], str], ...] = (
+    lambda cell: cell,
+    lambda cell: cell.replace(" (", "\n("),
+    lambda cell: cell.partition(" (")[0],
+)
+"""How narrow a number with its interval may be written."""
+
+
+def _spread(every: Sequence[Any], most: int) -> list[Any]:
+    """So many of them at most, evenly spread, the outermost with them."""
+    if len(every) <= most:
+        return list(every)
+    return [every[i * (len(every) - 1) // max(most - 1, 1)] for i in range(most)]
 
 
 def _briefly(measure: Measure, estimate: Value | None) -> str:
