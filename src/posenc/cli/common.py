@@ -103,10 +103,17 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     text = "of the weights; auto: the checkpoint's, but float32 where this machine is faster in that"
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=text)
     parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is one)")
+    text = "threads on a CPU (default: a core each; beside other work 1 is faster, since threads wait for each other)"
+    parser.add_argument("--threads", type=int, metavar="N", help=text)
 
 
 def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
     """The model and its tokenizer that the options of `add_model` ask for."""
+    check_sizes(options, threads=(1, 1024))
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
     return load_model(options.model, options.command, options.dtype, options.device)
 
 
