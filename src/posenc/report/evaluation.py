@@ -4,9 +4,8 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import Any
 
 from markupsafe import Markup
@@ -19,14 +18,16 @@ from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import BASES, MEASURES, Measure
 from posenc.report.page import rendered
 from posenc.report.panel import Choice, Panel, plot
-from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
+from posenc.report.terminal import (  # before rich: it says what to install if that is missing
+    Rows,
+    ShowsProgress,
+    print_table,
+    spread_out,
+)
 
 # isort: split
-from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress import TaskID
-from rich.table import Table
 
 __all__ = ["Section", "Terminal", "difference", "difference_within", "methods", "page", "value", "within"]
 
@@ -330,15 +331,11 @@ class Terminal(ShowsProgress):
         for task in results["tasks"]:
             measure = _measures(results, task)[0]
             out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-            _print(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
+            print_table(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
         out.print()
         out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
         out.print(f"Computed in {results['model']['precision']}.", markup=False)
         self.tell_files(out, Report="report.html", Numbers="results.json")
-
-
-Rows = list[tuple[list[str], list[str]]]
-"""Of a table: the names at the head of each row, and its numbers with their intervals, "62 % (45 to 77)"."""
 
 
 def _by_length(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
@@ -358,7 +355,7 @@ def _by_depth(results: Results, task: Task, measure: Measure) -> tuple[list[str]
     cells = [cell for found in own.values() for cell in found]
     lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
-    depths = _spread(depths, MOST)
+    depths = spread_out(depths, MOST)
     rows: Rows = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
         for name in (name for name in methods(results) if name in own):
@@ -366,49 +363,6 @@ def _by_depth(results: Results, task: Task, measure: Measure) -> tuple[list[str]
             if at:
                 rows.append(([str(length), name], [_briefly(measure, at.get(depth)) for depth in depths]))
     return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows
-
-
-def _print(out: Console, names: list[str], titles: list[str], rows: Rows) -> None:
-    """A table as wide as the terminal has room for: intervals beside their means, under them, or left out, and at last only
-    some of the columns. What tells rows apart is always there, whole."""
-    chosen = [([*range(len(titles))], form) for form in FORMS]
-    chosen += [(_spread(range(len(titles)), most), FORMS[-1]) for most in (3, 2, 1)]
-    for columns, form in chosen:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in names:
-            table.add_column(name, no_wrap=True)
-        for column in columns:
-            title = titles[column] if form is FORMS[0] else titles[column].replace(" ", "\n", 1)
-            table.add_column(title, justify="right", no_wrap=True)
-        for head, cells in rows:
-            table.add_row(*map(escape, head), *(form(cells[column]) for column in columns))
-        width = Measurement.get(out, out.options.update(width=10_000), table).maximum
-        if width <= out.width:
-            break
-    if width > out.width:  # the terminal may break the lines, and nothing of a name is lost
-        wide = Console(file=StringIO(), width=width)
-        wide.print(table)
-        out.print(wide.file.getvalue().rstrip("\n"), markup=False, soft_wrap=True)  # type: ignore[attr-defined]
-    else:
-        out.print(table)
-    left_out = [*(["intervals"] if form is FORMS[-1] else []), *(["columns"] if len(columns) < len(titles) else [])]
-    if left_out:
-        out.print(f"({' and '.join(left_out)} left out here: report.html, or a wider terminal, has them)", markup=False)
-
-
-FORMS: tuple[Callable[[str], str], ...] = (
-    lambda cell: cell,
-    lambda cell: cell.replace(" (", "\n("),
-    lambda cell: cell.partition(" (")[0],
-)
-"""How narrow a number with its interval may be written."""
-
-
-def _spread(every: Sequence[Any], most: int) -> list[Any]:
-    """So many of them at most, evenly spread, the outermost with them."""
-    if len(every) <= most:
-        return list(every)
-    return [every[i * (len(every) - 1) // max(most - 1, 1)] for i in range(most)]
 
 
 def _briefly(measure: Measure, estimate: Value | None) -> str:

@@ -3,7 +3,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from posenc.texts import printable
 try:
     from rich.console import Console
     from rich.markup import escape
+    from rich.measure import Measurement
     from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
     from rich.table import Table
@@ -41,6 +43,53 @@ class Left(ProgressColumn):
             return Text("")
         left = task.elapsed * (task.total - task.completed) / task.completed
         return Text(f", about {duration(left)} left", style="progress.remaining")
+
+
+Rows = list[tuple[list[str], list[str]]]
+"""Of a table: the names at the head of each row, and its numbers with their intervals, "62 % (45 to 77)"."""
+
+
+def print_table(out: Console, names: list[str], titles: list[str], rows: Rows) -> None:
+    """A table as wide as the terminal has room for: intervals beside their means, under them, or left out, and at last only
+    some of the columns. What tells rows apart is always there, whole."""
+    chosen = [([*range(len(titles))], form) for form in FORMS]
+    chosen += [(spread_out(range(len(titles)), most), FORMS[-1]) for most in (3, 2, 1)]
+    for columns, form in chosen:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in names:
+            table.add_column(name, no_wrap=True)
+        for column in columns:
+            title = titles[column] if form is FORMS[0] else titles[column].replace(" ", "\n", 1)
+            table.add_column(title, justify="right", no_wrap=True)
+        for head, cells in rows:
+            table.add_row(*map(escape, head), *(form(cells[column]) for column in columns))
+        width = Measurement.get(out, out.options.update(width=10_000), table).maximum
+        if width <= out.width:
+            break
+    if width > out.width:  # the terminal may break the lines, and nothing of a name is lost
+        wide = Console(file=StringIO(), width=width)
+        wide.print(table)
+        out.print(wide.file.getvalue().rstrip("\n"), markup=False, soft_wrap=True)  # type: ignore[attr-defined]
+    else:
+        out.print(table)
+    left_out = [*(["intervals"] if form is FORMS[-1] else []), *(["columns"] if len(columns) < len(titles) else [])]
+    if left_out:
+        out.print(f"({' and '.join(left_out)} left out here: report.html, or a wider terminal, has them)", markup=False)
+
+
+FORMS: tuple[Callable[[str], str], ...] = (
+    lambda cell: cell,
+    lambda cell: cell.replace(" (", "\n("),
+    lambda cell: cell.partition(" (")[0],
+)
+"""How narrow a number with its interval may be written."""
+
+
+def spread_out(every: Sequence[Any], most: int) -> list[Any]:
+    """So many of them at most, evenly spread, the outermost with them."""
+    if len(every) <= most:
+        return list(every)
+    return [every[i * (len(every) - 1) // max(most - 1, 1)] for i in range(most)]
 
 
 class ShowsProgress:
