@@ -48,7 +48,7 @@ class Chat:
 
 
 def main(*flags, tokens=12288, methods=("none", "dual_chunk")):
-    model, tokenizer = posenc.load("demo", dtype=torch.bfloat16)
+    model, tokenizer = posenc.load("demo")  # in bfloat16, or float32 where this machine is faster in that
     for method in methods:
         posenc.extend(model, method, target_length=32768)
         chat = Chat(model, tokenizer, opening(tokenizer, tokens))

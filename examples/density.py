@@ -11,8 +11,6 @@ results.json and report.html: the same command goes on.
 
 import sys
 
-import torch
-
 import posenc
 from posenc.report.evaluation import page
 
@@ -37,7 +35,7 @@ def table(results: dict) -> str:
 
 def main(folder: str = "density", model: str = "demo", length: int = 1024, samples: int = 8) -> None:
     """Measure what the folder does not hold yet."""
-    lm, tokenizer = posenc.load(model, dtype=torch.bfloat16)
+    lm, tokenizer = posenc.load(model)
     methods = [kind.format(factor) for kind in KINDS.values() for factor in FACTORS]
     chosen = {"tasks": ["perplexity"], "attention": False, "methods": methods, "lengths": [length], "samples": samples}
     results = posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, render=page)

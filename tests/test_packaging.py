@@ -1,5 +1,6 @@
 """The package itself: its names, what importing it costs, its metadata, and its distributions, installed."""
 
+import ast
 import email
 import json
 import pkgutil
@@ -45,6 +46,30 @@ def test_nothing_else_is_public():
     assert named == set(posenc.__all__)
     others = {name: value for name, value in vars(posenc).items() if name not in named and not name.startswith("_")}
     assert all(isinstance(value, ModuleType) and value.__name__ == f"posenc.{name}" for name, value in others.items())
+
+
+IMPORTED_AS = {
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "sklearn": "scikit-learn",
+    "huggingface_hub": "huggingface-hub",
+    "lm_eval": "lm-eval",
+}
+
+
+def test_what_is_imported_is_declared():
+    """Not left to come along with another package."""
+    declared = "\n".join(
+        [*PROJECT["dependencies"], *(p for each in PROJECT["optional-dependencies"].values() for p in each)]
+    )
+    names = set(re.findall(r"^[\w-]+", declared, re.MULTILINE))
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {module.partition(".")[0] for module in modules} - {*sys.stdlib_module_names, "posenc"}
+    assert {IMPORTED_AS.get(name, name) for name in found} - names == set()
 
 
 def test_every_list_of_names_is_true():

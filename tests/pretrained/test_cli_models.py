@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import math
+import signal
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
@@ -15,6 +17,7 @@ from posenc.errors import InputError
 from posenc.pretrained import loss_by_position
 from references.commands import run
 
+finetune_module = import_module("posenc.pretrained.finetune")
 TEXT = " ".join(f"w{(7 * index * index + index // 5) % 94}" for index in range(400))
 
 
@@ -138,6 +141,38 @@ def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
     code, out, _ = run(capsys, *arguments[:6], "--no-verify", "--finetune", text, "--steps", 2)
     assert code == 0
     assert "2 steps of 1 x 128 tokens on all weights" in out
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypatch, checkpoint):
+    train = ["--finetune", folder.parent / "text.txt", "--steps", 4, "--length", 16, "--no-verify"]
+    train += ["--checkpoint", tmp_path / "kept"] if checkpoint else []
+    command = ["extend", folder, "--method", "linear", "--factor", 2, *train, "--out", tmp_path / "out"]
+    step = finetune_module._step
+
+    def interrupted(*given):
+        loss = step(*given)
+        if given[-2] == 1:
+            signal.raise_signal(signal.SIGINT)
+        return loss
+
+    monkeypatch.setattr(finetune_module, "_step", interrupted)
+    code, out, err = run(capsys, *command)
+    assert code == 1
+    assert "posenc extend: interrupted after 2 of 4 steps; " in err
+    assert (tmp_path / "out").exists() == (not checkpoint)
+    if not checkpoint:
+        assert "stopped after 2 of 4 steps" in out
+        posenc.load(tmp_path / "out")
+        return
+    assert "the same command goes on from there" in err
+    monkeypatch.setattr(finetune_module, "_step", step)
+    code, out, err = run(capsys, *command)
+    assert code == 0
+    assert "4 steps of 1 x 16 tokens" in out
+    assert "[4/4]" in err
+    assert "fine-tuning, loss " in err
+    assert not (tmp_path / "kept").exists()  # its outcome is in the folder
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Fine-tuning: what is trained and what is not, PoSE's positions, and that interpolation recovers by it."""
 
+import signal
+
 import pytest
 import torch
 
@@ -36,6 +38,79 @@ def test_all_weights_learn_and_the_extension_stays():
     posenc.extend(again, "linear", factor=4)
     assert run(again) == got  # the seed decides
     assert run(again, seed=1).losses != got.losses
+
+
+def test_token_ids_may_be_a_list():
+    whole = run(small_model("llama"), steps=2)
+    assert finetune(small_model("llama"), TEXT.tolist(), steps=2, learning_rate=3e-3, length=32, batch_size=2) == whole
+    for wrong in (["a", "b"], [0.5, 1.5], [[1, 2], [3]]):
+        with pytest.raises(InputError, match=r"text: a string, or token ids as a tensor or list of whole numbers"):
+            finetune(small_model("llama"), wrong, length=2)
+
+
+def stopping(after):
+    """Progress that interrupts after a step."""
+
+    def progress(step, loss):
+        if step == after:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint(lora, tmp_path):
+    if lora:
+        pytest.importorskip("peft")
+    given = {"steps": 6, "lora": lora, "pose": True, "target_length": 200}
+    whole_model = small_model("llama", attention_dropout=0.1)
+    whole = run(whole_model, **given)
+    model = small_model("llama", attention_dropout=0.1)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    part = run(model, **given, checkpoint=tmp_path / "kept", progress=stopping(4))
+    assert part.losses == whole.losses[:4]
+    assert not part.complete
+    assert "stopped after 4 of 6 steps" in str(part)
+    assert any(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert {*before} == {name for name, _ in model.named_parameters()}
+    again = small_model("llama", attention_dropout=0.1)
+    rest = run(again, **given, checkpoint=tmp_path / "kept")
+    assert rest == whole
+    for (name, one), other in zip(again.named_parameters(), whole_model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    more = run(small_model("llama", attention_dropout=0.1), **given | {"steps": 8}, checkpoint=tmp_path / "kept")
+    assert more.losses[:6] == whole.losses
+    assert len(more.losses) == 8
+
+
+def test_interrupted_without_a_checkpoint_it_is_as_far_as_it_came():
+    model, shorter = small_model("llama"), small_model("llama")
+    assert len(run(model, steps=6, progress=stopping(3)).losses) == 3
+    run(shorter, steps=3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), shorter.parameters(), strict=True))
+
+
+def test_ctrl_c_lets_the_step_be_made_whole():
+    handler = signal.getsignal(signal.SIGINT)
+    model, shorter = small_model("llama"), small_model("llama")
+    hook = model.model.norm.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+    assert len(run(model, steps=6).losses) == 1
+    hook.remove()
+    run(shorter, steps=1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), shorter.parameters(), strict=True))
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    run(small_model("llama"), steps=2, checkpoint=tmp_path)
+    for change in ({"seed": 1}, {"learning_rate": 1e-4}):
+        with pytest.raises(InputError, match=r"is of another model, text or settings; give those again, name another"):
+            run(small_model("llama"), steps=2, checkpoint=tmp_path, **change)
+    with pytest.raises(InputError, match=r"is of another model, text or settings"):
+        run(small_model("llama", initializer_range=0.1), steps=2, checkpoint=tmp_path)
+    (tmp_path / "finetuning.safetensors").write_bytes(b"no such file")
+    with pytest.raises(InputError, match=r"cannot be read .*; delete it to begin anew"):
+        run(small_model("llama"), steps=2, checkpoint=tmp_path)
 
 
 def test_the_first_step_is_adam_at_a_tenth_of_the_rate():
@@ -159,7 +234,6 @@ def test_the_seed_decides_what_drops_out():
         (TEXT + 1000, r"token 1082 is beyond the model's vocabulary of 97"),
         (TEXT[None, None], r"text: a string, or token ids as a tensor"),
         (TEXT.float(), r"text: a string, or token ids as a tensor"),
-        (TEXT.tolist(), r"text=\[.* \(list\): pass a text or a tensor"),
     ],
 )
 def test_a_text_that_is_none_is_refused(text, match):

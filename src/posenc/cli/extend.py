@@ -2,11 +2,14 @@
 """posenc extend."""
 
 import argparse
+import sys
+import time
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.cli.common import TableFormatter, add_model, add_output, emit, quiet, read_model
+from posenc.cli.common import DONE, FAILED, TableFormatter, add_model, add_output, emit, quiet, read_model
 from posenc.errors import InputError
 from posenc.texts import flag_of, literal
 
@@ -22,8 +25,11 @@ FINETUNING = (
     ("--lora", int, "train adapters of this rank (peft) and merge them (default: all weights)"),
     ("--pose", bool, "skip positions, so that short windows see the whole new length (PoSE)"),
     ("--seed", int, "of the windows (default: 0)"),
+    ("--checkpoint", str, "keep the training in this folder, so that the same command goes on from there"),
 )
 """Flags that go to `posenc.pretrained.finetune.finetune` where they are given."""
+LINE_SECONDS = 20.0
+"""Between two lines on a training, where there is no terminal."""
 
 
 def add_extend(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +77,8 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
         if kind is bool:
             train(flag, action="store_true", default=missing, help=text)
         else:
-            train(flag, type=kind, metavar="X" if kind is float else "N", default=missing, help=text)
+            metavar = {float: "X", str: "DIR"}.get(kind, "N")
+            train(flag, type=kind, metavar=metavar, default=missing, help=text)
     add_output(parser, out="save the model into this folder, and the JSON with it")
     parser.set_defaults(run=run_extend)
 
@@ -80,6 +87,9 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
     from posenc.pretrained.finetune import prepared
+    from posenc.pretrained.precision import AUTO, HALF, chosen_because, widen
+    from posenc.pretrained.resuming import remove
+    from posenc.pretrained.verify import TUNED
     from posenc.report.terminal import ShowsProgress
 
     if options.image_size is not None:
@@ -103,14 +113,29 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
         return extend(model, options.method, factor=options.factor, target_length=options.target_length, **given)
 
     report = extended()  # a mistake shows before anything is measured
+    if training is not None and training.get("lora") is None and options.dtype == AUTO and model.dtype in HALF:
+        widen(model)  # small steps are lost in less
     if training is not None:
         prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
-    told: list[object] = [report]
+    tuned: Finetuning | None = None
+    results["precision"] = chosen_because(model)
+    told: list[object] = [report, f"computed in {results['precision']}"]
     with ShowsProgress(options.out or ".") as shown:
         reader = _before_and_after(options, text, model, tokenizer, report, extended, shown) if options.verify else None
         if training is not None:
-            tuned = _finetuned(model, tokenizer, options.finetune, training, reader, shown)
+            tuned = _finetuned(model, tokenizer, options.finetune, training, shown)
+            if not tuned.complete:
+                at = f"interrupted after {len(tuned.losses)} of {tuned.settings['steps']} steps"
+                goes_on = "checkpoint" in training
+                then = (
+                    "the same command goes on from there" if goes_on else "the model as it is now is measured and saved"
+                )
+                print(f"posenc extend: {at}; {then}", file=sys.stderr)
+                if goes_on:
+                    return FAILED
+            if reader is not None:
+                reader.read(TUNED, model, shown.counter(TUNED))
             results["finetuning"] = tuned.to_dict()
             told.append(tuned)
     if reader is not None:
@@ -123,7 +148,10 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
             saved = to_hf(model, options.out, tokenizer)
         results["saved"] = saved.to_dict()
         told.append(saved)
-    return emit(options, results, "\n\n".join(map(str, told)))
+        if training is not None and "checkpoint" in training:
+            remove(training["checkpoint"])
+    emit(options, results, "\n\n".join(map(str, told)))
+    return DONE if tuned is None or tuned.complete else FAILED
 
 
 def _resized(options: argparse.Namespace, command: str) -> int:
@@ -210,18 +238,23 @@ def _before_and_after(
     return reader
 
 
-def _finetuned(
-    model: Any, tokenizer: Any, file: str, training: dict[str, Any], reader: "Verifier | None", shown: Any
-) -> "Finetuning":
+def _finetuned(model: Any, tokenizer: Any, file: str, training: dict[str, Any], shown: Any) -> "Finetuning":
     from posenc.pretrained.finetune import finetune
-    from posenc.pretrained.verify import TUNED
 
     told = shown.counter("fine-tuning")
-    steps = training.get("steps")
-    tuned = finetune(model, _read(file, "--finetune"), tokenizer, **training, progress=lambda at, _: told(at, steps))
-    if reader is not None:
-        reader.read(TUNED, model, shown.counter(TUNED))
-    return tuned
+    steps = int(training.get("steps", signature(finetune).parameters["steps"].default))
+    started, last, first = time.perf_counter(), [0.0], list[int]()
+
+    def progress(step: int, loss: float) -> None:
+        first[:] = first or [step - 1]  # those of an earlier command
+        told(step, steps, f"fine-tuning, loss {loss:.3f}")
+        now = time.perf_counter() - started
+        if step == steps or now - last[0] >= LINE_SECONDS:
+            last[0] = now
+            left = now * (steps - step) / (step - first[0])
+            shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", left)
+
+    return finetune(model, _read(file, "--finetune"), tokenizer, **training, progress=progress)
 
 
 def _read(path: str, argument: str) -> str:

@@ -9,7 +9,6 @@ from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Relative, Score
 from posenc.checks import check_sizes, checked
-from posenc.encoding import as_terms
 from posenc.encodings.absolute import rows_of
 from posenc.encodings.checks import check_beyond, check_std
 from posenc.encodings.content import ContentBias, HeadProjection
@@ -72,7 +71,7 @@ class TUPE(ContentBias):
     def scale(self, head_dim: int) -> float:
         return float((2 * head_dim) ** -0.5)
 
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | list[Score]:
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score:
         self.check_heads(q)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
         of_q = self.codes(positions).to(dtype)
@@ -144,14 +143,16 @@ class TUPER(TUPE):
         self.distances: nn.Parameter = nn.Parameter(torch.empty(num_heads, num_buckets + untie_cls))
         nn.init.normal_(self.distances, std=init_std)
 
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> list[Score]:
+    def bias(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0
+    ) -> list[Score]:
         absolute = super().bias(q, k, positions, layer)
         table = self.distances.to(torch.promote_types(q.dtype, torch.float32))
 
         def of_distance(head: Tensor, distance: Tensor) -> Tensor:
             return table[head, self.bucket(distance)]
 
-        return [*as_terms(absolute), Relative(of_distance, self.num_heads, positions)]
+        return [absolute, Relative(of_distance, self.num_heads, positions)]
 
     def of_cls(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         from_cls, to_cls = super().of_cls(positions, dtype)

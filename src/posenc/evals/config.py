@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from posenc.checks import check_flags, is_whole
@@ -125,14 +126,18 @@ def identity(content: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps({**content, **shared}, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def planned(settings: Settings, tasks: Mapping[str, Task], trained_length: int) -> list[list[Cell]]:
+def planned(
+    settings: Settings, tasks: Mapping[str, Task], trained_length: int, exact: Mapping[str, int] = MappingProxyType({})
+) -> list[list[Cell]]:
     """The cells in groups over depths, in the order in which they are measured: seed by seed and short texts first, so
     that an interrupted evaluation has something of everything. The model that reads no more than its trained length
-    is the model as it is, where a text is no longer than that."""
+    is the model as it is, where a text is no longer than that; and so is every method, where a text is no longer than what
+    it leaves as it is by construction. exact: method -> so many tokens."""
     groups = []
     for seed in range(settings.seeds):
         for length in settings.lengths:
-            for method in (*settings.methods, *((CUT_OFF,) if length > trained_length else ())):
+            methods = [method for method in settings.methods if method == NONE or length > exact.get(method, 0)]
+            for method in (*methods, *((CUT_OFF,) if length > trained_length else ())):
                 for text, task in tasks.items():
                     depths = settings.depths if task.takes_depth else (None,)
                     groups.append([Cell(text, method, length, depth, seed) for depth in depths])

@@ -4,7 +4,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -49,6 +49,8 @@ class Job:
     tasks: dict[str, Task] = field(init=False)
     cache_bytes: dict[str, int] = field(default_factory=dict)
     samples: dict[tuple[Any, ...], Sample] = field(default_factory=dict)
+    exact: dict[str, int] = field(default_factory=dict)
+    """Method -> how many tokens from a text's start it leaves as the model as it is reads them, by construction."""
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
@@ -69,7 +71,8 @@ class Job:
                 this model does not take, or texts whose cache does not fit into the memory.
         """
         if self.tokenizer is None:
-            raise InputError(f"{self.name}: it has no tokenizer, and every task needs one")
+            what = f"{self.name}: it has no tokenizer, and" if self.name else "tokenizer=None:"
+            raise InputError(f"{what} every task needs one; give the model's own")
         s = self.settings
         self.loaded: Attached | None = attached(unwrapped(self.model))
         if self.loaded is not None and len(s.methods) > 1:
@@ -191,9 +194,16 @@ class Job:
         """The size of following attention under every method, in tokens read."""
         return len(self.settings.methods) * LOOK_COST * sum(cell.length for cell in self.looked_at())
 
-    def look(self, store: Store | None, found: dict[str, Any], tick: Tick) -> None:
-        """Where the model looks under each method: method -> profile. Nothing where the model or its texts do not allow
-        it."""
+    def look(
+        self,
+        store: Store | None,
+        found: dict[str, Any],
+        refused: dict[str, str],
+        tick: Tick,
+        told: Callable[[str], None],
+    ) -> None:
+        """Where the model looks under each method: method -> profile; or refused, method -> why not. Nothing where its
+        texts do not allow it. told: a sentence for each method."""
         cells = self.looked_at()
         if not cells:
             return
@@ -207,11 +217,13 @@ class Job:
                 try:
                     with self.under(method):
                         profile = attention_profile(self.model, samples, depths=depths or None).to_dict()
-                except InputError:
-                    return
-                if store is not None:
+                except InputError as error:
+                    refused[method] = str(error)
+                if store is not None and profile is not None:
                     store.save_look(key, profile)
-            found[method] = profile
+            if profile is not None:
+                found[method] = profile
+            told(f"attention, {method}: " + (refused.get(method) or f"{len(cells)} texts of {cells[0].length} tokens"))
             tick(self.look_work() // len(self.settings.methods), f"attention, {method}")
 
     def work(self, group: Sequence[Cell]) -> int:
@@ -230,6 +242,7 @@ class Job:
         target = self.target_length if written_factor(method) is None else None
         report = extend(self.model, method, target_length=target)
         self.cache_bytes[method] = getattr(report, "cache_bytes_per_token", self.cache_bytes_per_token())
+        self.exact[method] = getattr(report, "exact_tokens", 0)
         try:
             yield
         finally:

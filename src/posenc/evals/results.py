@@ -9,6 +9,7 @@ seeds. Methods read the same texts: what a method changes is the mean of paired 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import sqrt
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,12 +31,17 @@ Units = Sequence[Sequence[float]]
 
 
 def numbers(
-    settings: Settings, tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained_length: int
+    settings: Settings,
+    tasks: Mapping[str, Task],
+    done: Mapping[Cell, Measured],
+    trained_length: int,
+    exact: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The measured part of results.json: tasks, ranking and cost."""
+    """The measured part of results.json: tasks, ranking and cost. exact: as in `posenc.evals.config.planned`."""
     longer = any(length > trained_length for length in settings.lengths)
     methods = (*settings.methods, *((CUT_OFF,) if longer else ()))
-    found = {(text, method): outcomes(text, method, done, trained_length) for text in tasks for method in methods}
+    same = {**exact, CUT_OFF: trained_length}
+    found = {(text, method): outcomes(text, method, done, same.get(method, 0)) for text in tasks for method in methods}
     return {
         "tasks": [
             {
@@ -59,12 +65,12 @@ def numbers(
     }
 
 
-def outcomes(task: str, method: str, done: Mapping[Cell, Measured], trained_length: int) -> dict[Key, Outcome]:
-    """What a method made of a task's texts. Where a text is no longer than the trained length, the model that reads no
-    more than that is the model as it is."""
+def outcomes(task: str, method: str, done: Mapping[Cell, Measured], same: int) -> dict[Key, Outcome]:
+    """What a method made of a task's texts. On texts of up to `same` tokens it is the model as it is, and was not measured
+    apart."""
 
     def serves(cell: Cell) -> bool:
-        borrowed = method == CUT_OFF and cell.method == NONE and cell.length <= trained_length
+        borrowed = cell.method == NONE and cell.length <= same
         return cell.task == task and (cell.method == method or borrowed)
 
     return {

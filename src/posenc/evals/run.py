@@ -14,7 +14,7 @@ from torch import nn
 
 from posenc.checks import checked
 from posenc.engines import Engine, Here, Interrupted, Work
-from posenc.evals.config import Cell, planned, preset_of, settings_of
+from posenc.evals.config import NONE, Cell, planned, preset_of, settings_of
 from posenc.evals.job import Job
 from posenc.evals.recipe import Recipe, measured_elsewhere, measured_here
 from posenc.evals.results import numbers
@@ -22,6 +22,7 @@ from posenc.evals.store import Measured, Store
 from posenc.evals.wording import answer, finished, limits
 from posenc.measuring.machine import describe
 from posenc.pretrained.anatomy import unwrapped
+from posenc.pretrained.precision import chosen_because
 
 __all__ = ["Interrupted", "Progress", "evaluate"]
 
@@ -31,7 +32,7 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class Progress:
     """What an evaluation tells about its course: hooks that default to silence. Work is counted in tokens; `told` is given
-    a sentence on the cells of one task, method, length and seed that have just finished."""
+    a sentence on the cells of one task, method, length and seed that have just finished, or on where the model looks."""
 
     planned: Callable[[int, int, int], None] = lambda cells, kept, work: None
     advanced: Callable[[str, int], None] = lambda what, work: None
@@ -98,7 +99,7 @@ def _run(
 ) -> dict[str, Any]:
     """An evaluation in a folder that is ours."""
     chosen = job.settings
-    groups = planned(chosen, job.tasks, job.trained_length)
+    groups = planned(chosen, job.tasks, job.trained_length, job.exact)
     cells = [cell for group in groups for cell in group]
     stored = {cell: None if store is None else store.load(cell) for cell in cells}
     done = {cell: measured for cell, measured in stored.items() if measured is not None}
@@ -106,26 +107,27 @@ def _run(
     todo = [[cell for cell in group if cell not in done] for group in groups]
     look_work = job.look_work() if attention else 0
     progress.planned(len(cells), kept, sum(map(job.work, todo)) + look_work)
-    looks: dict[str, Any] = {}
+    looks, refused = dict[str, Any](), dict[str, str]()
     work = _work(job, engine, [tuple(group) for group in todo if group])
     try:
         with closing(engine.run(work, lambda group, size, what: progress.advanced(what, size))) as results_of:
             for group, found in results_of:
-                for cell, measured in found.items():
+                for cell, outcome in found.items():
                     if store is not None:
-                        store.save(cell, measured)
-                    done[cell] = measured
+                        store.save(cell, outcome)
+                    done[cell] = outcome
                     progress.finished(cell)
                 progress.told(finished(job.tasks[group[0].task], found))
         if attention:
-            job.look(store, looks, lambda size, what="": progress.advanced(what, size))
+            job.look(store, looks, refused, lambda size, what="": progress.advanced(what, size), progress.told)
     except KeyboardInterrupt:
         if store is not None:  # it may have come after a cell was written and before it was counted
             late = {cell: store.load(cell) for cell in cells if cell not in done}
-            done |= {cell: measured for cell, measured in late.items() if measured is not None}
+            done |= {cell: outcome for cell, outcome in late.items() if outcome is not None}
         if not done:
             raise Interrupted from None
-    told = numbers(chosen, job.tasks, {cell: done[cell] for cell in cells if cell in done}, job.trained_length)
+    measured = {cell: done[cell] for cell in cells if cell in done}
+    told = numbers(chosen, job.tasks, measured, job.trained_length, job.exact)
     for row in told["cost"]:
         row["cache_bytes_per_token"] = job.cache_bytes[row["method"]]
     results: dict[str, Any] = {
@@ -136,7 +138,7 @@ def _run(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 1),
         "command": command,
-        "model": job.model_facts(),
+        "model": job.model_facts() | {"precision": chosen_because(job.model)},
         "settings": {
             "preset": preset_of(chosen),
             **asdict(chosen),
@@ -147,7 +149,9 @@ def _run(
         "answer": [],
         "limits": [],
         **told,
+        "exact_tokens": {method: job.exact.get(method, 0) for method in chosen.methods if method != NONE},
         "attention": looks or None,
+        "attention_refused": refused,
         "set_aside": [] if store is None else store.set_aside(),
     }
     results |= {"answer": answer(results), "limits": limits(results)}

@@ -55,6 +55,15 @@ def limits(results: Results) -> list[str]:
             f"{CUT_OFF} sees the end of a prompt alone: what stands before that it can only guess, and where it does well, "
             "the task did not need the rest."
         )
+    for method, tokens in results.get("exact_tokens", {}).items():
+        if tokens >= min(s["lengths"]):
+            notes.append(
+                f"{method} reads texts of up to {tokens} tokens as the model as it is does, by construction: its numbers there "
+                "are those of none, and were not measured again."
+            )
+    for why in dict.fromkeys(results.get("attention_refused", {}).values()):
+        under = [method for method, reason in results["attention_refused"].items() if reason == why]
+        notes.append(f"Where the model looks could not be measured under {listed(under)}: {why}.")
     longest, trained = max(s["lengths"]), results["model"]["trained_length"]
     if longest <= trained:
         notes.append(

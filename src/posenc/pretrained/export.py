@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from posenc.frequencies import Frequencies
 from posenc.pretrained.anatomy import Anatomy, anatomy, check_model, unwrapped
 from posenc.pretrained.attach import Attached, attached, configure
 from posenc.pretrained.learned_table import has_learned_table, table_of
+from posenc.pretrained.precision import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
 from posenc.pretrained.serving import OVERRIDES, llama_cpp, vllm_command, vllm_overrides
 
@@ -46,6 +47,8 @@ class Export:
     rope_parameters: dict[str, Any] = field(repr=False)
     vllm: str
     llama_cpp: str
+    dtype: str = ""
+    """Of the weights in the files, where it is not the one that the model computes in."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -60,11 +63,17 @@ class Export:
                 f"WARNING: plain transformers loads it as it was BEFORE {self.method}, and says nothing: no configuration "
                 f"expresses {' and '.join(self.missing)}. Load it with posenc.load({self.directory!r})"
             )
+        if self.dtype:
+            lines.append(
+                f"weights in {self.dtype}, as the checkpoint that was loaded; to_hf(..., dtype=...) writes another"
+            )
         return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
 
 
 @checked
-def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) -> Export:
+def to_hf(
+    model: Any, directory: str | os.PathLike[str], tokenizer: Any = None, *, dtype: torch.dtype | str = AUTO
+) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 
     Frequency schedules are expressed exactly, see `hf_rope_parameters`, and it is tested before anything is written that
@@ -74,7 +83,8 @@ def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) 
 
     Args:
         model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of
-            transformers; its model_max_length becomes the new length.
+            transformers; its model_max_length becomes the new length. dtype: of the weights in the files, or its name;
+            "auto" is the model's, but that of its checkpoint where `load` made it float32 because the machine is faster so.
 
     Raises:
         InputError: an adapter that is not merged, a folder that has something in it or cannot be written, or a model
@@ -97,12 +107,15 @@ def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) 
     if taken:
         raise InputError(f"directory={str(folder)!r}: has something in it; name a new folder")
     config, report, overrides = _expressed(inner, folder)
+    written = dtype_of(dtype) or stored_dtype(inner)
+    if written != inner.dtype:
+        report = replace(report, dtype=str(written).removeprefix("torch."))
     scratch = folder.with_name(scratch_name())
     try:
         scratch.mkdir(parents=True)
         remove_leftovers(scratch.parent)
-        inner.save_pretrained(scratch)
-        config.architectures, config.dtype = inner.config.architectures, inner.config.dtype
+        inner.save_pretrained(scratch, state_dict=None if written == inner.dtype else _cast(inner, written))
+        config.architectures, config.dtype = inner.config.architectures, written
         config.save_pretrained(scratch)
         if tokenizer is not None:
             _save_tokenizer(tokenizer, scratch, report.length)
@@ -118,6 +131,18 @@ def to_hf(model: Any, directory: str | os.PathLike[str], tokenizer: Any = None) 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return report
+
+
+def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights in another dtype, but for those that transformers keeps in float32. Tied ones stay one tensor."""
+    exact = {*(getattr(inner, "_keep_in_fp32_modules", None) or ()), *(inner._keep_in_fp32_modules_strict or ())}
+    made: dict[Any, torch.Tensor] = {}
+    found = {}
+    for name, weight in inner.state_dict().items():
+        if weight.dtype == inner.dtype and not exact & set(name.split(".")):
+            weight = made.setdefault((weight.data_ptr(), weight.shape, weight.stride()), weight.to(dtype))
+        found[name] = weight
+    return found
 
 
 def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | None]:

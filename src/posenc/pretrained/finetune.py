@@ -2,11 +2,14 @@
 """Fine-tuning of extended models: a plain loop, whole weights or LoRA, with PoSE's skipped positions where wished."""
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ from posenc.errors import InputError
 from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.calls import check_tokens
 from posenc.pretrained.load import needs
+from posenc.pretrained.resuming import Checkpoint
+
+NOT_SETTINGS = {"progress", "checkpoint", "checkpoint_minutes"}
+"""Arguments that change nothing in what is trained."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     # Chen et al. 2023, section 3.2: models of 7 and 13 billion parameters
@@ -41,14 +48,22 @@ class Finetuning:
         """The same as plain data."""
         return asdict(self)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all steps were made; False after Ctrl-C."""
+        return len(self.losses) == self.settings["steps"]
+
     def __str__(self) -> str:
+        if not self.losses:
+            return "no step was made"
         tenth = max(1, len(self.losses) // 10)
         first, last = (sum(part) / tenth for part in (self.losses[:tenth], self.losses[-tenth:]))
         s = self.settings
         what = f"LoRA of rank {s['lora']}" if s["lora"] else "all weights"
         where = f", positions skipped up to {s['target_length']} (PoSE)" if s["pose"] else ""
+        steps = f"{len(self.losses)}" if self.complete else f"stopped after {len(self.losses)} of {s['steps']}"
         return (
-            f"{len(self.losses)} steps of {s['batch_size']} x {s['length']} tokens on {what} ({self.trained:,} numbers)"
+            f"{steps} steps of {s['batch_size']} x {s['length']} tokens on {what} ({self.trained:,} numbers)"
             f"{where}, {self.seconds:.0f} s: loss {first:.3f} in the first {tenth} steps, {last:.3f} in the last"
         )
 
@@ -56,7 +71,7 @@ class Finetuning:
 @checked
 def finetune(
     model: nn.Module,
-    text: str | Tensor,
+    text: str | Tensor | Sequence[Any],
     tokenizer: Any = None,
     *,
     steps: int = 1000,
@@ -68,6 +83,8 @@ def finetune(
     target_length: int | None = None,
     warmup: int = 20,
     seed: int = 0,
+    checkpoint: str | Path | None = None,
+    checkpoint_minutes: float = 10.0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Finetuning:
     """Train a causal language model on, in place, at the length it was extended to.
@@ -76,22 +93,31 @@ def finetune(
     in Position Interpolation (Chen et al. 2023, section 3.2); gradients are clipped to norm 1. Windows start anywhere.
 
     Args:
-        model: what `anatomy` supports, extended or not. text: a string, which needs the tokenizer, or token ids: one
-            text (tokens,), or several (texts, tokens). length: of a window, the model's max_position_embeddings if
+        model: what `anatomy` supports, extended or not. text: a string, which needs the tokenizer, or token ids, a tensor
+            or a list: one text (tokens,), or several (texts, tokens). length: of a window, the model's max_position_embeddings if
             None. lora: rank of adapters on all matrices of attention (peft), merged into the weights at the end;
             None: all weights are trained, which must be float32, since smaller steps than bfloat16 holds are lost.
         pose: each window is split in two and the second part's positions are moved on by a random number, so that
             windows of `length` see every distance up to target_length (None: max_position_embeddings) (Zhu et al. 2023,
             arXiv 2309.10400; the tokens stay contiguous). progress: called after each step with its number and loss.
+        checkpoint: a folder in which the training is written every `checkpoint_minutes`, where it stops and at its end; the
+            same call goes on from there, also with more steps. The file takes about three times what is trained.
+
+    Ctrl-C ends the training when its step is done: the model is left as far as it was trained, and what is returned has as
+    many losses as there were steps.
 
     Raises:
         InputError: text that is shorter than a window or has tokens the model does not know, sizes below 1, half
-            precision without LoRA, a loss that is not finite (whole weights are spoilt then); peft is missing.
+            precision without LoRA, a loss that is not finite (whole weights are spoilt then), a checkpoint of another
+            training; peft is missing.
     """
     settings, rows = prepared(
         model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
+    if checkpoint_minutes <= 0:
+        raise InputError(f"checkpoint_minutes={checkpoint_minutes}: must be more than 0")
+    store = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_minutes, model, rows, settings)
     generator = torch.Generator().manual_seed(int(seed))
     began = time.perf_counter()
     with _as_it_was(model), torch.random.fork_rng():
@@ -101,7 +127,7 @@ def finetune(
             tuned.requires_grad_(True)
         moved = [p for p in tuned.parameters() if p.requires_grad]
         try:
-            losses = _train(tuned.train(), moved, rows, settings, generator, progress)
+            losses = _train(tuned.train(), moved, rows, settings, generator, store, progress)
         except BaseException:
             if lora is not None:
                 tuned.unload()  # type: ignore[operator]
@@ -113,7 +139,7 @@ def finetune(
 
 
 def prepared(
-    model: nn.Module, text: str | Tensor, tokenizer: Any = None, **given: Any
+    model: nn.Module, text: str | Tensor | Sequence[Any], tokenizer: Any = None, **given: Any
 ) -> tuple[dict[str, Any], Tensor]:
     """What `finetune` does before it trains: all settings, and the tokens (texts, tokens).
 
@@ -123,8 +149,7 @@ def prepared(
         InputError: as `finetune`, but for a loss that is not finite.
     """
     defaults = {name: p.default for name, p in signature(finetune).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    settings = defaults | given
-    del settings["progress"]
+    settings = {name: value for name, value in (defaults | given).items() if name not in NOT_SETTINGS}
     limit = int(anatomy(model).config.max_position_embeddings)
     if settings["length"] is None:
         settings["length"] = limit
@@ -174,39 +199,83 @@ def _train(
     rows: Tensor,
     settings: Mapping[str, Any],
     generator: torch.Generator,
+    store: Checkpoint | None,
     progress: Callable[[int, float], None] | None,
 ) -> list[float]:
     optimizer = torch.optim.AdamW(moved, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
-    warmup, length, batch = settings["warmup"], settings["length"], settings["batch_size"]
-    device, losses = moved[0].device, []
-    for step in range(settings["steps"]):
-        rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
-        optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
-        window = _windows(rows, length, batch, generator).to(device)
-        positions = torch.arange(length).expand(batch, -1)
-        if settings["pose"]:
-            positions = skipped_positions(length, settings["target_length"], batch, generator)
-        # without a mask, transformers takes positions that jump for packed texts which do not see each other
-        logits = model(
-            input_ids=window, position_ids=positions.to(device), attention_mask=torch.ones_like(window), use_cache=False
-        ).logits
-        loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), window[:, 1:].flatten())
-        value = loss.item()
-        if not loss.isfinite():
-            if step == 0:
-                raise InputError(f"model: its loss is {value} before it is trained; posenc.doctor(model) may say why")
-            raise InputError(
-                f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it"
-                + ("" if settings["lora"] else ", and load the model again, whose weights are spoilt")
-            )
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(moved, 1.0)
-        optimizer.step()
-        losses.append(value)
-        if progress is not None:
-            progress(step + 1, value)
+    losses = [] if store is None else store.read(moved, optimizer, generator)
+    with _stoppable() as stopped:
+        while len(losses) < settings["steps"] and not stopped:
+            losses.append(_step(model, moved, optimizer, rows, settings, len(losses), generator))
+            try:
+                if progress is not None:
+                    progress(len(losses), losses[-1])
+            except KeyboardInterrupt:
+                stopped.append(True)
+            if store is not None and (stopped or store.due() or len(losses) == settings["steps"]):
+                store.write(moved, optimizer, losses, generator)
     return losses
+
+
+@contextmanager
+def _stoppable() -> Iterator[list[bool]]:
+    """Ctrl-C is noted in the list, so that a step is made whole; once more, and it is as ever."""
+    stopped: list[bool] = []
+    before = signal.getsignal(signal.SIGINT)
+    # whoever has a handler of their own, or trains in another thread, keeps what they have
+    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+
+    def note(number: int, frame: object) -> None:
+        stopped.append(True)
+        signal.signal(signal.SIGINT, before)
+
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield stopped
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def _step(
+    model: nn.Module,
+    moved: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    rows: Tensor,
+    settings: Mapping[str, Any],
+    step: int,
+    generator: torch.Generator,
+) -> float:
+    """One step, the first being 0; its loss."""
+    warmup, length, batch = settings["warmup"], settings["length"], settings["batch_size"]
+    rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
+    optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
+    window = _windows(rows, length, batch, generator).to(moved[0].device)
+    positions = torch.arange(length).expand(batch, -1)
+    if settings["pose"]:
+        positions = skipped_positions(length, settings["target_length"], batch, generator)
+    # without a mask, transformers takes positions that jump for packed texts which do not see each other
+    logits = model(
+        input_ids=window,
+        position_ids=positions.to(window.device),
+        attention_mask=torch.ones_like(window),
+        use_cache=False,
+    ).logits
+    loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), window[:, 1:].flatten())
+    value = loss.item()
+    if not loss.isfinite():
+        if step == 0:
+            raise InputError(f"model: its loss is {value} before it is trained; posenc.doctor(model) may say why")
+        raise InputError(
+            f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it"
+            + ("" if settings["lora"] else ", and load the model again, whose weights are spoilt")
+        )
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(moved, 1.0)
+    optimizer.step()
+    return value
 
 
 def _windows(rows: Tensor, length: int, batch: int, generator: torch.Generator) -> Tensor:
@@ -215,14 +284,19 @@ def _windows(rows: Tensor, length: int, batch: int, generator: torch.Generator) 
     return torch.stack([rows[t, s : s + length] for t, s in zip(texts.tolist(), starts.tolist(), strict=True)])
 
 
-def _rows(text: str | Tensor, tokenizer: Any, length: int) -> Tensor:
+def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:
     if isinstance(text, str):
         if tokenizer is None:
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
         text = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    elif not isinstance(text, Tensor):
+        with suppress(ValueError, TypeError, RuntimeError):  # said below
+            text = torch.tensor(text)
     numbers = isinstance(text, Tensor) and holds_integers(text)
     if not isinstance(text, Tensor) or not numbers or text.dim() not in (1, 2) or 0 in text.shape:
-        raise InputError("text: a string, or token ids as a tensor of whole numbers, (tokens,) or (texts, tokens)")
+        raise InputError(
+            "text: a string, or token ids as a tensor or list of whole numbers, (tokens,) or (texts, tokens)"
+        )
     text = text.clone() if text.is_inference() else text  # what was made in inference mode cannot train
     rows = text.long().cpu() if text.dim() == 2 else text.long().cpu()[None]
     if rows.shape[-1] < length:

@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from posenc.errors import InputError
 
@@ -19,8 +19,8 @@ LEAST_BYTES = 1 / 8
 
 _LAYERS = re.compile(r"(num|n)_.*layers?|n_layer|num_blocks")
 _SIZES = re.compile(r".*(_size|_dim|_heads|_rank|_experts|_groups)|d_model|d_ff|d_kv|n_embd|n_head|n_inner|dim|rank")
-_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a GGUF value by its type."""
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""How `struct` calls a GGUF value by its type."""
 _STRING, _ARRAY, _DEEPEST, _MOST_DIMS = 8, 9, 2, 4
 
 
@@ -108,10 +108,28 @@ def _check_index(file: Path, index: Mapping[str, Any]) -> None:
             )
 
 
-def check_gguf(path: Path) -> None:
+class Tensor(NamedTuple):
+    """Of a tensor in a GGUF file: its type by ggml's numbers, how many numbers it has, and at which byte they begin."""
+
+    kind: int
+    entries: int
+    start: int
+
+
+class Head(NamedTuple):
+    """What the head of a GGUF file says: its values by name but for arrays, and its tensors."""
+
+    values: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def check_gguf(path: Path) -> Head:
     """Walk through the head of a GGUF file, and hold every count and length in it against the file's size.
 
     The layout is that of the specification, ggml-org/ggml docs/gguf.md, versions 2 and 3, little-endian.
+
+    Returns:
+        What was read, which takes the gguf package's own reader seconds.
 
     Raises:
         InputError: no GGUF file, or one that is cut off or damaged.
@@ -119,7 +137,7 @@ def check_gguf(path: Path) -> None:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            _Head(file, size).check()
+            return _Head(file, size).check()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; give a file that can be read") from None
     except _Damaged as error:
@@ -136,7 +154,7 @@ class _Head:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file, self.size = file, size
 
-    def check(self) -> None:
+    def check(self) -> Head:
         if self.file.read(4) != b"GGUF":
             raise _Damaged("is no GGUF file")
         version = self._number("<I")
@@ -144,27 +162,36 @@ class _Head:
             raise _Damaged(f"says it is of GGUF version {version}, and 2 and 3 can be read")
         tensors, values = self._count(24), self._count(12)
         names: set[bytes] = set()
+        found: dict[str, Any] = {}
         for _ in range(values):
-            self._new(self._string(), names)
-            self._value(self._number("<I"))
-        names = set()
+            name = self._string()
+            self._new(name, names)
+            value = self._value(self._number("<I"))
+            if value is not None:
+                found[_text(name)] = value
+        names, described = set(), dict[str, Tensor]()
         for _ in range(tensors):
-            self._new(self._string(), names)
-            self._tensor()
+            name = self._string()
+            self._new(name, names)
+            described[_text(name)] = self._tensor()
+        unit = found.get("general.alignment", 32)
+        if not isinstance(unit, int) or not 0 < unit <= 2**20 or unit & (unit - 1):
+            raise _Damaged(f"says that its tensors are aligned to {unit} bytes")
+        start = -(-self.file.tell() // unit) * unit
+        return Head(found, {name: at._replace(start=start + at.start) for name, at in described.items()})
 
     @property
     def left(self) -> int:
         return self.size - self.file.tell()
 
-    def _number(self, form: str) -> int:
+    def _number(self, form: str) -> Any:
         if self.left < struct.calcsize(form):
             raise _Damaged("ends in the middle of its head")
-        found: int = struct.unpack(form, self.file.read(struct.calcsize(form)))[0]
-        return found
+        return struct.unpack(form, self.file.read(struct.calcsize(form)))[0]
 
     def _count(self, each: int) -> int:
         """How many there are of what takes at least `each` bytes."""
-        count = self._number("<Q")
+        count: int = self._number("<Q")
         if count * each > self.left:
             raise _Damaged(f"has {self.left} bytes left where it speaks of {count} entries")
         return count
@@ -177,35 +204,41 @@ class _Head:
             raise _Damaged(f"has {name[:80]!r} twice")
         names.add(name)
 
-    def _value(self, kind: int, depth: int = 0) -> None:
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        """A scalar or a text; None: an array, which is only walked through."""
         if kind in _SCALARS:
-            self._skip(_SCALARS[kind])
-        elif kind == _STRING:
-            self._skip(self._count(1))
-        elif kind == _ARRAY and depth < _DEEPEST:
+            return self._number(f"<{_SCALARS[kind]}")
+        if kind == _STRING:
+            return _text(self._string())
+        if kind == _ARRAY and depth < _DEEPEST:
             of = self._number("<I")
-            count = self._count(_SCALARS.get(of, 8))
+            count = self._count(struct.calcsize(f"<{_SCALARS[of]}") if of in _SCALARS else 8)
             if of in _SCALARS:
-                self._skip(count * _SCALARS[of])
-                return
-            for _ in range(count):
-                self._value(of, depth + 1)
+                self._skip(count * struct.calcsize(f"<{_SCALARS[of]}"))
+            else:
+                for _ in range(count):
+                    self._value(of, depth + 1)
         else:
             raise _Damaged("nests arrays too deeply" if kind == _ARRAY else f"has a value of the unknown type {kind}")
+        return None
 
     def _skip(self, size: int) -> None:
         if size > self.left:
             raise _Damaged("ends in the middle of its head")
         self.file.seek(size, 1)
 
-    def _tensor(self) -> None:
+    def _tensor(self) -> Tensor:
         dims = self._number("<I")
         if dims > _MOST_DIMS:
             raise _Damaged(f"has a tensor of {dims} dimensions")
         entries = 1
         for _ in range(dims):
             entries *= self._number("<Q")
-        self._number("<I")
-        offset = self._number("<Q")
+        kind, offset = self._number("<I"), self._number("<Q")
         if entries * LEAST_BYTES > self.size or offset > self.size:
             raise _Damaged(f"has a tensor of {entries} numbers at byte {offset}, beyond its end")
+        return Tensor(kind, entries, offset)
+
+
+def _text(found: bytes) -> str:
+    return found.decode("utf-8", errors="replace")

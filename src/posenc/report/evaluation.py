@@ -3,6 +3,7 @@
 
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,16 @@ from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import BASES, MEASURES, Measure
 from posenc.report.page import rendered
 from posenc.report.panel import Choice, Panel, plot
-from posenc.report.terminal import ShowsProgress  # before rich: it says what to install if that is missing
+from posenc.report.terminal import (  # before rich: it says what to install if that is missing
+    Rows,
+    ShowsProgress,
+    print_table,
+    spread_out,
+)
 
 # isort: split
 from rich.markup import escape
 from rich.progress import TaskID
-from rich.table import Table
 
 __all__ = ["Section", "Terminal", "difference", "difference_within", "methods", "page", "value", "within"]
 
@@ -122,7 +127,7 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping
     if len(section.lengths) > 1:
         section.length = Panel(f"{id}-by-length", f"{task['task']} by length", [measure], plots)
     if task["takes_depth"]:
-        section.depth = _by_depth(section, trained, names, styles, rates, measure)
+        section.depth = _depth_panel(section, trained, names, styles, rates, measure)
         section.grid = _by_length_and_depth(section, trained, names, rates)
         found = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
         section.middles = {name: at for name, at in found.items() if at}
@@ -142,7 +147,7 @@ def _measures(results: Results, task: Task) -> list[Measure]:
     return sorted(have, key=lambda m: m.key != first)
 
 
-def _by_depth(
+def _depth_panel(
     section: Section,
     trained: int | None,
     names: Sequence[str],
@@ -291,6 +296,8 @@ class Terminal(ShowsProgress):
         self.bar_of_work: TaskID = self.bar.add_task("", total=None)
         self.cells: int = 0
         self.done: int = 0
+        self.work: int = 0
+        self.worked: int = 0
 
     @property
     def progress(self) -> Progress:
@@ -301,16 +308,20 @@ class Terminal(ShowsProgress):
         self.done = kept
         if kept:
             print(f"{kept} of {cells} cells are here already", file=sys.stderr)
-        self.bar.update(self.bar_of_work, total=work)
+        self.work, self.started = work, time.perf_counter()
+        self.bar.reset(self.bar_of_work, total=work)
 
     def _advanced(self, what: str, work: int) -> None:
+        self.worked += work
         self.bar.update(self.bar_of_work, advance=work, description=escape(what))
 
     def _finished(self, cell: Cell) -> None:
         self.done += 1
 
     def _told(self, found: str) -> None:
-        self.line(self.done, self.cells, found)
+        elapsed = time.perf_counter() - self.started
+        left = elapsed * (self.work - self.worked) / self.worked if self.worked else None
+        self.line(self.done, self.cells, found, left)
 
     def show(self, results: Results) -> None:
         """The answer, a table per task, and the files, on stdout."""
@@ -320,48 +331,38 @@ class Terminal(ShowsProgress):
         for task in results["tasks"]:
             measure = _measures(results, task)[0]
             out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-            out.print(
-                _by_depth_table(results, task, measure) if task["takes_depth"] else _table(results, task, measure)
-            )
+            print_table(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
         out.print()
         out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
+        out.print(f"Computed in {results['model']['precision']}.", markup=False)
         self.tell_files(out, Report="report.html", Numbers="results.json")
 
 
-def _table(results: Results, task: Task, measure: Measure) -> Table:
-    """Methods by lengths."""
+def _by_length(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
+    """Methods by lengths: the heads of the names and of the numbers, and the rows."""
     own = {method["method"]: method["by_length"] for method in task["methods"]}
     lengths = sorted({at["length"] for rows in own.values() for at in rows})
-    grid = _grid(["method"], [_tokens(n) for n in lengths])
+    rows: Rows = []
     for name in (name for name in methods(results) if name in own):
         at = {row["length"]: row[measure.key] for row in own[name]}
-        grid.add_row(escape(name), *(_briefly(measure, at.get(n)) for n in lengths))
-    return grid
+        rows.append(([name], [_briefly(measure, at.get(n)) for n in lengths]))
+    return ["method"], [_tokens(n) for n in lengths], rows
 
 
-def _by_depth_table(results: Results, task: Task, measure: Measure) -> Table:
+def _by_depth(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
     """Methods by depths, at the longest length that is no longer than the trained one and at the longest."""
     own = {method["method"]: method["cells"] for method in task["methods"]}
     cells = [cell for found in own.values() for cell in found]
     lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
-    depths = depths if len(depths) <= MOST else [depths[i * (len(depths) - 1) // (MOST - 1)] for i in range(MOST)]
-    grid = _grid(["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths])
+    depths = spread_out(depths, MOST)
+    rows: Rows = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
         for name in (name for name in methods(results) if name in own):
             at = {c["depth"]: c[measure.key] for c in own[name] if c["length"] == length}
             if at:
-                grid.add_row(str(length), escape(name), *(_briefly(measure, at.get(depth)) for depth in depths))
-    return grid
-
-
-def _grid(names: Sequence[str], columns: Sequence[str]) -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        grid.add_column(name)
-    for title in columns:
-        grid.add_column(title, justify="right", no_wrap=True)
-    return grid
+                rows.append(([str(length), name], [_briefly(measure, at.get(depth)) for depth in depths]))
+    return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows
 
 
 def _briefly(measure: Measure, estimate: Value | None) -> str:
