@@ -96,6 +96,11 @@ def verdicts(finding: Finding) -> str:
     return " ".join(sentence.split(". ")[0] + "." for sentence in finding.sentences())
 
 
+def _trained(s: Subject) -> int:
+    """The trained length, as far as keys are seen."""
+    return min(s.trained, s.codes.limit) if s.codes.ends and s.codes.limit else s.trained
+
+
 def _search(s: Subject) -> int:
     """How many codes are searched for equal ones: fewer where each takes integrating a flow up to it."""
     flows = isinstance(s.thing, nn.Module) and any(isinstance(part, FLOATER) for part in s.thing.modules())
@@ -138,11 +143,11 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "properties",
         "Is every position told apart, evenly and for good?",
-        lambda s: properties(s.codes, s.length, trained=s.trained, search=_search(s)),
+        lambda s: properties(s.codes, s.length, trained=_trained(s), search=_search(s)),
         lambda s, f: (
             Picture(plots.heat_map, (s.codes,)),
             Picture(plots.step_sizes, (f.steps,)),
-            Picture(plots.norms, (s.codes,), {"trained": s.trained}),
+            Picture(plots.norms, (s.codes,), {"trained": _trained(s)}),
         ),
         verdicts,
     ),

@@ -100,7 +100,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
 
 def text(analysis: "Analysis", folder: Any = None) -> str:
     """The sentences section by section, what does not apply, and where the page is."""
-    lines = [analysis.subject]
+    lines = [analysis.subject, *(["", *textwrap.wrap(analysis.note, _width())] if analysis.note else [])]
     for section in analysis.sections:
         lines += ["", section.title, *(_wrapped(sentence) for sentence in section.finding.sentences())]
     if analysis.left_out:
@@ -116,8 +116,11 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
 
 
 def _wrapped(sentence: str) -> str:
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
-    return textwrap.fill(sentence, width, initial_indent="- ", subsequent_indent="  ")
+    return textwrap.fill(sentence, _width(), initial_indent="- ", subsequent_indent="  ")
+
+
+def _width() -> int:
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
 
 
 def _name(given: str) -> str:
