@@ -149,9 +149,10 @@ class Scores(Finding):
     def sentences(self) -> list[str]:
         seen = self.same.isfinite().any(0)
         same, unrelated = self.same.nanmean(0)[seen], self.unrelated.nanmean(0)[seen]
-        spread, last = self.unrelated_spread.nanmean(0)[seen], int(seen.nonzero().max())
+        spread, shown = self.unrelated_spread.nanmean(0)[seen], seen.nonzero()
+        first, last = int(shown.min()), int(shown.max())
         said = [
-            f"Meeting its own like, a token scores {_signed(float(same[0]))} at distance 0 and {_signed(float(same[-1]))} "
+            f"Meeting its own like, a token scores {_signed(float(same[0]))} at distance {first} and {_signed(float(same[-1]))} "
             f"at distance {last} against the same without positions, mean over heads and contents; for scale, content "
             f"alone spreads the scores of unrelated tokens by {_number(self.content)}.",
             f"Of two unrelated tokens position moves the mean by up to {_number(float(unrelated.abs().max()))}, and it "
