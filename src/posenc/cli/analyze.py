@@ -35,9 +35,9 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
     add("subject", metavar="NAME|MODULE:OBJECT|MODEL", help="what to analyse (below)")
     add("--length", type=int, metavar="N", default=512, help="positions to look at")
     add("--trained", type=int, metavar="N", help="trained length (default: a model's own, else --length)")
-    add("--dim", type=int, metavar="N", help="width of the model's input (default: 64)")
-    add("--heads", type=int, metavar="N", help="attention heads (default: 4)")
-    add("--head-dim", type=int, metavar="N", help="width of a head (default: 64)")
+    add("--dim", type=int, metavar="N", help="width of the model's input (default: an object's own, else 64)")
+    add("--heads", type=int, metavar="N", help="attention heads (default: an object's own, else 4)")
+    add("--head-dim", type=int, metavar="N", help="width of a head (default: an object's own, else 64)")
     add("--steps", type=int, metavar="N", default=120, help="of the small model trained on the spot; 0: none is")
     add(
         "--dtypes",
