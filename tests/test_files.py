@@ -13,6 +13,7 @@ from hostile.faults import ERRORS, Calls, scratch
 from posenc import files
 from posenc.errors import InputError
 from posenc.files import LOCK, Folder, remove_leftovers, scratch_name, write_whole
+from references import PATIENCE
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -245,7 +246,7 @@ def test_a_worker_leaves_with_a_parent_that_is_killed_while_it_starts(tmp_path):
     )
     parent = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert parent.returncode == -signal.SIGKILL
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while files.alive(int(parent.stdout)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not files.alive(int(parent.stdout))

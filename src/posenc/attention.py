@@ -12,11 +12,12 @@ from torch import Tensor
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Values, validated, validated_values
+from posenc.bias import KeyValues, Values, validated_values
 from posenc.checks import LEAST_DIVISOR, check_flags, check_value, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
+    bias_of,
     branches_of,
     queries_rotated_by,
     rotated_by,
@@ -218,7 +219,7 @@ def posed(
     if encoding is not None:
         if keys_rotated:
             _check_keys_unread(encoding, layer)
-        terms = validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
+        terms = bias_of(encoding, q, k, positions, layer)
         v, values = _with_values(q, v, encoding, positions, layer)
         map_branches = branches_of(encoding, layer)
         sink = encoding.sink(layer) if sink is None else sink

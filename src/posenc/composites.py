@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Score, Values, validated
+from posenc.bias import KeyValues, Score, Values
 from posenc.checks import shown
 from posenc.encoding import (
     SITES,
     Encoding,
     Projections,
+    bias_of,
     branches_of,
     embedded_by,
     keys_rotated_by,
@@ -155,10 +156,7 @@ class Sum(Composite):
         return sorted(self, key=lambda part: part.rotates_last)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
-        found: list[Score] = []
-        for part in self:
-            found += validated(part.bias(q, k, positions, layer), q, k, origin=f"{type(part).__name__}.bias")
-        return found
+        return [term for part in self for term in bias_of(part, q, k, positions, layer)]
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
@@ -229,7 +227,7 @@ class PerLayer(Composite):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         part, own = self.at(layer)
-        return part.bias(q, k, positions, own)
+        return bias_of(part, q, k, positions, own)
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         part, own = self.at(layer)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Score, Values
+from posenc.bias import KeyValues, Score, Values, validated
 from posenc.checks import shown
 from posenc.errors import InputError
 from posenc.functional import table_device
@@ -373,6 +373,11 @@ def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, aft
     if after.dtype != before.dtype or after.device != before.device:
         given = f"return {name} in {before.dtype} on {before.device}, as it was given"
         raise _returned(encoding, hook, after, given)
+
+
+def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> list[Score]:
+    """`Encoding.bias`, validated: its terms."""
+    return validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
 
 
 def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | KeyValues | None:

@@ -21,7 +21,7 @@ from posenc.transformer import Transformer, TransformerConfig
 AT = torch.arange(20)
 REFUSED = {
     "none": "does nothing with positions",
-    "cope": "the text makes it count",
+    "cope": "depends on what the text says",
     "shape": "no codes of its own",
     "cape": "no codes of its own",
     "randomized": "no codes of its own",
@@ -140,7 +140,7 @@ def test_a_position_map_has_codes_of_mapped_distances():
     assert torch.allclose(values[16:], plain[16].expand(24, -1))
     with pytest.raises(InputError, match=r"more than the distance"):
         codes_of("rope@self_extend:window=16:group=4")
-    with pytest.raises(InputError, match=r"hides keys from distance 10 on"):
+    with pytest.raises(InputError, match=r"hides keys at distance 10;"):
         codes_of("rope@lm_infinite:window=10:sinks=0")(AT)
 
 
@@ -348,8 +348,8 @@ def test_a_text_draws_the_same_numbers_and_nobody_elses():
     assert torch.equal(codes_of("learned")(AT), first)
 
 
-def test_a_shape_is_for_texts():
-    with pytest.raises(InputError, match=r"dim: a Tensor has its own; only a text takes a shape"):
+def test_a_shape_is_for_encodings_and_their_texts():
+    with pytest.raises(InputError, match=r"dim: a Tensor has its own; only an encoding or its text"):
         codes_of(torch.randn(12, 4), dim=4)
     with pytest.raises(InputError, match=r"num_heads: a function has its own"):
         codes_of(lambda at: at[:, None], num_heads=2)

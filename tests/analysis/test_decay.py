@@ -186,3 +186,9 @@ def test_curves_bad_input():
         curves([])
     with pytest.raises(InputError, match=r"base=-1"):
         curves([1.0], (-1,))
+
+
+def test_symmetry_is_said_of_two_codes_and_not_of_scores():
+    """RoPE's codes are as alike before as after, though its scores of different vectors are not."""
+    told = kernel("rope", 32).sentences()[1]
+    assert "of two codes: the scores of a query with the keys around it may still tell before from after" in told

@@ -149,7 +149,7 @@ def test_the_callers_encoding_stays_as_it_is():
         (lambda: scores(torch.ones(3)), r"encoding=a tensor of shape .*: pass an Encoding or a text"),
         (
             lambda: scores(posenc.Rotary(16), head_dim=32),
-            r"head_dim: an Encoding has its own; only a text takes a shape",
+            r"head_dim=32: rope was made with head_dim=16; leave it out",
         ),
         (lambda: scores("sinusoidal+rope", dim=32), r"is 32 wide at the input and 64 in a head"),
     ],

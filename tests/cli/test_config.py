@@ -19,6 +19,7 @@ from posenc.evals.config import PRESETS as EVALUATIONS
 from posenc.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
 from posenc.lab.tasks import TASKS
+from references import PATIENCE
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
 
@@ -306,7 +307,7 @@ def test_an_evaluation_comes_back_whole_without_its_preset(preset, tmp_path):
 def posenc(*arguments):
     """In a process of its own."""
     command = [sys.executable, "-m", "posenc.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 COSTS = ("created", "seconds", "tokens_per_second", "peak_bytes", "load", "command")

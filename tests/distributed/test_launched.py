@@ -12,6 +12,7 @@ import pytest
 
 from posenc import InputError
 from posenc.lab.launcher import together
+from references import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ def torchrun(script, *arguments, more=()):
         process.communicate()
 
 
-def ended(process, timeout=200):
+def ended(process, timeout=PATIENCE):
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
@@ -56,7 +57,7 @@ def compare(text, folder, *arguments, more=()):
     return torchrun(folder.with_suffix(".py"), "--data", str(text), "--out", str(folder), *arguments, more=more)
 
 
-def await_until(condition, process, seconds=200):
+def await_until(condition, process, seconds=PATIENCE):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[1]

@@ -9,6 +9,7 @@ import pytest
 
 from posenc.conformance.sharded import BEGIN, COMPOSITIONS, END, WORLD_SIZES, in_processes, subjects
 from posenc.distributed import LAYOUTS
+from references import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BOUND = 1e-11  # logits and gradients of a few units, in float64; a wrong position shows in the first digits
@@ -44,7 +45,7 @@ def test_the_example_gives_the_loss_of_one_process():
     for count in (1, 2):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         done = subprocess.run(
-            [*command, str(ROOT / "examples" / "sequence_shards.py")], capture_output=True, text=True, timeout=300
+            [*command, str(ROOT / "examples" / "sequence_shards.py")], capture_output=True, text=True, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
         printed = re.findall(r"^\d+\.\d+$", done.stdout, re.MULTILINE)

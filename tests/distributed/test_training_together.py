@@ -22,6 +22,7 @@ from posenc.lab.parallel import joint
 from posenc.lab.tasks import TASKS
 from posenc.lab.train import Training, build
 from posenc.lab.vision.config import ImageSettings
+from references import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -215,7 +216,7 @@ def compare(folder: Path, *more: str, launcher=("torch.distributed.run",)) -> su
     start = [sys.executable, "-m", *launcher, "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     start += ["--rdzv-endpoint", "localhost:0", "-m", "posenc", "compare", *flags.split(), "--out", str(folder), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(start, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    return subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
 
 
 def test_the_command_line_under_torchrun(tmp_path):

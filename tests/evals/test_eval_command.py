@@ -12,6 +12,7 @@ import torch
 from evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli.common import DONE, FAILED, USAGE
+from references import PATIENCE
 from references.small_models import small_model
 
 SMALL = ["--tasks", "copying:segment=8", "--methods", "rerope:window=16", "--lengths", "80", "96", "--samples", "2"]
@@ -107,11 +108,11 @@ def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
     command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*.json"))) < 3:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=120)
+        _, told = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == FAILED, told

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hostile.faults import scratch, snapshot
+from references import PATIENCE
 
 SIZES = "--length 16 --factors 1 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --windows 4 --targets 8"
 COMPARE = f"--encodings none alibi --seeds 2 --steps 60 {SIZES} --workers 1 --checkpoint-every 0.0001".split()
 METHODS = "--tasks copying:segment=8 --methods rerope:window=16"
 EVAL = f"{METHODS} --lengths 80 96 --samples 2 --seeds 6 --no-attention".split()
-PATIENCE = 180
-"""Seconds for anything of these runs to happen."""
 TIMES = re.compile(r"seconds|per_second|created|command|kept_from_before|set_aside|sha256|peak|_bytes$|^fed$|^load$")
 """What two runs of the same differ in: when, how fast, how resumed, under what memory, and beside what else."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import posenc
+from references import PATIENCE
 
 pytestmark = pytest.mark.slow  # each starts Python and torch anew
 POSENC = [sys.executable, "-c", "import sys; from posenc.cli import main; sys.exit(main())"]
@@ -104,6 +105,6 @@ def test_two_signals_in_a_row(tmp_path):
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.1)
-        told = process.communicate(timeout=120)[1]
+        told = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode in (1, -signal.SIGINT)
     assert told.count(b"Traceback") == 0, told

@@ -22,6 +22,7 @@ from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.wording import answer, limits
 from posenc.measuring.machine import flushed_denormals
 from posenc.report.page import page
+from references import PATIENCE
 
 ENCODINGS = ("none", "rope", "t5")
 
@@ -99,7 +100,7 @@ def start(directory, flags, *more):
 
 
 def wait_for(directory, count, process):
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while len(list((directory / "cells").glob("*.json"))) < count:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
@@ -113,7 +114,7 @@ def test_ctrl_c_keeps_and_reports_what_was_measured(tmp_path, flags):
     process = start(tmp_path, flags, *LONG)
     wait_for(tmp_path, 1, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Traceback" not in err
     assert "runs are kept and reported, the same command goes on from there" in err
@@ -141,7 +142,7 @@ def test_a_killed_comparison_resumes_and_leaves_no_worker(given, tmp_path, flags
     process.wait()
     kept = len(list((tmp_path / "cells").glob("*.json")))
     second = start(tmp_path, flags, *LONG)
-    _, err = second.communicate(timeout=120)
+    _, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, err
     assert f"{kept} of 6 runs are here already" in err
     assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == kept

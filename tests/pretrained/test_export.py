@@ -14,6 +14,7 @@ from posenc import InputError
 from posenc.pretrained.anatomy import FAMILIES
 from posenc.pretrained.export import to_hf
 from posenc.pretrained.learned_table import extend_table
+from references import PATIENCE
 from references.small_models import TRAINED, small_model, tokens
 
 LENGTH = 4 * TRAINED
@@ -44,7 +45,7 @@ def in_plain_transformers(folder, exported):
     """The logits of each folder, from a process that knows nothing of posenc."""
     torch.save(tokens(2, LENGTH), folder / "tokens.pt")
     command = [sys.executable, "-c", PLAIN, folder / "tokens.pt", folder / "logits.pt", *exported]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "logits.pt")
 

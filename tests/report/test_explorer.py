@@ -264,6 +264,53 @@ def test_without_an_encoding_no_order_differs(visit):
     assert "nothing changes" in tab.locator("#explorer-line-see").inner_text()
 
 
+def strengths(tab):
+    """How thick the arcs are drawn to each token, and how long the bars are in the table."""
+    bars = "[...document.querySelectorAll('.scores tbody tr')].map(r => parseFloat(r.querySelector('i')?.style.width) || 0)"
+    return [token["strength"] for token in values(tab)["tokens"]], tab.evaluate(bars)
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "kerple"])
+def test_the_nearest_token_is_the_strongest_where_a_bias_falls(visit, encoding):
+    drawn, bars = strengths(visit(f"encoding={encoding}&at=0,2,5,9,14,20"))
+    assert drawn[0] is None
+    assert drawn[1:] == sorted(drawn[1:], reverse=True)
+    assert (drawn[1], drawn[-1]) == pytest.approx((1, 0.1))
+    assert bars == pytest.approx([100 * share for share in drawn[1:]], abs=0.1)
+
+
+def test_the_number_of_a_bucket_is_no_strength(visit):
+    tab = visit("encoding=t5&at=0,2,5,9,14,20")
+    drawn, bars = strengths(tab)
+    assert set(drawn[1:]) == {0.1}
+    assert set(bars) == {0}
+    assert "not known before training" in tab.locator("#explorer-line-see").inner_text()
+
+
+def test_words_change_nothing_and_the_page_says_so(visit):
+    tab = visit()
+    before, said = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
+    assert "Positions alone count here, whatever the words" in said
+    assert "position 0 has its largest dot product with that of position 1, 1 position after it" in said
+    with redrawn(tab):
+        tab.fill("#explorer-tokens", "cat cat cat cat cat cat")
+    assert [token["score"] for token in values(tab)["tokens"]] == [token["score"] for token in before]
+    assert tab.locator("#explorer-line-see").inner_text() == said.replace("Can", "cat")
+
+
+def test_distances_have_one_sign_everywhere_and_panels_say_which_keys_they_show(visit):
+    def distances(tab):
+        return tab.locator(".scores tbody td:nth-child(3)").all_inner_texts()
+
+    tab = visit()
+    for hash in ("token=2", "token=2&encoding=alibi", "token=2&encoding=rope&method=rerope:window=2"):
+        go(tab, hash)
+        assert distances(tab) == ["1", "−1", "−2", "−3", "−4"], hash
+        causal = "method" in hash
+        assert ("Causal" if causal else "In both directions") in tab.locator("#explorer-products-see").inner_text()
+    assert "Causal" in tab.locator("#explorer-relative-see").inner_text()
+
+
 def test_other_tokens_can_be_typed(visit):
     tab = visit()
     hostile = "<img src=x onerror=alert(1)> b"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from posenc.analysis.finding import Finding
 from posenc.analysis.questions import QUESTIONS, Picture, Question
 from posenc.analysis.reading import seeded
@@ -38,12 +40,14 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class Analysis(Finding):
-    """What `analyze` found. settings: what it was asked with. sections: in the order to read them. left_out: the rest."""
+    """What `analyze` found. settings: what it was asked with. sections: in the order to read them. left_out: the rest.
+    note: which layer was read, where layers differ; else empty."""
 
     subject: str
     settings: dict[str, Any]
     sections: tuple[Section, ...]
     left_out: tuple[LeftOut, ...]
+    note: str = ""
 
     def __getitem__(self, name: str) -> Section:
         """The section of that name.
@@ -75,6 +79,7 @@ class Analysis(Finding):
     def to_dict(self) -> dict[str, Any]:
         return {
             "subject": self.subject,
+            "note": self.note,
             "settings": self.settings,
             "sentences": self.sentences(),
             "sections": [
@@ -115,7 +120,8 @@ def analyze(
             a model's own, else `length`. steps: of the small model that is trained on the spot for what only a trained
             one shows; 0 leaves that out. seed: of whatever is drawn. name: for people. tokenizer: of a model, to read
             a text with. dtypes: whose phase errors are measured. progress: told each question, how many were done and
-            of how many. shape: that an encoding is made for, see posenc.analysis.codes.SHAPE.
+            of how many. shape: that a text or a class is made for, see posenc.analysis.codes.SHAPE; of an encoding, what
+            it does not keep itself as num_heads, num_kv_heads, head_dim or dim.
 
     Raises:
         InputError: a subject that is nothing of that, or whose codes are not finite, not (n, dim), or change.
@@ -141,13 +147,21 @@ def analyze(
             reason = str(error).removeprefix(f"{subject.name}: ")
             left_out.append(LeftOut(question.name, question.title, f"{reason[:1].upper()}{reason[1:].rstrip('.')}."))
     settings = {name: getattr(subject, name) for name in ("kind", "length", "trained", "steps", "seed")}
-    return Analysis(subject.name, settings, tuple(sections), tuple(left_out))
+    return Analysis(subject.name, settings, tuple(sections), tuple(left_out), subject.note)
 
 
 def _answered(question: Question, subject: Subject) -> Section:
     started = time.perf_counter()
     with seeded(subject.seed):
-        finding = question.find(subject)
+        try:
+            finding = question.find(subject)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not subject.own_code:
+                raise
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"its own code failed here: {told}") from error
     pictures = tuple(question.show(subject, finding))
     return Section(question.name, question.title, finding, pictures, time.perf_counter() - started)
 

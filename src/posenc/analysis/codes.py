@@ -50,23 +50,25 @@ def codes_of(
             of a position map a rotation by the mapped distance.
         name: for people. layer: whose part of it. site: where to read an encoding that acts on several, "embed",
             "rotate" or "bias"; None: on the first of these. head: whose rotation, where heads differ.
-        shape: of the model, for a text; for a function `dim`, the width that it must give.
+        shape: of the model, for a text; for an encoding the sizes that it does not keep itself as num_heads,
+            num_kv_heads, head_dim or dim; for a function `dim`, the width that it must give.
 
     Raises:
-        InputError: a subject without codes, with the reason, or a shape for a subject that has its own.
+        InputError: a subject without codes, with the reason, or a shape for a subject that has another.
     """
     if isinstance(subject, Codes):
         return subject
     if isinstance(subject, str):
         return of_encoding(made(subject, **shape).eval(), layer, name or subject, site, head)
-    given = isinstance(subject, (Encoding, Tensor, nn.Embedding, Transformer)) or hasattr(subject, "config")
-    left = set(shape) - (set() if given else {"dim"})
+    fixed = isinstance(subject, (Tensor, nn.Embedding, Transformer)) or hasattr(subject, "config")
+    taken = set(SHAPE) if isinstance(subject, Encoding) else set() if fixed else {"dim"}
+    left = set(shape) - taken
     if left:
         raise InputError(
-            f"{', '.join(sorted(left))}: a {type(subject).__name__} has its own; only a text takes a shape"
+            f"{', '.join(sorted(left))}: a {type(subject).__name__} has its own; only an encoding or its text takes it"
         )
     if isinstance(subject, Encoding):
-        return of_encoding(subject, layer, name or subject.known_as, site, head)
+        return of_encoding(subject, layer, name or subject.known_as, site, head, shape)
     if isinstance(subject, nn.Embedding):
         return _of_table(subject.weight, name or "table")
     if isinstance(subject, Tensor) or type(subject).__module__ == "numpy":

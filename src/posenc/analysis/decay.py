@@ -83,8 +83,9 @@ class Kernel(Finding):
     def _about_order(self) -> str:
         if self.symmetric:
             return (
-                "It does not tell before from after: p_m . p_(m+k) = p_m . p_(m-k), as it must where it depends on the "
-                "distance alone, for a dot product is the same both ways."
+                "It is the same before and after, p_m . p_(m+k) = p_m . p_(m-k), as for all codes whose dot products "
+                "depend on the distance alone. That is of two codes: the scores of a query with the keys around it may "
+                "still tell before from after."
             )
         return (
             f"p_m . p_(m+k) and p_m . p_(m-k) differ by up to {self.asymmetry:.3g}. Each is the same both ways, as dot "

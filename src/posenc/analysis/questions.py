@@ -96,6 +96,16 @@ def verdicts(finding: Finding) -> str:
     return " ".join(sentence.split(". ")[0] + "." for sentence in finding.sentences())
 
 
+def _named(s: Subject) -> dict[str, Any]:
+    """The subject's name and the sizes that its encoding does not keep, for functions of an encoding."""
+    return {"name": s.name, **s.given}
+
+
+def _trained(s: Subject) -> int:
+    """The trained length, as far as keys are seen."""
+    return min(s.trained, s.codes.limit) if s.codes.ends and s.codes.limit else s.trained
+
+
 def _search(s: Subject) -> int:
     """How many codes are searched for equal ones: fewer where each takes integrating a flow up to it."""
     flows = isinstance(s.thing, nn.Module) and any(isinstance(part, FLOATER) for part in s.thing.modules())
@@ -138,11 +148,11 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "properties",
         "Is every position told apart, evenly and for good?",
-        lambda s: properties(s.codes, s.length, trained=s.trained, search=_search(s)),
+        lambda s: properties(s.codes, s.length, trained=_trained(s), search=_search(s)),
         lambda s, f: (
             Picture(plots.heat_map, (s.codes,)),
             Picture(plots.step_sizes, (f.steps,)),
-            Picture(plots.norms, (s.codes,), {"trained": s.trained}),
+            Picture(plots.norms, (s.codes,), {"trained": _trained(s)}),
         ),
         verdicts,
     ),
@@ -169,7 +179,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "rotation",
         "How fast does each pair of channels turn?",
-        lambda s: rotation(s.encoding, s.trained, name=s.name),
+        lambda s: rotation(s.encoding, s.trained, **_named(s)),
         lambda s, f: (Picture(plots.pair_wavelengths, (f,)),),
         first,
     ),
@@ -203,14 +213,14 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         "bias",
         "What is added to the scores?",
-        lambda s: bias(s.encoding, s.length, name=s.name),
+        lambda s: bias(s.encoding, s.length, **_named(s)),
         lambda s, f: (Picture(plots.bias_by_distance, (f,)),),
         first,
     ),
     Question(
         "scores",
         "What does position do to a score?",
-        lambda s: scores(s.encoding, s.length, seed=s.seed, name=s.name),
+        lambda s: scores(s.encoding, s.length, seed=s.seed, **_named(s)),
         lambda s, f: (
             Picture(plots.effective_scores, (f,)),
             *([Picture(plots.scores_by_head, (f,))] if len(f.same) > 1 else []),

@@ -13,6 +13,15 @@ from torch import Tensor, nn
 from posenc.errors import InputError
 from posenc.functional import turning
 
+
+class HiddenKeys(InputError):
+    """A distance has no code because its keys are hidden from the query. distance: the nearest such of those asked for."""
+
+    def __init__(self, name: str, distance: int) -> None:
+        super().__init__(f"{name}: it hides keys at distance {distance}; ask for fewer")
+        self.distance = distance
+
+
 CHUNK = 8192
 """Positions at once."""
 LARGEST = 1e150
@@ -47,7 +56,8 @@ class Codes:
     """A vector per position, or per distance: call it with (n,) positions for (n, dim) float64 vectors on the CPU.
 
     name: for people. of: what a vector belongs to; encodings that add to the scores have none per position, but one
-    number a head for every distance. limit: positions 0 .. limit-1 are defined, None: all. waves: its known
+    number a head for every distance. limit: positions 0 .. limit-1 are defined, None: all; ends: why those alone, empty:
+    it is made for so many. waves: its known
     frequencies, None: unknown. module: what it is read off, to train or not. needs_length: a code depends on how many
     positions are asked for together. dim: width; None: whatever the first call gives, and the same ever after.
     reach: how far a search goes that is not told, where each position costs time; None: as far as for others.
@@ -67,6 +77,7 @@ class Codes:
     needs_length: bool = False
     dim: int | None = None
     reach: int | None = None
+    ends: str = ""
     _dims: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -174,7 +185,7 @@ def defined(codes: Codes, start: int, end: int) -> tuple[int, str]:
     """How many positions from 0 on have codes, if those below `start` have and it is not asked about more than `end`; and
     why the next has none, empty where all have."""
     last = end if codes.limit is None else min(end, codes.limit)
-    refusal = "" if last == end else f"it is made for {last}"
+    refusal = "" if last == end else codes.ends or f"it is made for {last}"
     step = last - start if codes.needs_length else CHUNK
     while start < last:
         high = min(start + step, last)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import SHAPE, made
+from posenc.analysis.codes import made
 from posenc.analysis.finding import Finding
+from posenc.analysis.sizes import Sizes, needs_causal, size_of, sizes_of
 from posenc.attention import posed
 from posenc.backends.reference import Reference
-from posenc.bias import dense_sum, validated
+from posenc.bias import dense_sum
 from posenc.checks import check_sizes, checked
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, bias_of
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
@@ -31,8 +32,8 @@ LIMIT = 2**16
 @dataclass(frozen=True, eq=False)
 class Bias(Finding):
     """What each head adds to a score. distances: (n,), of the query after the key; negative where the key comes later.
-    heads: (num_heads, n). of_content: whether it also depends on what the two tokens say; then both say one in every
-    channel. learned: whether there are weights in it."""
+    heads: (num_heads, n), NaN where the head hides the key. of_content: whether it also depends on what tokens say; then
+    all say one in every channel. learned: whether there are weights in it."""
 
     name: str
     distances: Tensor
@@ -41,19 +42,27 @@ class Bias(Finding):
     learned: bool
 
     def sentences(self) -> list[str]:
-        past = self.distances >= 0
-        near, far = self.heads[:, self.distances == 0][:, 0], self.heads[:, past][:, -1]
-        last = int(self.distances.max())
+        past, seen = self.distances >= 0, ~self.heads.isnan().any(0)
+        if not bool(seen[past].any()):
+            return ["At no distance do all heads see the key: nothing that they add can be compared."]
+        first, last = (int(self.distances[past & seen][end]) for end in (0, -1))
+        near, far = (self.heads[:, self.distances == at][:, 0] for at in (first, last))
         changes = (far - near).tolist()
         most = max(changes, key=abs)
         said = [
-            f"From distance 0 to {last}, what is added to the scores changes by {_signed(most)}"
+            f"From distance {first} to {last}, what is added to the scores changes by {_signed(most)}"
             + (
                 f" in head {changes.index(most)} and by {_signed(min(changes, key=abs))} in the head that changes least."
                 if len(changes) > 1
                 else "."
             )
         ]
+        if hidden := int((past & ~seen).sum()):
+            every = int((past & self.heads.isnan().all(0)).sum())
+            said.append(
+                f"Of {int(past.sum())} distances back, {hidden} are hidden"
+                + (f", {hidden - every} of them in some heads alone." if every < hidden else ".")
+            )
         if not past.all():
             apart = self._mirrored()
             said.append(
@@ -71,7 +80,9 @@ class Bias(Finding):
         most = int(min(self.distances.max(), -self.distances.min()))
         before = self.heads[:, (self.distances >= 0) & (self.distances <= most)]
         after = self.heads[:, (self.distances <= 0) & (self.distances >= -most)].flip(-1)
-        return float((before - after).abs().max())
+        apart = (before - after).abs()
+        apart[before.isnan() & after.isnan()] = 0.0
+        return float(apart.nan_to_num(math.inf).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +149,10 @@ class Scores(Finding):
     def sentences(self) -> list[str]:
         seen = self.same.isfinite().any(0)
         same, unrelated = self.same.nanmean(0)[seen], self.unrelated.nanmean(0)[seen]
-        spread, last = self.unrelated_spread.nanmean(0)[seen], int(seen.nonzero().max())
+        spread, shown = self.unrelated_spread.nanmean(0)[seen], seen.nonzero()
+        first, last = int(shown.min()), int(shown.max())
         said = [
-            f"Meeting its own like, a token scores {_signed(float(same[0]))} at distance 0 and {_signed(float(same[-1]))} "
+            f"Meeting its own like, a token scores {_signed(float(same[0]))} at distance {first} and {_signed(float(same[-1]))} "
             f"at distance {last} against the same without positions, mean over heads and contents; for scale, content "
             f"alone spreads the scores of unrelated tokens by {_number(self.content)}.",
             f"Of two unrelated tokens position moves the mean by up to {_number(float(unrelated.abs().max()))}, and it "
@@ -159,37 +171,40 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     alone. The query is at position length - 1, so that every key has a position.
 
     Args:
-        encoding: with a site `bias`, or its text (for `shape`, see posenc.analysis.codes.SHAPE). layer: whose. name:
-        for people.
+        encoding: with a site `bias`, or its text. layer: whose. name: for people. shape: for a text, see
+            posenc.analysis.codes.SHAPE; for an encoding the sizes that it does not keep itself as num_heads,
+            num_kv_heads, head_dim or dim.
 
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
     """
-    whole, own, layer, name = _made(encoding, layer, name, shape)
+    whole, own, layer, name, sizes = _made(encoding, layer, name, shape)
     if "bias" not in own.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
     _check_length(length, whole, name)
-    both = not (whole.causal_only or _one_way(own)) and _fits(whole, 2 * length - 1)
+    width = width_of(own, sizes)
+    _share(own, width, sizes)
+    one_way = _one_way(own) or whole.causal_only or needs_causal(own, sizes, layer)
+    both = not one_way and _fits(whole, 2 * length - 1)
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both)
     drawn = torch.Generator().manual_seed(0)
-    num_heads, width = heads_of(own), width_of(own)
-    _share(own, width, num_heads)
     found = []
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
-        k = content.double().expand(1, num_heads, len(keys), width)
+        x = content.double().expand(1, sizes.num_heads, len(keys), width)
         with torch.no_grad():
-            dense = dense_sum(
-                validated(own.bias(k[:, :, :1], k, at, layer), k[:, :, :1], k, origin=f"{type(own).__name__}.bias"),
-                torch.device("cpu"),
-            )
-        assert dense is not None
-        found.append(dense.expand(1, num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
-    if not bool(found[0].isfinite().all()):
+            terms = bias_of(own, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, layer)
+            dense = dense_sum(terms, torch.device("cpu"))
+        if dense is None:
+            raise InputError(f"{name}: its bias has no terms in this layer")
+        found.append(dense.expand(1, sizes.num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
+    ones, drawn_content = found
+    hidden = ones == -torch.inf
+    if not bool(ones[~hidden].isfinite().all()):
         raise InputError(f"{name}: what it adds to the scores is not finite")
-    of_content = not torch.allclose(found[0], found[1])
+    of_content = not torch.allclose(ones, drawn_content)
     learned = any(True for part in _parts(own) if "bias" in part.sites() for _ in part.parameters())
-    return Bias(name, (length - 1 - keys).flip(0), found[0], of_content, learned)
+    return Bias(name, (length - 1 - keys).flip(0), ones.masked_fill(hidden, torch.nan), of_content, learned)
 
 
 @checked
@@ -204,7 +219,7 @@ def rotation(
     Raises:
         InputError: an encoding that turns nothing by an angle that grows evenly with position.
     """
-    _, own, layer, name = _made(encoding, layer, name, shape)
+    _, own, layer, name, _ = _made(encoding, layer, name, shape)
     check_sizes(trained=trained)
     turning = _turning(own)
     if turning is None:
@@ -245,20 +260,20 @@ def scores(
     Raises:
         InputError: sizes below 1, or positions that the encoding does not take.
     """
-    whole, own, layer, name = _made(encoding, layer, name, shape)
+    whole, own, layer, name, sizes = _made(encoding, layer, name, shape)
     check_sizes(samples=samples, length=length)
     if samples < 2:
         raise InputError(f"samples={samples}: a spread needs at least 2")
     _check_length(length, whole, name)
-    width, num_heads = width_of(own), heads_of(own)
+    width = width_of(own, sizes)
     drawn = torch.Generator().manual_seed(seed)
-    _share(own, width, num_heads)
+    _share(own, width, sizes)
     found, plain = [], []
     for _ in range(samples):
         token = torch.randn(1, width, generator=drawn, dtype=torch.float64)
         others = torch.randn(length, width, generator=drawn, dtype=torch.float64)
         others[-1:] = token
-        pair = [_last_scores(own, layer, num_heads, x) for x in (token.expand(length, -1), others)]
+        pair = [_last_scores(own, layer, sizes, x) for x in (token.expand(length, -1), others)]
         found.append(torch.stack([added for added, _ in pair]))
         plain.append(pair[1][1])
     each = torch.stack(found).flip(-1)
@@ -272,13 +287,14 @@ def scores(
 
 
 @torch.no_grad()
-def _last_scores(encoding: Encoding, layer: int, num_heads: int, x: Tensor) -> tuple[Tensor, Tensor]:
+def _last_scores(encoding: Encoding, layer: int, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tensor]:
     """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
     without it. x: (length, width)."""
     at = encoding.place(Positions.arange(len(x), causal=True), 1)
-    k = encoding.embed(x[None], at, layer).expand(num_heads, -1, -1)[None]
+    heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
+    q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = posed(k[:, :, -1:], k, k, encoding, last, None, None, None, 0.0, layer)
+    problem = posed(q, k, k, encoding, last, None, None, None, 0.0, layer)
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = problem.scale * (x @ x[-1])
     return score - without, without.expand_as(score)
@@ -286,39 +302,31 @@ def _last_scores(encoding: Encoding, layer: int, num_heads: int, x: Tensor) -> t
 
 def _made(
     encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]
-) -> tuple[Encoding, Encoding, int, str]:
-    """The encoding as it is in use, the one that acts in a layer, which of its layers that is, and what to call it. A
-    copy: it takes other projections than the caller's, and positions that move in training stand still in it."""
+) -> tuple[Encoding, Encoding, int, str, Sizes]:
+    """The encoding as it is in use, the one that acts in a layer, which of its layers that is, what to call it, and its
+    sizes. A copy: it takes other projections than the caller's, and positions that move in training stand still in it."""
     if not isinstance(encoding, (Encoding, str)):
         raise InputError(f"encoding: a {type(encoding).__name__} is none; pass an Encoding or its text")
-    if shape and not isinstance(encoding, str):
-        raise InputError(f"{', '.join(sorted(shape))}: an Encoding has its own; only a text takes a shape")
-    own = (made(encoding, **shape) if isinstance(encoding, str) else copy.deepcopy(encoding)).eval()
-    return own, *own.at(layer), name or (encoding if isinstance(encoding, str) else own.known_as)
+    text = encoding if isinstance(encoding, str) else None
+    own = (made(text, **shape) if text is not None else copy.deepcopy(encoding)).eval()  # type: ignore[union-attr]
+    acting, number = own.at(layer)
+    return own, acting, number, name or text or own.known_as, sizes_of(acting, {} if text is not None else shape)
 
 
 def _parts(encoding: Encoding) -> list[Encoding]:
     return [part for part in encoding.modules() if isinstance(part, Encoding)]
 
 
-def _sizes(encoding: Encoding, name: str) -> int | None:
-    return next((size for part in _parts(encoding) if (size := getattr(part, name, None)) is not None), None)
-
-
-def width_of(encoding: Encoding) -> int:
+def width_of(encoding: Encoding, sizes: Sizes) -> int:
     """Channels of a token: a head's, and where something is added to the input, of that."""
-    width, dim = _sizes(encoding, "head_dim"), _sizes(encoding, "dim")
-    if "embed" not in encoding.sites():
-        return width or SHAPE["head_dim"]
-    if dim is not None and width is not None and dim != width:
+    if "embed" not in encoding.sites() or sizes.dim is None:
+        return sizes.head_dim
+    if size_of(encoding, "head_dim") not in (None, sizes.dim):
         raise InputError(
-            f"{encoding}: is {dim} wide at the input and {width} in a head; identity projections need one width"
+            f"{encoding}: is {sizes.dim} wide at the input and {sizes.head_dim} in a head; identity projections need one "
+            "width"
         )
-    return dim or width or SHAPE["dim"]
-
-
-def heads_of(encoding: Encoding) -> int:
-    return _sizes(encoding, "num_heads") or 1
+    return sizes.dim
 
 
 def _turning(encoding: Encoding) -> Encoding | None:
@@ -344,13 +352,13 @@ def _check_length(length: int, encoding: Encoding, name: str) -> None:
         raise InputError(f"length={length}: {name} has positions for {encoding.max_positions}; give fewer")
 
 
-def _share(encoding: Encoding, width: int, num_heads: int) -> None:
+def _share(encoding: Encoding, width: int, sizes: Sizes) -> None:
     """Identity projections, for encodings that put vectors of their own through the model's."""
-    dim = _sizes(encoding, "dim") or width
+    dim = sizes.dim or width
 
     def project(x: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(x, (0, max(0, width - dim)))[..., :width]
-        return padded.repeat(*[1] * (x.dim() - 1), num_heads)
+        return padded.repeat(*[1] * (x.dim() - 1), sizes.num_heads)
 
     identity: Callable[[Tensor], Tensor] = project
     encoding.share([(identity, identity)] * max(1, encoding.num_layers))

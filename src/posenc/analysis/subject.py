@@ -3,7 +3,8 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from posenc.analysis import precision
 from posenc.analysis.codes import SHAPE, codes_of
-from posenc.analysis.reading import Codes, seeded
-from posenc.analysis.scores import heads_of, width_of
+from posenc.analysis.reading import Codes, HiddenKeys, seeded
+from posenc.analysis.scores import width_of
+from posenc.analysis.sizes import needs_causal, sizes_of
 from posenc.analysis.symmetry import encoder
 from posenc.analysis.trained import trained_model
 from posenc.analysis.twins import tokenized, words_of
@@ -33,6 +35,8 @@ TOKENS = 128
 """How long the texts are, at most, that a model reads for an analysis."""
 LONGEST = 2**17
 """Positions that are looked at, at most: pictures and fits hold all their codes at once."""
+LAYERS = 2
+"""Of the model around an encoding of the user's own."""
 BYTES = 256
 """The vocabulary of a model that reads bytes."""
 
@@ -55,7 +59,7 @@ class Subject:
 
     name: for people. thing: an encoding, Codes or a transformers model. text: the encoding's, where it has one. length:
     positions that are looked at. trained: those it was, or would be, trained on. steps: to train a small model, 0 for none.
-    seed: of whatever is drawn. tokenizer: of a model.
+    seed: of whatever is drawn. tokenizer: of a model. given: sizes, for an encoding that does not keep them itself.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Subject:
     text: str | None = None
     dtypes: Sequence[str] = DTYPES
     tokenizer: Any = field(default=None, repr=False)
+    given: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -74,8 +79,20 @@ class Subject:
 
     @cached_property
     def codes(self) -> Codes:
-        """A vector per position, or a number per head and distance."""
-        return codes_of(self.thing, name=self.name)
+        """A vector per position, or a number per head and distance, up to the first that is hidden."""
+        codes = self._codes
+        try:
+            codes(torch.arange(self.length if codes.limit is None else min(self.length, codes.limit)))
+        except HiddenKeys as hidden:
+            if hidden.distance < 2:
+                raise
+            return replace(codes, limit=hidden.distance, ends="keys are hidden")
+        return codes
+
+    @cached_property
+    def _codes(self) -> Codes:
+        options: dict[str, Any] = {"name": self.name, **self.given}
+        return codes_of(self.thing, **options)
 
     @cached_property
     def by_position(self) -> Codes:
@@ -94,8 +111,8 @@ class Subject:
 
     @cached_property
     def rotary(self) -> Rotary:
-        """RoPE, where it is what turns queries and keys."""
-        found = next((part for part in self.encoding.modules() if isinstance(part, Rotary)), None)
+        """RoPE, where it is what turns queries and keys of the first layer."""
+        found = next((part for part in self.encoding.at(0)[0].modules() if isinstance(part, Rotary)), None)
         if found is None:
             raise InputError("it has no frequencies of RoPE")
         return found
@@ -108,10 +125,42 @@ class Subject:
         if self.text is not None:
             return encoder(self.text, seed=self.seed)
         encoding = copy.deepcopy(self.encoding)
-        width, heads = width_of(encoding), heads_of(encoding)
-        dim = getattr(encoding, "dim", None) or width * heads
-        config = TransformerConfig(64, dim, num_layers=2, num_heads=heads, head_dim=width, causal=encoding.causal_only)
+        sizes = sizes_of(encoding, self.given)
+        width = width_of(encoding, sizes)
+        config = TransformerConfig(
+            vocab_size=64,
+            dim=sizes.dim or width * sizes.num_heads,
+            num_layers=LAYERS,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=width,
+            causal=needs_causal(encoding, sizes),
+        )
         return Transformer(config, encoding).double().eval()
+
+    @property
+    def own_code(self) -> bool:
+        """Whether what is analysed runs code of the user's, whose failures are told rather than raised."""
+        parts = self.thing.modules() if isinstance(self.thing, Encoding) else ()
+        return any(isinstance(part, Encoding) and not _is_ours(type(part)) for part in parts)
+
+    @property
+    def note(self) -> str:
+        """Which layer is read, where layers differ; else empty."""
+        if not isinstance(self.thing, Encoding):
+            return ""
+        acting, _ = self.thing.at(0)
+        if acting is not self.thing:
+            return (
+                f"Its layers take turns, and what follows is read in layer 0 alone, which has {acting.known_as}; only whole "
+                "models have all layers."
+            )
+        if self.thing.num_layers > 1:
+            return (
+                f"Its {self.thing.num_layers} layers have parameters of their own, and what follows is read in layer 0 "
+                "alone; only whole models have all layers."
+            )
+        return ""
 
     @cached_property
     def words(self) -> Any:
@@ -165,11 +214,13 @@ def subject_of(
     """Make a `Subject` of an encoding, its text or class, a function positions -> vectors, a table or a model.
 
     A class is made for `shape` (posenc.analysis.codes.SHAPE), as a text is; a function is given what it requires beyond
-    positions under names that `shape` has, such as dim. length is cut to what the subject is defined for.
+    positions under names that `shape` has, such as dim. An object of an encoding is read with the sizes that it keeps as
+    num_heads, num_kv_heads, head_dim and dim, and with those of `shape` where it keeps none. length is cut to what the
+    subject is defined for.
 
     Raises:
-        InputError: sizes below 2, a subject that is nothing of that, or whose codes are wrong: not finite, not (n, dim),
-            or other ones when they are asked for again.
+        InputError: sizes below 2, or other ones than the subject has; a subject that is nothing of that, or whose codes
+            are wrong: not finite, not (n, dim), or other ones when they are asked for again.
     """
     if not 2 <= length <= LONGEST:
         raise InputError(f"length={length}: must lie between 2 and {LONGEST}; single analyses go farther")
@@ -181,45 +232,54 @@ def subject_of(
         raise InputError(f"steps={steps}: must be at least 0")
     if trained is None:
         trained = (_trained_length(subject) if _is_model(subject) else None) or length
-    asked, shape = shape.get("dim"), {**SHAPE, "max_positions": trained, **shape}
+    asked, shape = shape, {**SHAPE, "max_positions": trained, **shape}
     text = subject if isinstance(subject, str) else None
     with seeded(seed):
-        thing = _thing(subject, shape, name, asked)
+        thing = _thing(subject, shape, asked, name)
     name = name or text or _name(subject)
-    return _checked(Subject(name, thing, length, trained, steps, seed, text, tuple(dtypes), tokenizer))
+    given = asked if isinstance(thing, Encoding) and text is None else {}
+    if given:
+        sizes_of(thing, given)
+    return _checked(Subject(name, thing, length, trained, steps, seed, text, tuple(dtypes), tokenizer, given))
 
 
-def _thing(subject: Any, shape: dict[str, Any], name: str | None, asked: int | None) -> Any:
+def _thing(subject: Any, shape: dict[str, Any], asked: dict[str, Any], name: str | None) -> Any:
+    """asked: what of the shape the caller gave."""
     if isinstance(subject, str):
         return create(subject, **shape)
-    if isinstance(subject, (Encoding, Codes)) or _is_model(subject):
+    if isinstance(subject, Encoding):
+        return subject
+    if isinstance(subject, Codes) or _is_model(subject):
+        if asked:
+            raise InputError(f"{', '.join(asked)}: {_name(subject)} has its own; leave it out")
         return subject
     if inspect.isclass(subject):
         if not issubclass(subject, Encoding):
             raise InputError(f"{subject.__name__}: is a class, but no Encoding; pass an object of it, or a function")
+        shape = {**shape, "num_layers": asked.get("num_layers", LAYERS)}
+        shape.setdefault("num_kv_heads", shape["num_heads"])
         taken = {key: value for key, value in shape.items() if key in subject.arguments()}
         try:
             return subject(**taken)
         except TypeError as error:
             raise InputError(f"{subject.__name__}: {error}; pass an object of it") from None
     if callable(subject) and not isinstance(subject, nn.Module):
-        width: dict[str, Any] = {} if asked is None else {"dim": asked}
+        width = {"dim": asked["dim"]} if "dim" in asked else {}
         return codes_of(_function(subject, shape), name=name or _name(subject), **width)
-    return codes_of(subject, name=name)
+    return codes_of(subject, name=name, **asked)
 
 
 def _checked(subject: Subject) -> Subject:
     """With a length that it is defined for, and codes that are what they should be."""
     limit = subject.thing.max_positions if isinstance(subject.thing, Encoding) else None
-    try:
-        codes = subject.codes
-    except InputError:  # it has none, which is no fault
-        codes = None
-    limits = [most for most in (limit, None if codes is None else codes.limit) if most is not None]
-    made = replace(subject, length=min([subject.length, *limits]))
+    codes = None
+    with suppress(InputError):  # it has none, which is no fault
+        codes = subject._codes
     if codes is not None:
-        codes(torch.arange(made.length))
-    return made
+        with suppress(HiddenKeys):
+            codes = subject.codes
+    limits = [most for most in (limit, codes.limit if codes and not codes.ends else None) if most is not None]
+    return replace(subject, length=min([subject.length, *limits]))
 
 
 def _function(function: Callable[..., Any], shape: dict[str, Any]) -> Callable[[Tensor], Any]:
@@ -253,6 +313,10 @@ def _name(subject: Any) -> str:
         config = subject.config
         return str(getattr(config, "name_or_path", "") or getattr(config, "model_type", "Transformer"))
     return str(getattr(subject, "name", None) or getattr(subject, "__name__", None) or type(subject).__name__)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == "posenc"
 
 
 def _is_model(thing: Any) -> bool:

@@ -35,9 +35,9 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
     add("subject", metavar="NAME|MODULE:OBJECT|MODEL", help="what to analyse (below)")
     add("--length", type=int, metavar="N", default=512, help="positions to look at")
     add("--trained", type=int, metavar="N", help="trained length (default: a model's own, else --length)")
-    add("--dim", type=int, metavar="N", help="width of the model's input (default: 64)")
-    add("--heads", type=int, metavar="N", help="attention heads (default: 4)")
-    add("--head-dim", type=int, metavar="N", help="width of a head (default: 64)")
+    add("--dim", type=int, metavar="N", help="width of the model's input (default: an object's own, else 64)")
+    add("--heads", type=int, metavar="N", help="attention heads (default: an object's own, else 4)")
+    add("--head-dim", type=int, metavar="N", help="width of a head (default: an object's own, else 64)")
     add("--steps", type=int, metavar="N", default=120, help="of the small model trained on the spot; 0: none is")
     add(
         "--dtypes",
@@ -100,7 +100,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
 
 def text(analysis: "Analysis", folder: Any = None) -> str:
     """The sentences section by section, what does not apply, and where the page is."""
-    lines = [analysis.subject]
+    lines = [analysis.subject, *(["", *textwrap.wrap(analysis.note, _width())] if analysis.note else [])]
     for section in analysis.sections:
         lines += ["", section.title, *(_wrapped(sentence) for sentence in section.finding.sentences())]
     if analysis.left_out:
@@ -116,8 +116,11 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
 
 
 def _wrapped(sentence: str) -> str:
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
-    return textwrap.fill(sentence, width, initial_indent="- ", subsequent_indent="  ")
+    return textwrap.fill(sentence, _width(), initial_indent="- ", subsequent_indent="  ")
+
+
+def _width() -> int:
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
 
 
 def _name(given: str) -> str:

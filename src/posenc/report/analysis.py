@@ -16,7 +16,7 @@ import posenc
 from posenc.analysis.analyze import Analysis
 from posenc.analysis.plots.frame import GROUND, INK, LINE, SOFT, STYLE
 from posenc.analysis.questions import Picture
-from posenc.analysis.scores import heads_of
+from posenc.analysis.sizes import sizes_of
 from posenc.analysis.subject import Subject
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
@@ -85,6 +85,7 @@ def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict
         "seconds": round(seconds, 1),
         "command": command,
         "subject": found["subject"],
+        "note": found["note"],
         "settings": found["settings"],
         "seeds": [found["settings"]["seed"]],
         "machine": describe(torch.device("cpu")) | {"posenc": posenc.__version__, "matplotlib": matplotlib.__version__},
@@ -124,7 +125,7 @@ def state(subject: Subject) -> dict[str, Any]:
         return {"encoding": "sinusoidal", **own, **common}
     if subject.text is None or method != "none":
         raise InputError(f"{subject.name}: is not in the explorer")
-    size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": heads_of(encoding)}
+    size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": sizes_of(encoding, {}).num_heads}
     return {"encoding": subject.text, **size, **common}
 
 

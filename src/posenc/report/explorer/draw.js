@@ -293,14 +293,14 @@ posenc.draw = (() => {
     context.drawImage(small, 0, 0, width, height);
   }
 
-  // arcs over a line of tokens: [{from, to: in pixels, share: -1 .. 1}], the baseline at the bottom
+  // arcs over a line of tokens: [{from, to: in pixels, share: 0 .. 1}], the baseline at the bottom
   function arcs(canvas, colours, shown) {
     const { context, width, height } = surface(canvas);
-    for (const { from, to, share } of shown.filter(one => one.share !== 0)) {
+    for (const { from, to, share } of shown) {
       const high = Math.min(height - 6, 14 + (Math.abs(to - from) / width) * height * 1.5);
-      context.strokeStyle = (share < 0 ? colours.around.css[30] : colours.around.css[225]);
-      context.globalAlpha = 0.25 + 0.75 * Math.abs(share);
-      context.lineWidth = 1 + 7 * Math.abs(share);
+      context.strokeStyle = colours.around.css[225];
+      context.globalAlpha = 0.25 + 0.75 * share;
+      context.lineWidth = 1 + 7 * share;
       context.beginPath();
       context.moveTo(from, height);
       context.bezierCurveTo(from, height - high * 1.33, to, height - high * 1.33, to, height);

@@ -230,12 +230,13 @@ posenc.explorer = (() => {
 
   function numbers() {
     const m = posenc.model.of(state), { codes, products, decay, decayPlain, wavelengths, wavelengthsPlain, relative, bias } = m;
+    const scores = posenc.tokens.compared(state, m), strength = posenc.tokens.strengths(scores, state.token - 1, m);
     return {
       length: m.n, frequencies: m.turned, wavelengths, wavelengths_as_trained: wavelengthsPlain, codes, products,
       decay: decay && decay.mean, decay_as_trained: decayPlain, relative, bias,
       tokens: state.tokens.map((token, index) => {
         const code = m.codesAt(Float64Array.of(state.at[index]));
-        return { token, position: state.at[index], score: m.score(state.at[state.token - 1], state.at[index]), code };
+        return { token, position: state.at[index], score: scores[index], strength: strength[index], code };
       }),
     };
   }

@@ -64,14 +64,14 @@ posenc.tokens = (() => {
       buttons.forEach((button, index) => {
         const at = now.at[index], word = now.tokens[index];
         if (button.textContent !== word) button.textContent = word;
-        const told = index === chosen ? "" : `, ${said(scores[index], model)} with ${now.tokens[chosen]}`;
+        const told = index === chosen ? "" : `, ${said(scores[index], model)} with position ${now.at[chosen]}`;
         for (const [name, value] of Object.entries({
           role: "slider", tabindex: 0, "aria-label": `Token ${word}`, "aria-valuemin": 0, "aria-valuemax": now.line - 1,
           "aria-valuenow": at, "aria-valuetext": `position ${at}${told}`, "aria-current": index === chosen,
         })) button.setAttribute(name, value);
       });
       arrange();
-      arcs(chosen, scores, colours);
+      arcs(chosen, strengths(scores, chosen, model), colours);
       ticks();
       numbers(chosen, scores, model);
       code(chosen, model, colours);
@@ -104,25 +104,24 @@ posenc.tokens = (() => {
       }));
     }
 
-    function arcs(chosen, scores, colours) {
-      const width = track.clientWidth, top = greatest(scores);
-      posenc.draw.arcs(ruler.querySelector(".arcs"), colours, scores.flatMap((score, index) => {
-        if (index === chosen || score === null || Number.isNaN(score)) return [];
-        return [{ from: (across(state.at[chosen]) / 100) * width, to: (across(state.at[index]) / 100) * width, share: score / top }];
+    function arcs(chosen, shares, colours) {
+      const width = track.clientWidth;
+      posenc.draw.arcs(ruler.querySelector(".arcs"), colours, shares.flatMap((share, index) => {
+        if (share === null) return [];
+        return [{ from: (across(state.at[chosen]) / 100) * width, to: (across(state.at[index]) / 100) * width, share }];
       }));
     }
 
     function numbers(chosen, scores, model) {
-      const s = state, top = greatest(scores), bias = model.kind === "distance", column = unit(model);
-      const signed = scores.some(score => score < 0);
+      const s = state, column = unit(model), shares = strengths(scores, chosen, model);
       const what = { bias: `What head ${s.head} adds to the score of`, bucket: "T5’s bucket of the distance from" }[column] || "Dot products of";
       const with_ = column === "bucket" ? "to" : "with";
       find("#explorer-scores-title").textContent = `${what} ${quoted(s.tokens[chosen])}, at position ${s.at[chosen]}, ${with_}`;
-      find(".scores thead").replaceChildren(row("th", ["token", "position", "distance", ...(model.map ? ["seen as"] : []), column, ""]));
+      find(".scores thead").replaceChildren(row("th", ["token", "position", "distance back", ...(model.map ? ["seen as"] : []), column, column === "bucket" ? "" : "strength"]));
       find(".scores tbody").replaceChildren(...s.tokens.flatMap((word, index) => {
         if (index === chosen) return [];
-        const apart = s.at[chosen] - s.at[index], seen = model.map ? [model.scoredAt(s.at[chosen], s.at[index])] : [];
-        const line = row("td", [String(s.at[index]), number(bias ? apart : Math.abs(apart)), ...seen.map(data), data(scores[index]), bar(scores[index], top, signed)]);
+        const apart = s.at[chosen] - s.at[index], seen = model.map ? [Math.sign(apart) * model.scoredAt(s.at[chosen], s.at[index])] : [];
+        const line = row("td", [String(s.at[index]), number(apart), ...seen.map(data), data(scores[index]), bar(column === "bucket" ? null : shares[index])]);
         line.prepend(Object.assign(document.createElement("th"), { scope: "row", textContent: word }));
         return [line];
       }));
@@ -133,13 +132,15 @@ posenc.tokens = (() => {
       const word = quoted(state.tokens[chosen]), others = scores.map((score, index) => [score, index]);
       const known = others.filter(([score, index]) => index !== chosen && score !== null && !Number.isNaN(score));
       if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
-      if (unit(model) === "bucket") return `Move ${word}, with the pointer or the arrow keys: each distance falls into a bucket, and the model learns one number for it.`;
-      if (known.length === 0) return `Move ${word}, with the pointer or the arrow keys: its code moves with it.`;
+      const move = `Move ${word}, with the pointer or the arrow keys. Positions alone count here, whatever the words:`;
+      if (unit(model) === "bucket") return `${move} each distance falls into a bucket, for which the model learns a number. It is not known before training, so all arcs are alike.`;
+      if (known.length === 0) return `${move} the code moves with the token.`;
       const [score, index] = known.reduce((best, one) => (one[0] > best[0] ? one : best));
-      const apart = Math.abs(state.at[chosen] - state.at[index]), other = quoted(state.tokens[index]);
-      const most = model.kind === "distance" ? `the most to its score with ${other}` : `the largest dot product with ${other}`;
-      const has = model.kind === "distance" ? `head ${state.head} adds` : "it has";
-      return `Move ${word}, with the pointer or the arrow keys: where it is now ${has} ${most}, ${apart} ${apart === 1 ? "position" : "positions"} away (${number(score)}).`;
+      const apart = state.at[chosen] - state.at[index], far = Math.abs(apart), other = state.at[index];
+      const where = `${far} ${far === 1 ? "position" : "positions"} ${apart > 0 ? "before it" : "after it"} (${number(score)})`;
+      return model.kind === "distance"
+        ? `${move} head ${state.head} adds the most to the score of position ${state.at[chosen]} with position ${other}, ${where}.`
+        : `${move} the code of position ${state.at[chosen]} has its largest dot product with that of position ${other}, ${where}.`;
     }
 
     function code(chosen, model, colours) {
@@ -184,7 +185,18 @@ posenc.tokens = (() => {
     return state.at.map(at => model.score(state.at[state.token - 1], at));
   }
 
-  const greatest = scores => scores.reduce((top, s) => (Math.abs(s) > top ? Math.abs(s) : top), 0) || 1;
+  // How much each of the others gains by its score, next to the others: 1 for the largest score, FAINT for the smallest; null
+  // where there is none. A bucket's number is no score, so those are all as faint.
+  const FAINT = 0.1;
+  function strengths(scores, chosen, model) {
+    const known = scores.filter((score, index) => index !== chosen && score !== null && !Number.isNaN(score));
+    const low = Math.min(...known), high = Math.max(...known);
+    return scores.map((score, index) => {
+      if (index === chosen || score === null || Number.isNaN(score) || model.kind === "nothing") return null;
+      if (unit(model) === "bucket") return FAINT;
+      return high > low ? FAINT + ((1 - FAINT) * (score - low)) / (high - low) : 1;
+    });
+  }
 
   function said(score, model) {
     if (Number.isNaN(score)) return "hidden";
@@ -211,16 +223,14 @@ posenc.tokens = (() => {
     return Object.assign(document.createElement("data"), { value: String(value), textContent: number(value) });
   }
 
-  function bar(score, top, signed) {  // from the left, or from the middle where some are below zero
-    const found = Object.assign(document.createElement("span"), { className: `bar ${signed ? "signed" : ""}` });
-    if (score === null || Number.isNaN(score) || score === 0) return found;
-    const inside = document.createElement("i"), share = (Math.abs(score) / top) * (signed ? 50 : 100);
-    inside.className = score < 0 ? "less" : "";
-    inside.style.width = `${share}%`;
-    inside.style.left = `${signed ? (score < 0 ? 50 - share : 50) : 0}%`;
+  function bar(share) {
+    const found = Object.assign(document.createElement("span"), { className: "bar" });
+    if (share === null) return found;
+    const inside = document.createElement("i");
+    inside.style.width = `${100 * share}%`;
     found.append(inside);
     return found;
   }
 
-  return { made, compared, row, data };
+  return { made, compared, strengths, row, data };
 })();

@@ -10,6 +10,9 @@ posenc.views = (() => {
   const several = (k, one) => `${count(k)} ${one}${k === 1 ? "" : "s"}`;
   const percent = share => (share > 0 && share < 0.01 ? "less than 1 %" : `${Math.round(100 * share)} %`);
 
+  const BOTH = "In both directions: a decoder hides the keys after the query.";
+  const CAUSAL = "Causal: a query sees no key after itself.";
+
   const ramp = (css, texts) => ({ ramp: css, texts });
   const stroke = (colour, text, dashed) => ({ stroke: colour, text, dashed });
 
@@ -59,19 +62,20 @@ posenc.views = (() => {
   const products = {
     absent: m => (m.products ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
-      if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}.`;
-      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour.`;
+      if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}. ${BOTH}`;
+      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${BOTH}`;
       const apart = off(m) / (m.productsTop || 1);
       if (m.map) {
         const { hidden } = m.seen;
         const rest = hidden ? `; ${percent(hidden)} of the pairs before the query are hidden` : "";
         return apart < 1e-9
-          ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}.`
-          : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}.`;
+          ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}. ${CAUSAL}`
+          : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}. ${CAUSAL}`;
       }
-      return apart < 1e-9
+      const told = apart < 1e-9
         ? `Every diagonal has one colour: ${m.state.encoding === "xpos" ? "the score of two equal vectors" : "the dot product of two codes"} depends on how far apart they are, not on where they are.`
         : `Diagonals change colour: at one distance the products still differ by ${number(off(m))} or more, so they say where as well as how far.`;
+      return `${told} ${BOTH}`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
@@ -94,7 +98,7 @@ posenc.views = (() => {
 
   function pairRead(m, i, j, value) {
     const where = `query ${i}, key ${j}`;
-    return Number.isNaN(value) ? `${where}: hidden` : `${where}, ${Math.abs(i - j)} apart: ${number(value)}`;
+    return Number.isNaN(value) ? `${where}: hidden` : `${where}, distance ${number(i - j)}: ${number(value)}`;
   }
 
   const decay = {
@@ -201,7 +205,7 @@ posenc.views = (() => {
       const what = m.map ? `With ${m.state.method}, the` : "The";
       const far = `${what} largest distance that a score sees is ${number(top)}`;
       const rest = past ? `${percent(past)} of the visible pairs are at distances that training on ${count(m.state.trained)} positions never showed` : "training showed every one of them";
-      return `${far}: ${rest}${hidden ? `, and ${percent(hidden)} of all pairs are hidden` : ""}.`;
+      return `${far}: ${rest}${hidden ? `, and ${percent(hidden)} of all pairs are hidden` : ""}. ${CAUSAL}`;
     },
     draw(canvas, colours, m) {
       return posenc.draw.heat(canvas, colours, {
@@ -216,7 +220,7 @@ posenc.views = (() => {
     },
     read(m, i, j) {
       const r = m.relative[i * m.n + j];
-      return Number.isNaN(r) ? `query ${i}, key ${j}: hidden` : `query ${i}, key ${j}: ${i - j} apart, seen as ${number(r)}`;
+      return Number.isNaN(r) ? `query ${i}, key ${j}: hidden` : `query ${i}, key ${j}, distance ${number(i - j)}: seen as ${number(r)}`;
     },
     table(m) {
       const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.relative[i * m.n + j])]);
