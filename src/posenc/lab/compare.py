@@ -87,7 +87,8 @@ def _try(run: Run) -> None:
     for arm in task.arms(run.encoding, model.encoding, run.settings):
         for condition in run.settings.conditions:
             model.encoding = arm.at(condition)
-            model(task.example(run.settings, condition), arm.positions(condition))
+            with torch.random.fork_rng(devices=[]):
+                model(task.example(run.settings, condition), arm.positions(condition))
 
 
 @dataclass(frozen=True)
