@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc import InputError
+from posenc import InputError, Rotary
+from posenc.engines import Here
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, Progress, compare, names
 from posenc.lab.config import Run
@@ -210,7 +211,64 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
         InputError, match=r"--out .*file.*: give a folder that can be written|--out .*Not a directory|--out .*exists"
     ):
         compare(Comparison(("rope",), 1, tiny), corpus, tmp_path / "file")
-    assert names(["rope,alibi", "t5"]) == ("rope", "alibi", "t5")
+
+
+@pytest.mark.parametrize(
+    ("texts", "want"),
+    [
+        (["rope,alibi", "t5"], ("rope", "alibi", "t5")),
+        (["m_rope:sections=16,8,8"], ("m_rope:sections=16,8,8",)),
+        (["rope,m_rope:sections=16,8,8:rope_theta=5e5,t5,"], ("rope", "m_rope:sections=16,8,8:rope_theta=5e5", "t5")),
+        (["my.py:Code:at=.5,-1,alibi"], ("my.py:Code:at=.5,-1", "alibi")),
+    ],
+)
+def test_commas_part_encodings_and_lists_of_numbers_stay_whole(texts, want):
+    assert names(texts) == want
+
+
+OWN = """
+import posenc
+
+class Fade(posenc.ALiBi):
+    def __init__(self, num_heads: int, num_kv_heads: int, slope: float = 1.0):
+        super().__init__(num_heads)
+        print("made for", num_kv_heads)
+        self.num_kv_heads, self.slope = num_kv_heads, slope
+"""
+
+
+def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fading.py").write_text(OWN)
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "my.py").write_text(OWN)
+    whole = tmp_path / "deeper" / "my.py"
+    encodings = (
+        "fading:Fade",
+        f"{whole}:Fade:slope=2",
+        "none/deeper/my.py:Fade",
+        "rope+fading.py:Fade:slope=3+deeper/my.py:Fade",
+    )
+    settings = replace(tiny, num_layers=2)
+    results = compare(Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=Here(), render=page)
+    assert results["complete"]
+    assert {arm["encoding"] for arm in results["arms"]} == {"none", *encodings}
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert f"the class {whole}:Fade" in report
+    runs = [Run.of(e, 0, settings, "") for e in encodings]
+    assert [e.slope for e in runs[3].make_encoding() if hasattr(e, "slope") and not isinstance(e, Rotary)] == [3, 1]
+    whole.write_text(OWN + "# another one\n")
+    again = [Run.of(e, 0, settings, "") for e in encodings]
+    assert [a.id == b.id for a, b in zip(runs, again, strict=True)] == [True, False, False, False]
+    for name, message in [
+        ("nowhere.py:Fade", "--encodings nowhere.py:Fade: nowhere.py: no such file"),
+        ("fading.py:Fady", "did you mean 'Fade'"),
+        ("fading.py:posenc", "fading.py:posenc: is a module; name a subclass of posenc.Encoding"),
+        ("fading.py:Fade:slop=2", "unknown option of Fade 'slop=2': did you mean 'slope'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            Comparison((name,), 1, settings).check(corpus)
 
 
 def test_the_arm_without_positions_is_always_there(tiny):

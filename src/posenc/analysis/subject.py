@@ -197,6 +197,7 @@ def _thing(subject: Any, shape: dict[str, Any], name: str | None, asked: int | N
     if inspect.isclass(subject):
         if not issubclass(subject, Encoding):
             raise InputError(f"{subject.__name__}: is a class, but no Encoding; pass an object of it, or a function")
+        shape = {"num_kv_heads": shape["num_heads"], **shape}
         taken = {key: value for key, value in shape.items() if key in subject.arguments()}
         try:
             return subject(**taken)

@@ -4,6 +4,7 @@
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Comparison:
 
     def runs(self, corpus: Corpus) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
-        return [Run(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
+        return [Run.of(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
 
     def check(self, corpus: Corpus) -> None:
         """Refuse, before any training, what could not be run to its end.
@@ -68,11 +69,11 @@ class Comparison:
         if twice:
             raise InputError(f"--encodings: {', '.join(sorted(twice))} is named twice")
         task_of(self.settings).check(corpus, self.settings)
-        for run in self.runs(corpus)[: len(self.encodings)]:
+        for encoding in self.encodings:
             try:
-                _try(run)
+                _try(Run.of(encoding, 0, self.settings, corpus.digest))
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                raise InputError(f"--encodings {run.encoding}: {first_line(error)}") from None
+                raise InputError(f"--encodings {encoding}: {first_line(error)}") from None
 
 
 @torch.no_grad()
@@ -212,5 +213,15 @@ def machine(engine: Engine) -> dict[str, Any]:
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Encodings from the command line: separated by spaces or commas."""
-    return tuple(name for text in texts for name in text.split(",") if name)
+    """Encodings from the command line: separated by spaces or commas. What follows a comma as a number does goes on with
+    an option's list, as in m_rope:sections=16,8,8."""
+    found: list[str] = []
+    for text in texts:
+        listing = False
+        for piece in text.split(","):
+            if listing and (not piece or re.match(r"[-+]?(\.?\d|inf|nan)", piece)):
+                found[-1] += f",{piece}"
+            elif piece:
+                found.append(piece)
+            listing = bool(found) and bool(re.search(r"=[^:+@/]*\d,?$", found[-1]))
+    return tuple(found)

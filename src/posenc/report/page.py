@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
+from posenc.lab.own import targets
 from posenc.position_maps import MAPS
 from posenc.report.compared import look
 from posenc.report.template import asset, filled
@@ -81,8 +82,10 @@ def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = {**ENCODINGS, **{f"@{name}": map for name, map in MAPS.items()}}
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
-        bases = dict.fromkeys(part.split(":")[0] for part in parts(name))
-        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(known[base]) for base in bases)))
+        plain, own = targets(name)
+        texts = {base: f"the class {target}" for base, target in own.items()} | DESCRIPTIONS
+        bases = dict.fromkeys(part.split(":")[0] for part in parts(plain))
+        found.append((name, "; ".join(texts.get(base) or summary(known[base]) for base in bases)))
     return found
 
 
