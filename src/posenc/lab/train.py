@@ -191,7 +191,7 @@ def build(run: Run) -> Host:
 
 def _built(run: Run) -> tuple[Host, Tensor]:
     """The untrained model, and the state that the random generator is in after it."""
-    generator = torch.random.default_generator
+    generator: torch.Generator = torch.random.default_generator  # type: ignore[attr-defined]
     with torch.random.fork_rng(devices=[]):
         generator.manual_seed(run.seed)
         encoding = run.make_encoding()

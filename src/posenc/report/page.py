@@ -10,7 +10,7 @@ from markupsafe import Markup
 from posenc.encodings import ENCODINGS, parts
 from posenc.lab.own import targets
 from posenc.position_maps import MAPS
-from posenc.report.compared import look
+from posenc.report.compared import busy, look
 from posenc.report.template import asset, filled
 from posenc.texts import summary
 
@@ -39,7 +39,12 @@ def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
     seen = look(results)
     return rendered(
-        seen.template, seen.figures(results), r=results, described=_described(results), **seen.values(results)
+        seen.template,
+        seen.figures(results),
+        r=results,
+        described=_described(results),
+        busy=busy(results),
+        **seen.values(results),
     )
 
 
