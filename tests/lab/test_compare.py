@@ -12,16 +12,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc import InputError
+from posenc import InputError, Rotary, cli
+from posenc.cli.compare import read_comparison, share_of_quick
+from posenc.engines import Here, Pace
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, Progress, compare, names
 from posenc.lab.config import Run
 from posenc.lab.measure import measure
-from posenc.lab.results import HOLDS, collect, difference, numbers, ranked, verdict
+from posenc.lab.results import HOLDS, collect, course, difference, numbers, ranked, verdict
 from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.wording import answer, limits
 from posenc.measuring.machine import flushed_denormals
+from posenc.report.compared import busy
 from posenc.report.page import page
+from posenc.report.terminal import Terminal, times
 from references import PATIENCE
 
 ENCODINGS = ("none", "rope", "t5")
@@ -211,7 +215,64 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
         InputError, match=r"--out .*file.*: give a folder that can be written|--out .*Not a directory|--out .*exists"
     ):
         compare(Comparison(("rope",), 1, tiny), corpus, tmp_path / "file")
-    assert names(["rope,alibi", "t5"]) == ("rope", "alibi", "t5")
+
+
+@pytest.mark.parametrize(
+    ("texts", "want"),
+    [
+        (["rope,alibi", "t5"], ("rope", "alibi", "t5")),
+        (["m_rope:sections=16,8,8"], ("m_rope:sections=16,8,8",)),
+        (["rope,m_rope:sections=16,8,8:rope_theta=5e5,t5,"], ("rope", "m_rope:sections=16,8,8:rope_theta=5e5", "t5")),
+        (["my.py:Code:at=.5,-1,alibi"], ("my.py:Code:at=.5,-1", "alibi")),
+    ],
+)
+def test_commas_part_encodings_and_lists_of_numbers_stay_whole(texts, want):
+    assert names(texts) == want
+
+
+OWN = """
+import posenc
+
+class Fade(posenc.ALiBi):
+    def __init__(self, num_heads: int, num_kv_heads: int, slope: float = 1.0):
+        super().__init__(num_heads)
+        print("made for", num_kv_heads)
+        self.num_kv_heads, self.slope = num_kv_heads, slope
+"""
+
+
+def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fading.py").write_text(OWN)
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "my.py").write_text(OWN)
+    whole = tmp_path / "deeper" / "my.py"
+    encodings = (
+        "fading:Fade",
+        f"{whole}:Fade:slope=2",
+        "none/deeper/my.py:Fade",
+        "rope+fading.py:Fade:slope=3+deeper/my.py:Fade",
+    )
+    settings = replace(tiny, num_layers=2)
+    results = compare(Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=Here(), render=page)
+    assert results["complete"]
+    assert {arm["encoding"] for arm in results["arms"]} == {"none", *encodings}
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert f"the class {whole}:Fade" in report
+    runs = [Run.of(e, 0, settings, "") for e in encodings]
+    assert [e.slope for e in runs[3].make_encoding() if hasattr(e, "slope") and not isinstance(e, Rotary)] == [3, 1]
+    whole.write_text(OWN + "# another one\n")
+    again = [Run.of(e, 0, settings, "") for e in encodings]
+    assert [a.id == b.id for a, b in zip(runs, again, strict=True)] == [True, False, False, False]
+    for name, message in [
+        ("nowhere.py:Fade", "--encodings nowhere.py:Fade: nowhere.py: no such file"),
+        ("fading.py:Fady", "did you mean 'Fade'"),
+        ("fading.py:posenc", "fading.py:posenc: is a module; name a subclass of posenc.Encoding"),
+        ("fading.py:Fade:slop=2", "unknown option of Fade 'slop=2': did you mean 'slope'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            Comparison((name,), 1, settings).check(corpus)
 
 
 def test_the_arm_without_positions_is_always_there(tiny):
@@ -341,3 +402,110 @@ def test_limits_say_what_was_not_shown(tiny):
     assert "t5 gives" not in " ".join(limits(arms, replace(settings, length=512)))
     one = collect({Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))})
     assert "Only one seed" in " ".join(limits(one, settings))
+
+
+def test_the_median_of_an_even_count_lies_between_two(tiny):
+    cells = {}
+    for seed, speed in enumerate((10.0, 20.0, 40.0, 80.0)):
+        one = cell("rope", seed, rope=(1, 1, 1))
+        cells[Run("rope", seed, tiny, "")] = replace(one, tokens_per_second=speed, training_seconds=speed)
+    (row,) = collect(cells)
+    assert (course(row)["train_tokens_per_second"], course(row)["training_seconds"]) == (30, 30)
+
+
+# -------------------------------------------------------------------- how long it takes, and what is there before it is over
+
+
+def test_pace_tells_the_time_left_from_a_few_ticks():
+    now = [100.0]
+    pace = Pace(120, clock=lambda: now[0])
+    assert pace.left() is None
+    pace.tick("resumed", 40)  # of an earlier process: says nothing of this one's pace
+    for _ in range(10):
+        now[0] += 2
+        assert pace.left() is None or now[0] > 116
+        pace.tick("resumed", 4)
+    assert pace.done == 80
+    assert pace.left() == pytest.approx(20)
+    now[0] += 10  # nothing is heard of it for a while
+    assert pace.left() == pytest.approx(30)
+
+
+def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, tmp_path):
+    pages, told = [], []
+
+    def render(results):
+        pages.append(results)
+        return page(results)
+
+    def reported(seeds, planned):
+        told.append((seeds, planned, json.loads((tmp_path / "results.json").read_text())["seeds_finished"]))
+        assert f"First results: {seeds} of 3 seeds of every encoding" in (tmp_path / "report.html").read_text()
+
+    progress = Progress(reported=reported)
+    results = compare(Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=Here(), progress=progress, render=render)
+    assert told == [(1, 3, 1), (2, 3, 2)]
+    assert [(p["complete"], p["running"], p["runs"]["finished"]) for p in pages] == [
+        (False, True, 2), (False, True, 4), (True, False, 6),
+    ]  # fmt: skip
+    assert [arm["seeds"] for arm in pages[1]["arms"]] == [[0, 1]] * 4
+    assert (results["seeds_finished"], results["estimated_seconds"]) == (3, None)
+    assert "First results" not in (tmp_path / "report.html").read_text()
+    told.clear()
+    compare(Comparison(("rope", "t5"), 3, tiny), corpus, tmp_path, engine=Here(), progress=progress, render=render)
+    assert [seeds for seeds, *_ in told] == [1, 2]  # the new one's seeds come one by one
+
+
+def test_an_interrupted_comparison_is_not_a_running_one(corpus, tiny, tmp_path):
+    def stop(run, cell):
+        if run.seed == 1:
+            raise KeyboardInterrupt
+
+    results = compare(Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=Here(), progress=Progress(finished=stop))
+    assert (results["complete"], results["running"], results["seeds_finished"]) == (False, False, 1)
+    assert results["runs"]["finished"] == 3
+
+
+def test_the_terminal_says_how_long_it_takes_and_what_is_there(tmp_path, capsys):
+    assert times(22, 190.4) == "elapsed 0:22, about 3:10 left"
+    assert times(4000, None) == "elapsed 1:06:40"
+    assert times(200, 0.4) == "elapsed 3:20, a few seconds left"
+    with Terminal(str(tmp_path), quick=0.2) as terminal:
+        progress = terminal.progress
+        progress.planned(24, 4, 1000)
+        progress.estimated(170)
+        progress.estimated(3600)
+        progress.reported(1, 4)
+        progress.reported(2, 4)
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == [
+        "4 of 24 runs are here already",
+        "20 runs take about 3 min on this machine",
+        "20 runs take about 60 min on this machine; --preset quick would take about 12 min (Ctrl-C stops, and keeps what is "
+        "done)",
+    ]
+    assert said[3].startswith("First results, 1 of 4 seeds of each encoding: /")
+    assert len(said) == 4
+
+
+def test_a_comparison_that_took_longer_than_it_should_says_so():
+    results = {"complete": True, "seconds": 2520.0, "estimated_seconds": 180.0}
+    assert busy(results) == "estimated 3 min when it began, took 42 min: the machine was busy"
+    assert busy(results | {"seconds": 60.0, "estimated_seconds": 2520.0}).endswith(
+        "took 60 s: the machine was busy then"
+    )
+    for others in (
+        {"seconds": 300.0},
+        {"complete": False},
+        {"estimated_seconds": None},
+        {"seconds": 50, "estimated_seconds": 5},
+    ):
+        assert not busy(results | others)
+
+
+def test_quick_is_offered_where_it_is_smaller():
+    for more, smaller in (([], True), (["--preset", "quick"], False), (["--steps", "5", "--seeds", "1"], True)):
+        options = cli.build("compare").parse_args(more)
+        comparison, _ = read_comparison(options)
+        share = share_of_quick(options, comparison)
+        assert (share is not None and share < 1) is smaller

@@ -7,9 +7,11 @@ import torch
 from torch.nn import functional as F
 
 from posenc import ENCODINGS, InputError, Rotary
+from posenc.lab.compare import Comparison
 from posenc.lab.config import PRESETS, Run, Settings
 from posenc.lab.evaluate import BINS_PER_LENGTH, arms, evaluate
 from posenc.lab.measure import measure, work
+from posenc.lab.muon import Muon, orthogonalised
 from posenc.lab.train import activation_bytes, build, train
 
 
@@ -158,3 +160,44 @@ def test_presets_name_known_encodings():
     for preset in PRESETS.values():
         for name in preset.encodings:
             build(Run(name, 0, preset.settings, ""))
+
+
+def test_muon_orthogonalises_alike_on_every_processor():
+    """In float32, whatever the processor multiplies fast: torch's own is in bfloat16, two digits."""
+    coefficients, steps, eps = (3.4445, -4.7750, 2.0315), 5, 1e-7
+    for shape in ((24, 16), (16, 24), (16, 16)):
+        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        a, b, c = coefficients
+        x = matrix.double() / matrix.double().norm()
+        for _ in range(steps):
+            x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
+        found = orthogonalised(matrix, coefficients, steps, eps)
+        assert (found.shape, found.dtype) == (shape, torch.float32)
+        assert torch.allclose(found.double(), x, atol=2e-5)
+
+
+def test_muon_takes_the_steps_of_torch():
+    matrices = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((24, 16), (16, 24))]
+    ours, theirs = ([m.clone().requires_grad_() for m in matrices] for _ in range(2))
+    optimizers = [kind(m, lr=0.05, weight_decay=0.1) for kind, m in ((Muon, ours), (torch.optim.Muon, theirs))]
+    for _ in range(3):
+        for optimizer, parameters in zip(optimizers, (ours, theirs), strict=True):
+            for parameter in parameters:
+                parameter.grad = parameter.detach().sin()
+            optimizer.step()
+    assert not torch.equal(ours[0], matrices[0])
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, atol=0.01)  # torch's are rounded to bfloat16
+
+
+def test_a_training_leaves_the_callers_random_numbers_alone(corpus, tiny):
+    """And does not depend on them: what encodings draw goes on from the seed."""
+    run, before = Run("randomized:testing=random+learned:max_positions=2048", 0, tiny, corpus.digest), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        before.append((measure(run, corpus), build(run)))
+        Comparison((run.encoding,), 1, tiny).check(corpus)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert before[0][0].losses == before[1][0].losses
+    assert before[0][0].arms[0].paired == before[1][0].arms[0].paired

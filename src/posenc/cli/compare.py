@@ -74,7 +74,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = (
         "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
-        "joined by + (rope+alibi). A comparison that was stopped goes on when the same command is given again."
+        "joined by + (rope+alibi); a class of your own is FILE:CLASS (fade.py:Fade) or MODULE:CLASS. A comparison that was stopped goes on when the same command is given again."
     )
     add = parser.add_argument
     missing: Any = argparse.SUPPRESS
@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     engine = read_engine(options, workers=options.workers)
     comparison, corpus = read_comparison(options)
     tracking = Tracking(options.track, options.out)
-    with Terminal(options.out) as terminal, told(options.command):
+    with Terminal(options.out, share_of_quick(options, comparison)) as terminal, told(options.command):
 
         def finished(run: Run, cell: Cell) -> None:
             terminal.progress.finished(run, cell)
@@ -214,6 +214,26 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
     return Comparison(encodings, getattr(options, "seeds", preset.seeds), settings), corpus
+
+
+def share_of_quick(options: argparse.Namespace, comparison: "Comparison") -> float | None:
+    """The work of this command with --preset quick over that of the comparison; None where it is not less."""
+    from posenc.lab.config import Run
+    from posenc.lab.measure import work
+    from posenc.lab.tasks import TASKS
+
+    task = TASKS[options.task]
+    quick = task.presets["quick"]
+    settings = quick.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
+    encodings = comparison.encodings if hasattr(options, "encodings") else quick.encodings
+    small, all_of_it = (
+        seeds * sum(work(Run(name, 0, shape, "")) for name in names)
+        for seeds, names, shape in (
+            (getattr(options, "seeds", quick.seeds), encodings, settings),
+            (comparison.seeds, comparison.encodings, comparison.settings),
+        )
+    )
+    return small / all_of_it if small < all_of_it else None
 
 
 def _given(options: argparse.Namespace, flags: Flags) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def create(
     max_positions: int | None = None,
     causal: bool | None = None,
     grid: Sequence[int] | None = None,
+    classes: Mapping[str, type[Encoding]] = {},
     **options: Any,
 ) -> Encoding:
     """An encoding by name for a model of the given shape; each takes of the shape what it needs.
@@ -93,14 +94,14 @@ def create(
     ("rope/rope/rope/none"). options: keyword arguments of the class; they go with a single name. max_positions: the
     training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
     patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
-    is not given.
+    is not given. classes: further encodings that the text may name.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
     shape: dict[str, Any] = {
         "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
-        "max_positions": max_positions, "causal": causal, "grid": grid,
+        "max_positions": max_positions, "causal": causal, "grid": grid, "classes": classes,
     }  # fmt: skip
     if options and any(sign in name for sign in ("/", "+", "@")):
         raise InputError(f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half")
@@ -116,7 +117,7 @@ def create(
     if mapped:
         return Mapped(create(text, num_layers=num_layers, **shape), read_map(of_map))
     name, written = named(name)
-    cls = lookup(name)
+    cls = classes.get(name) or lookup(name)
     parameters = cls.arguments()
     options |= read_options(name, written, parameters)
     check_options(name, options, parameters, cls.__init__)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Protocol
 
 from posenc.engines.cluster import Ray
 from posenc.engines.local import Here, Processes
-from posenc.engines.work import Interrupted, Result, Shared, Task, Ticks, Work, silent
+from posenc.engines.work import Interrupted, Pace, Result, Shared, Task, Ticks, Work, silent
 from posenc.errors import InputError, unknown
 from posenc.texts import flag_of
 
-__all__ = ["ENGINES", "Engine", "Here", "Interrupted", "Processes", "Ray", "Work", "create", "silent"]
+__all__ = ["ENGINES", "Engine", "Here", "Interrupted", "Pace", "Processes", "Ray", "Work", "create", "silent"]
 
 
 class Engine(Protocol):

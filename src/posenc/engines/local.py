@@ -22,6 +22,7 @@ from posenc.engines.work import Result, Shared, Task, Tick, Ticks, Work, silent
 from posenc.errors import InputError
 from posenc.files import scratch_folder
 from posenc.measuring.machine import cores
+from posenc.measuring.memory import keep_freed
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ def _start(read: Callable[[Path], Any], folder: str, ticks: _Queue) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    keep_freed()
     _worker = read(Path(folder)), ticks
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be done, as data: a function, what its tasks share, and the tasks."""
+"""What is to be done, as data: a function, what its tasks share, and the tasks; and how fast that goes."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -46,3 +47,37 @@ class Work(Generic[Shared, Task, Result]):
     name: Callable[[Task], str] = str
     gpu: bool = False
     memory: int = 0
+
+
+class Pace:
+    """How fast work goes, from the ticks of its tasks.
+
+    total: the size of all of it. What a task tells first does not count: it may have gone on from where it was stopped
+    before, and its process had to get ready.
+    """
+
+    LEAST_SECONDS, LEAST_TICKS = 3.0, 8
+
+    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.clock = clock
+        self.done: float = 0
+        self._begun: float | None = None
+        self._counted: list[float] = []
+        self._seen: set[Hashable] = set()
+
+    def tick(self, task: Hashable, size: float) -> None:
+        """A task has done some more."""
+        self.done += size
+        if self._begun is None:
+            self._begun = self.clock()
+        if task in self._seen:
+            self._counted.append(size)
+        self._seen.add(task)
+
+    def left(self) -> float | None:
+        """Seconds until all is done, at the pace so far; None: it is too early to tell."""
+        if self._begun is None or len(self._counted) < self.LEAST_TICKS:
+            return None
+        seconds = self.clock() - self._begun
+        return None if seconds < self.LEAST_SECONDS else seconds * (self.total - self.done) / sum(self._counted)

@@ -4,10 +4,12 @@
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 import posenc
 from posenc.composites import PerLayer
-from posenc.engines import Engine, Interrupted, create
+from posenc.engines import Engine, Interrupted, Pace, create
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Recipe, Run
@@ -52,7 +54,13 @@ class Comparison:
 
     def runs(self, corpus: Corpus) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
-        return [Run(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
+        return [Run.of(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
+
+    def seeds_in(self, runs: Iterable[Run]) -> int:
+        """How many seeds, from the first on, every encoding has finished."""
+        finished = {(run.encoding, run.seed) for run in runs}
+        whole = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
+        return len(list(whole))
 
     def check(self, corpus: Corpus) -> None:
         """Refuse, before any training, what could not be run to its end.
@@ -68,11 +76,11 @@ class Comparison:
         if twice:
             raise InputError(f"--encodings: {', '.join(sorted(twice))} is named twice")
         task_of(self.settings).check(corpus, self.settings)
-        for run in self.runs(corpus)[: len(self.encodings)]:
+        for encoding in self.encodings:
             try:
-                _try(run)
+                _try(Run.of(encoding, 0, self.settings, corpus.digest))
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                raise InputError(f"--encodings {run.encoding}: {first_line(error)}") from None
+                raise InputError(f"--encodings {encoding}: {first_line(error)}") from None
 
 
 @torch.no_grad()
@@ -87,16 +95,23 @@ def _try(run: Run) -> None:
     for arm in task.arms(run.encoding, model.encoding, run.settings):
         for condition in run.settings.conditions:
             model.encoding = arm.at(condition)
-            model(task.example(run.settings, condition), arm.positions(condition))
+            with torch.random.fork_rng(devices=[]):
+                model(task.example(run.settings, condition), arm.positions(condition))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a comparison tells about its course: hooks that default to silence."""
+    """What a comparison tells about its course: hooks that default to silence.
+
+    estimated: how many seconds it will take, once a few steps have shown it. reported: results of some seeds, of how
+    many, are written.
+    """
 
     planned: Callable[[int, int, int], None] = lambda runs, kept, work: None
     advanced: Callable[[Run, int], None] = lambda run, work: None
     finished: Callable[[Run, Cell], None] = lambda run, cell: None
+    estimated: Callable[[float], None] = lambda seconds: None
+    reported: Callable[[int, int], None] = lambda seeds, planned: None
 
 
 def compare(
@@ -112,7 +127,8 @@ def compare(
     render: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
-    `render`, such as `posenc.report.page.page`, makes report.html of it. engine: where runs are trained, see
+    `render`, such as `posenc.report.page.page`, makes report.html of it; both are written as soon as every encoding has a
+    seed in common, with "running": true, and again with every further one. engine: where runs are trained, see
     `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Inside
     `posenc.lab.launcher.together` all processes call this alike, and they are the engine. Trainings are kept on their
     way every `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
@@ -154,46 +170,68 @@ def _run(
     todo = [run for run in runs if run not in cells]
     for run in cells:
         checkpoints.remove(run)  # of a run that was killed after its cell was written
-    progress.planned(len(runs), len(cells), sum(map(work, todo)))
+    total = sum(map(work, todo))
+    pace, estimated = Pace(total), None
+    progress.planned(len(runs), len(cells), total)
+
+    def advanced(run: Run, size: int) -> None:
+        nonlocal estimated
+        pace.tick(run, size)
+        progress.advanced(run, size)
+        if estimated is None and (left := pace.left()) is not None:
+            estimated = time.perf_counter() - started + left
+            progress.estimated(estimated)
+
+    def write(cells: dict[Run, Cell], running: bool) -> dict[str, Any]:
+        rows = task.ranked(cells, settings)
+        results = {
+            "schema": SCHEMA,
+            "kind": "compare",
+            "task": task.name,
+            "complete": len(cells) == len(runs),
+            "running": running,
+            "runs": {"planned": len(runs), "finished": len(cells), "kept_from_before": len(runs) - len(todo)},
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - started, 1),
+            "estimated_seconds": None if estimated is None else round(estimated, 1),
+            "command": command,
+            "settings": settings.said() | {"encodings": list(comparison.encodings)},
+            "seeds": list(range(comparison.seeds)),
+            "seeds_finished": comparison.seeds_in(cells),
+            "data": corpus.facts(),
+            "machine": machine(engine),
+            "answer": task.answer(rows, corpus, settings),
+            **task.numbers(rows, corpus, settings),
+            "limits": task.limits(rows, corpus, settings),
+            "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
+            "set_aside": store.set_aside(),
+        }
+        store.write("results.json", json.dumps(results, indent=1))
+        if render is not None:
+            store.write("report.html", render(results))
+        return results
+
+    reported = comparison.seeds_in(cells)
 
     def keep(run: Run, cell: Cell) -> None:
+        nonlocal reported
         cells[run] = cell
         checkpoints.remove(run)
         store.warn()
         progress.finished(run, cell)
+        if reported < (seeds := comparison.seeds_in(cells)) < comparison.seeds:
+            reported = seeds
+            write({run: cells[run] for run in runs if run.seed < seeds}, running=True)
+            progress.reported(seeds, comparison.seeds)
 
     started = time.perf_counter()
     try:
-        sweep(todo, corpus, store, engine, progress.advanced, keep, checkpoints)
+        sweep(todo, corpus, store, engine, advanced, keep, checkpoints)
     except Interrupted:  # it may have come after a cell was written and before it was counted
         cells |= {run: cell for run in todo if run not in cells and (cell := store.load(run)) is not None}
         if not cells:
             raise
-    cells = {run: cells[run] for run in runs if run in cells}
-    rows = task.ranked(cells, settings)
-    results = {
-        "schema": SCHEMA,
-        "kind": "compare",
-        "task": task.name,
-        "complete": len(cells) == len(runs),
-        "runs": {"planned": len(runs), "finished": len(cells), "kept_from_before": len(runs) - len(todo)},
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.perf_counter() - started, 1),
-        "command": command,
-        "settings": settings.said() | {"encodings": list(comparison.encodings)},
-        "seeds": list(range(comparison.seeds)),
-        "data": corpus.facts(),
-        "machine": machine(engine),
-        "answer": task.answer(rows, corpus, settings),
-        **task.numbers(rows, corpus, settings),
-        "limits": task.limits(rows, corpus, settings),
-        "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
-        "set_aside": store.set_aside(),
-    }
-    store.write("results.json", json.dumps(results, indent=1))
-    if render is not None:
-        store.write("report.html", render(results))
-    return results
+    return write({run: cells[run] for run in runs if run in cells}, running=False)
 
 
 def machine(engine: Engine) -> dict[str, Any]:
@@ -211,5 +249,15 @@ def machine(engine: Engine) -> dict[str, Any]:
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Encodings from the command line: separated by spaces or commas."""
-    return tuple(name for text in texts for name in text.split(",") if name)
+    """Encodings from the command line: separated by spaces or commas. What follows a comma as a number does goes on with
+    an option's list, as in m_rope:sections=16,8,8."""
+    found: list[str] = []
+    for text in texts:
+        listing = False
+        for piece in text.split(","):
+            if listing and (not piece or re.match(r"[-+]?(\.?\d|inf|nan)", piece)):
+                found[-1] += f",{piece}"
+            elif piece:
+                found.append(piece)
+            listing = bool(found) and bool(re.search(r"=[^:+@/]*\d,?$", found[-1]))
+    return tuple(found)

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -14,6 +15,7 @@ from posenc.checks import check_fields, check_value
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
+from posenc.lab.own import classes, digest, targets
 from posenc.texts import flag_of, split
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -138,16 +140,19 @@ class Recipe:
 
         places: where tokens are in training, as `posenc.create` takes it.
         """
+        text, own = targets(name)[0], classes(name)
         return create(
-            "/".join("+".join(map(_clamped, split(layer))) for layer in name.split("/")),
-            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_layers=self.num_layers, **places,
+            "/".join("+".join(_clamped(part, own) for part in split(layer)) for layer in text.split("/")),
+            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
+            num_layers=self.num_layers, classes=own, **places,
         )  # fmt: skip
 
 
-def _clamped(part: str) -> str:
-    """An encoding's text, told what to do past its table unless it says so itself."""
+def _clamped(part: str, own: Mapping[str, type[Encoding]]) -> str:
+    """An encoding's text, told what to do past its table unless it says so itself. own: classes that are not posenc's."""
     text, mapped, of_map = part.partition("@")
-    cls = lookup(text.split(":")[0].strip())
+    name = text.split(":")[0].strip()
+    cls = own.get(name) or lookup(name)
     text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
     return text + mapped + of_map
 
@@ -261,18 +266,26 @@ def unit(tokenizer: str) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """One model to train and test: an encoding and a seed under shared settings, on data known by its digest."""
+    """One model to train and test: an encoding and a seed under shared settings, on data known by its digest; code is that of
+    the encoding's file, where it is not posenc's."""
 
     encoding: str
     seed: int
     settings: Recipe
     data: str
+    code: str = ""
+
+    @classmethod
+    def of(cls, encoding: str, seed: int, settings: Recipe, data: str) -> "Run":
+        """A run of an encoding as its file is now."""
+        return cls(encoding, seed, settings, data, digest(encoding))
 
     @property
     def id(self) -> str:
         """Hash of the content and of the library versions: equal ids give equal numbers on one machine."""
         content = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.task}
         content |= {"settings": self.settings.said(), "posenc": posenc.__version__, "torch": torch.__version__}
+        content |= {"code": self.code} if self.code else {}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def make_encoding(self) -> Encoding:

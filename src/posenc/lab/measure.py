@@ -44,7 +44,8 @@ def measure(
     scored = []
     for arm in task.arms(run.encoding, model.encoding, s):
         started = time.perf_counter()
-        scores = task.evaluate(model, arm, corpus.test, s, on_progress)
+        with training.drawing():
+            scores = task.evaluate(model, arm, corpus.test, s, on_progress)
         rate = s.tested_tokens / (time.perf_counter() - started)
         if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
             raise diverged(run, f"when {arm.name} is tested")

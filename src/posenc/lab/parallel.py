@@ -7,6 +7,7 @@ At every step the processes see the examples that one process would see, each a 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,6 @@ class Alone:
     rank = 0
     world_size = 1
     device: torch.device = torch.device("cpu")
-    muon: type[torch.optim.Muon] = torch.optim.Muon
 
     def wrap(self, model: Host) -> nn.Module:
         """What a forward pass in training goes through; the model itself stays the one to look at."""
@@ -76,12 +76,12 @@ class Alone:
 
 
 ALONE = Alone()
-_current: Alone = ALONE
+_current: ContextVar[Alone] = ContextVar("processes", default=ALONE)
 
 
 def processes() -> Alone:
     """The processes that train together here: those of the enclosing `together`, or this one alone."""
-    return _current
+    return _current.get()
 
 
 class Processes(Alone):
@@ -111,7 +111,6 @@ class Processes(Alone):
         self.device: torch.device = (
             torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
         )
-        self.muon: type[WholeMuon] | type[torch.optim.Muon] = WholeMuon if parallel == FSDP else torch.optim.Muon
         self.sequence: dist.ProcessGroup | None = None
         if sequence_shards > 1:
             from torch.distributed.device_mesh import init_device_mesh
@@ -237,42 +236,10 @@ def joint(parallel: str, sequence_shards: int = 1) -> Iterator[Processes]:
 
     parallel, sequence_shards: see `Processes`.
     """
-    global _current
-    _current = found = Processes(parallel, sequence_shards)
+    found = Processes(parallel, sequence_shards)
+    token = _current.set(found)
     try:
         with flushed_denormals():  # as in `posenc.lab.sweep`
             yield found
     finally:
-        _current = ALONE
-
-
-class WholeMuon(torch.optim.Muon):
-    """Muon for the divided matrices of FSDP2, exact: each is orthogonalised whole, one at a time, by every process.
-
-    torch.optim.Muon takes DTensors too, but its products then follow the shards: sums over them are rounded to bfloat16
-    more often, so that a step differs from that of one process.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        from torch.distributed.tensor import DTensor, Replicate
-
-        def replicated(tensor: DTensor) -> DTensor:
-            return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        gradients = [p.grad for p in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if gradient is None:
-                continue
-            state = self.state[parameter]
-            if "momentum_buffer" in state:
-                state["momentum_buffer"] = replicated(state["momentum_buffer"])
-            parameter.grad = replicated(gradient)
-            super().step()  # type: ignore[no-untyped-call]
-            state["momentum_buffer"] = state["momentum_buffer"].redistribute(placements=parameter.placements)
-            parameter.grad = None
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        _current.reset(token)

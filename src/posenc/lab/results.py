@@ -2,6 +2,7 @@
 """From what the runs measured to every number of the report, with intervals."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -116,9 +117,9 @@ def course(arm: Row) -> dict[str, Any]:
         "training": _training(cells),
         "parameters": cells[0].parameters,
         "position_parameters": cells[0].position_parameters,
-        "train_tokens_per_second": _median([c.tokens_per_second for c in cells]),
-        "test_tokens_per_second": _median([arm.scores[s].tokens_per_second for s in seeds]),
-        "training_seconds": _median([c.training_seconds for c in cells]),
+        "train_tokens_per_second": statistics.median([c.tokens_per_second for c in cells]),
+        "test_tokens_per_second": statistics.median([arm.scores[s].tokens_per_second for s in seeds]),
+        "training_seconds": statistics.median([c.training_seconds for c in cells]),
         "memory_bytes": cells[0].memory_bytes,
     }
 
@@ -177,7 +178,3 @@ def _training(cells: Sequence[Cell]) -> list[dict[str, float]]:
 
 def _chunks(curve: Tensor, width: int) -> list[tuple[int, Tensor]]:
     return [(i, curve[i : i + width]) for i in range(0, len(curve), width)]
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -2,7 +2,8 @@
 """Training one model of a comparison: the same data order, the same initial host, the same steps for all."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from posenc.blocks import Attention, Host
 from posenc.errors import InputError
 from posenc.lab.config import Recipe, Run
+from posenc.lab.muon import Muon
 from posenc.lab.parallel import Alone, processes
 from posenc.lab.task import Task
 from posenc.lab.tasks import task_of
@@ -26,7 +28,8 @@ WARM_UP = 0.05
 class Training:
     """One run on its way: the model, its optimizers, the order of the data, the loss (nats a target) of every step so far.
 
-    part: of a corpus, what to learn from; (n,) ids are one running text.
+    part: of a corpus, what to learn from; (n,) ids are one running text. random: the state of the generator that encodings
+    draw from; the caller's own generators stay as they are.
     """
 
     def __init__(self, run: Run, part: Any) -> None:
@@ -35,9 +38,9 @@ class Training:
         self.task: Task[Any, Any] = task_of(run.settings)
         self.processes: Alone = processes()
         self.processes.check(run)
-        self.model: Host = build(run)
+        self.model, self.random = _built(run)
         self.forward: nn.Module = self.processes.wrap(self.model)
-        self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, self.processes.muon)
+        self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run)
         self.peaks: list[list[Any]] = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
@@ -58,7 +61,7 @@ class Training:
                 group["lr"] = rate * schedule(step, s.steps)
         whole = self.task.draw(self.part, s, self.order)
         inputs, targets, positions = self.processes.share(whole)
-        with self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
+        with self.drawing(), self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
             logits = self.forward(inputs, positions)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, whole.scored)
         loss = loss * self.processes.world_size  # DDP and FSDP take the mean over the processes
@@ -71,10 +74,21 @@ class Training:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Inside, what is drawn at random goes on from what this training has drawn."""
+        device = self.processes.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.set_rng_state(self.random)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+            yield
+            self.random = torch.get_rng_state()
+
     def state(self) -> State:
         """Everything that the steps to come depend on, as it is now: `restore` goes on from it, bit for bit. Where several
         processes train, each calls it, and each is given the whole."""
-        found: State = {"losses": list(self.losses), "order": self.order.get_state(), "random": torch.get_rng_state()}
+        found: State = {"losses": list(self.losses), "order": self.order.get_state(), "random": self.random.clone()}
         for name, tensor in self._tensors().items():
             found[f"model.{name}"] = self.processes.whole(tensor)
         for name, parameter in self.model.named_parameters():
@@ -106,7 +120,7 @@ class Training:
             }
         self.losses[:] = state["losses"]
         self.order.set_state(tensors["order"])
-        torch.set_rng_state(tensors["random"])
+        self.random = tensors["random"].clone()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The model's parameters and what else it saves, each once: tied weights go by their first name."""
@@ -159,7 +173,12 @@ def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
     whole = task_of(settings).draw(part, settings, torch.Generator().manual_seed(0))
     inputs, targets, positions = group.share(whole)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
-    with torch.enable_grad(), group.placing(model.encoding, settings.batch_size, whole.positions), hooks:
+    devices = [group.device] if group.device.type == "cuda" else []
+    forked, placing = (
+        torch.random.fork_rng(devices=devices),
+        group.placing(model.encoding, settings.batch_size, whole.positions),
+    )
+    with torch.enable_grad(), forked, placing, hooks:
         loss = F.cross_entropy(model(inputs, positions).flatten(0, -2), targets.flatten())
     del loss
     return sum(kept.values())
@@ -167,10 +186,17 @@ def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
 
 def build(run: Run) -> Host:
     """The untrained model: for one seed, the host starts from the same weights under every encoding."""
-    torch.manual_seed(run.seed)
-    encoding = run.make_encoding()
-    torch.manual_seed(run.seed)
-    return run.settings.make_model(encoding)
+    return _built(run)[0]
+
+
+def _built(run: Run) -> tuple[Host, Tensor]:
+    """The untrained model, and the state that the random generator is in after it."""
+    generator: torch.Generator = torch.random.default_generator  # type: ignore[attr-defined]
+    with torch.random.fork_rng(devices=[]):
+        generator.manual_seed(run.seed)
+        encoding = run.make_encoding()
+        generator.manual_seed(run.seed)
+        return run.settings.make_model(encoding), generator.get_state()
 
 
 def schedule(step: int, steps: int) -> float:
@@ -179,9 +205,7 @@ def schedule(step: int, steps: int) -> float:
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def _optimizers(
-    model: Host, run: Run, muon_class: type[torch.optim.Muon] = torch.optim.Muon
-) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Host, run: Run) -> list[torch.optim.Optimizer]:
     """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
     With AdamW alone a minute of training is too short to tell encodings apart."""
     s = run.settings
@@ -202,6 +226,6 @@ def _optimizers(
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
     return [
-        muon_class(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
+        Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
     ]

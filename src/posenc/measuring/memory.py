@@ -35,6 +35,18 @@ def peak(work: Callable[[], object], device: torch.device, *, collect: bool = Tr
     return max(0, _status("VmHWM") - before)
 
 
+def keep_freed() -> None:
+    """Have the C library keep the memory that this process frees, up to 256 MiB and in pieces of up to 32 MiB, for what it
+    takes next. glibc else gives it back to the system and gets it again, page by page, at every step of a training: a tenth
+    of its time, and a quarter of a test's. For processes of ours alone: it lasts as long as they do."""
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of glibc's malloc.h
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library, which has no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(mmap_threshold, 2**25)
+        mallopt(trim_threshold, 2**28)
+        mallopt(top_pad, 2**26)
+
+
 def trim(collect: bool = True) -> None:
     """Give freed memory back to the system, where the C library can. collect: after looking for unused objects."""
     if collect:

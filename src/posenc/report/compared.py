@@ -121,6 +121,24 @@ class VisionLook(Look):
         return Ranking(titles, rows, note)
 
 
+def about(seconds: float) -> str:
+    """A time in words, to the minute or to ten seconds."""
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def busy(results: Results) -> str:
+    """What to say where a comparison took more than twice, or less than half, of what its first steps let expect; "" where
+    it did not, or was over within a minute."""
+    took, estimated = results["seconds"], results.get("estimated_seconds")
+    if not estimated or not results["complete"] or max(took, estimated) < 60 or estimated / 2 <= took <= 2 * estimated:
+        return ""
+    when = "was busy" if took > estimated else "was busy then"
+    return f"estimated {about(estimated)} when it began, took {about(took)}: the machine {when}"
+
+
 LOOKS: dict[str, Look] = {"text": TextLook(), "vision": VisionLook()}
 
 

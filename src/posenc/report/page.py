@@ -8,8 +8,9 @@ from typing import Any
 from markupsafe import Markup
 
 from posenc.encodings import ENCODINGS, parts
+from posenc.lab.own import targets
 from posenc.position_maps import MAPS
-from posenc.report.compared import look
+from posenc.report.compared import busy, look
 from posenc.report.template import asset, filled
 from posenc.texts import summary
 
@@ -38,7 +39,12 @@ def page(results: Mapping[str, Any]) -> str:
     """report.html for what results.json holds."""
     seen = look(results)
     return rendered(
-        seen.template, seen.figures(results), r=results, described=_described(results), **seen.values(results)
+        seen.template,
+        seen.figures(results),
+        r=results,
+        described=_described(results),
+        busy=busy(results),
+        **seen.values(results),
     )
 
 
@@ -81,8 +87,10 @@ def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = {**ENCODINGS, **{f"@{name}": map for name, map in MAPS.items()}}
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
-        bases = dict.fromkeys(part.split(":")[0] for part in parts(name))
-        found.append((name, "; ".join(DESCRIPTIONS.get(base) or summary(known[base]) for base in bases)))
+        plain, own = targets(name)
+        texts = {base: f"the class {target}" for base, target in own.items()} | DESCRIPTIONS
+        bases = dict.fromkeys(part.split(":")[0] for part in parts(plain))
+        found.append((name, "; ".join(texts.get(base) or summary(known[base]) for base in bases)))
     return found
 
 

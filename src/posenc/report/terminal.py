@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison on the terminal: a progress bar while it runs, the ranked table and where the report is at the end."""
+"""A comparison on the terminal: a bar with the time left while it runs, the ranked table and where the report is at the end."""
 
 import sys
 import time
@@ -8,18 +8,19 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
+from posenc.engines import Pace
 from posenc.errors import InputError
 from posenc.lab.compare import Progress
 from posenc.lab.config import Run
 from posenc.lab.store import Cell
-from posenc.report.compared import look
+from posenc.report.compared import about, busy, look
 from posenc.texts import printable
 
 try:
     from rich.console import Console
     from rich.markup import escape
     from rich.measure import Measurement
-    from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
     from rich.progress import Progress as Bar
     from rich.table import Table
     from rich.text import Text
@@ -27,22 +28,32 @@ except ImportError:
     raise InputError("the lab needs rich and plotly, which are not installed: pip install 'posenc[lab]'") from None
 
 
-def duration(seconds: float) -> str:
-    """About so long, as one says it: "40 s", "12 min", "3 h 20 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+LONG = 8 * 60
+"""Seconds from which on a smaller preset is offered."""
 
 
-class Left(ProgressColumn):
-    """The time that is left at the speed so far, from the first piece of work that is done."""
+def times(elapsed: float, left: float | None) -> str:
+    """As in "elapsed 0:22, about 3:10 left"."""
+    told = "" if left is None else f", about {_clock(left)} left" if left >= 5 else ", a few seconds left"
+    return f"elapsed {_clock(elapsed)}{told}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Times(ProgressColumn):
+    """The time since a task began, and what is left by its field `left`, a function; else by its pace so far."""
 
     def render(self, task: Task) -> Text:
-        if not task.completed or task.total is None or task.elapsed is None:
-            return Text("")
-        left = task.elapsed * (task.total - task.completed) / task.completed
-        return Text(f", about {duration(left)} left", style="progress.remaining")
+        elapsed, left = task.elapsed or 0.0, None
+        if "left" in task.fields:
+            left = task.fields["left"]()
+        elif task.completed and task.total is not None:
+            left = elapsed * (task.total - task.completed) / task.completed
+        return Text(times(elapsed, left))
 
 
 Rows = list[tuple[list[str], list[str]]]
@@ -96,9 +107,8 @@ class ShowsProgress:
     """A bar with the time left on stderr, while it is entered; nothing where that is no terminal."""
 
     def __init__(self, directory: str) -> None:
-        share, elapsed = TextColumn("{task.percentage:>3.0f} %"), TextColumn("elapsed")
-        what = TextColumn("{task.description}", markup=False)
-        columns = (what, BarColumn(), share, TimeElapsedColumn(), elapsed, Left())
+        share = TextColumn("{task.percentage:>3.0f} %")
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), share, Times())
         self.directory: Path = Path(printable(str(directory)))
         self.err: Console = Console(stderr=True, highlight=False)
         self.bar: Bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
@@ -132,34 +142,59 @@ class ShowsProgress:
             out.print(f"{what + ':':8} {(self.directory / name).resolve()}", markup=False, soft_wrap=True)
 
     def line(self, done: int, count: int, what: str, left: float | None = None) -> None:
-        """Say what has been finished, where there is no bar. left: seconds that the rest will take, if that is known."""
+        """Say what has been finished, where there is no bar. left: seconds until all is."""
         if not self.err.is_terminal:
-            more = f", about {duration(left)} left" if left else ""
-            elapsed = f"{time.perf_counter() - self.started:5.0f} s"
-            print(f"[{done}/{count}] {elapsed}{more}  {printable(what)}", file=sys.stderr)
+            elapsed = time.perf_counter() - self.started
+            print(
+                f"[{done}/{count}] {times(elapsed, left if done < count else None)}: {printable(what)}", file=sys.stderr
+            )
+
+    def say(self, sentence: str) -> None:
+        """A line on stderr, above the bar where there is one."""
+        self.err.print(printable(sentence), markup=False, soft_wrap=True)
 
 
 class Terminal(ShowsProgress):
-    """Shows a comparison's progress, with a line per finished run where there is no terminal, and its results."""
+    """Shows a comparison's progress, with a line per finished run where there is no terminal, and its results.
 
-    def __init__(self, directory: str) -> None:
+    quick: what the preset of that name takes over what this comparison does; None where it is no smaller.
+    """
+
+    def __init__(self, directory: str, quick: float | None = None) -> None:
         super().__init__(directory)
+        self.quick = quick
         self.task: TaskID | None = None
+        self.pace: Pace = Pace(0)
         self.runs: int = 0
         self.done: int = 0
 
     @property
     def progress(self) -> Progress:
-        return Progress(self._planned, self._advanced, self._finished)
+        return Progress(self._planned, self._advanced, self._finished, self._estimated, self._reported)
 
     def _planned(self, runs: int, kept: int, work: int) -> None:
         self.runs = runs
         self.done = kept
+        self.pace = Pace(work)
         if kept:
-            print(f"{kept} of {runs} runs are here already", file=sys.stderr)
-        self.task = self.bar.add_task(f"{kept}/{runs} runs", total=work)
+            self.say(f"{kept} of {runs} runs are here already")
+        self.task = self.bar.add_task(f"{kept}/{runs} runs", total=work, left=self.pace.left)
+
+    def _estimated(self, seconds: float) -> None:
+        offer = ""
+        if seconds > LONG and self.quick is not None:
+            offer = f"; --preset quick would take about {about(seconds * self.quick)} (Ctrl-C stops, and keeps what is done)"
+        self.say(f"{self.runs - self.done} runs take about {about(seconds)} on this machine{offer}")
+
+    def _reported(self, seeds: int, planned: int) -> None:
+        if seeds == 1:
+            place = (self.directory / "report.html").resolve()
+            self.say(
+                f"First results, 1 of {planned} seeds of each encoding: {place} (with every further seed it is written anew)"
+            )
 
     def _advanced(self, run: Run, work: int) -> None:
+        self.pace.tick(run, work)
         if self.task is not None:
             self.bar.advance(self.task, work)
 
@@ -167,7 +202,7 @@ class Terminal(ShowsProgress):
         self.done += 1
         if self.task is not None:
             self.bar.update(self.task, description=f"{self.done}/{self.runs} runs")
-        self.line(self.done, self.runs, f"{run.encoding}, seed {run.seed}")
+        self.line(self.done, self.runs, f"{run.encoding}, seed {run.seed}", self.pace.left())
 
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
@@ -185,4 +220,6 @@ class Terminal(ShowsProgress):
         out.print(table)
         out.print()
         out.print(ranking.note, markup=False)
+        if line := busy(results):
+            out.print(f"{line[0].upper()}{line[1:]}.", markup=False)
         self.tell_files(out, Report="report.html", Numbers="results.json")
