@@ -470,7 +470,7 @@ def test_the_terminal_says_how_long_it_takes_and_what_is_there(tmp_path, capsys)
     assert times(22, 190.4) == "elapsed 0:22, about 3:10 left"
     assert times(4000, None) == "elapsed 1:06:40"
     assert times(200, 0.4) == "elapsed 3:20, a few seconds left"
-    with Terminal(str(tmp_path), quick=0.2) as terminal:
+    with Terminal(str(tmp_path), quick=lambda: 0.2) as terminal:
         progress = terminal.progress
         progress.planned(24, 4, 1000)
         progress.estimated(170)

@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     engine = read_engine(options, workers=options.workers)
     comparison, corpus = read_comparison(options)
     tracking = Tracking(options.track, options.out)
-    with Terminal(options.out, share_of_quick(options, comparison)) as terminal, told(options.command):
+    with Terminal(options.out, lambda: share_of_quick(options, comparison)) as terminal, told(options.command):
 
         def finished(run: Run, cell: Cell) -> None:
             terminal.progress.finished(run, cell)

@@ -157,10 +157,11 @@ class ShowsProgress:
 class Terminal(ShowsProgress):
     """Shows a comparison's progress, with a line per finished run where there is no terminal, and its results.
 
-    quick: what the preset of that name takes over what this comparison does; None where it is no smaller.
+    quick: what the preset of that name takes over what this comparison does, asked when it is needed; None where it is no
+    smaller.
     """
 
-    def __init__(self, directory: str, quick: float | None = None) -> None:
+    def __init__(self, directory: str, quick: Callable[[], float | None] = lambda: None) -> None:
         super().__init__(directory)
         self.quick = quick
         self.task: TaskID | None = None
@@ -182,8 +183,8 @@ class Terminal(ShowsProgress):
 
     def _estimated(self, seconds: float) -> None:
         offer = ""
-        if seconds > LONG and self.quick is not None:
-            offer = f"; --preset quick would take about {about(seconds * self.quick)} (Ctrl-C stops, and keeps what is done)"
+        if seconds > LONG and (quick := self.quick()) is not None:
+            offer = f"; --preset quick would take about {about(seconds * quick)} (Ctrl-C stops, and keeps what is done)"
         self.say(f"{self.runs - self.done} runs take about {about(seconds)} on this machine{offer}")
 
     def _reported(self, seeds: int, planned: int) -> None:
