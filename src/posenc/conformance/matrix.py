@@ -4,6 +4,7 @@
 python -m posenc.conformance.matrix > docs/encodings.md
 """
 
+from posenc.conformance import serves
 from posenc.conformance.checks import CHECKS, Make, Subject
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
@@ -90,6 +91,13 @@ def page() -> str:
             "The checks:",
             "",
             *checks,
+            "",
+            "## What each backend must serve",
+            "",
+            "On the CPU; a call that is made of nothing else may not be refused, and *backends agree* fails where it is. `sdpa` may "
+            f"refuse `Values` together with one of: {', '.join(serves.NOT_WITH_VALUES)}. `triton` is tested in its interpreter.",
+            "",
+            *serves.table(),
             "",
         ]
     )

@@ -8,12 +8,13 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.attention import attention
+from posenc.blocks import Block
 from posenc.conformance.subject import DECODER, LENGTH, Fails, Subject, equal
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -107,7 +108,6 @@ WITH_FLEX: tuple[Step, ...] = (
     *(Derive(0, how) for how in ("replace(valid=all but the second)", "cross(with more keys)")),
     *(Ask(number, "attention", causal, backend="flex") for number in (0, 1, 2) for causal in (True, False)),
 )
-"""Few calls, as FlexAttention traces most of them anew."""
 OVERWRITTEN: tuple[Step, ...] = (
     New("ids"),
     Derive(0, "deepcopy"),
@@ -171,7 +171,7 @@ class Sequences:
                 made.append(_derived(it, step.how))
             elif isinstance(step, Overwrite):
                 if it.given is not None:
-                    it.given.copy_(it.given.flip(0).clone())
+                    it.given.copy_(it.given.flip(1).clone())
             elif it.positions is not None:
                 self._compare(step, it, it.positions, encodings[step.other_parameters])
 
@@ -199,16 +199,21 @@ class Sequences:
 
     def shortest(self, steps: Sequence[Step]) -> tuple[list[Step], Fails]:
         """Of a program that fails, one of which no step can be left out."""
-        steps, failure = _numbered(steps), self._failure(steps)
-        assert failure is not None
-        shorter = True
-        while shorter:
-            shorter = False
-            for i in reversed(range(len(steps))):
-                less = _without(steps, i) if i < len(steps) else steps
-                found = self._failure(less) if len(less) < len(steps) else None
+        steps = _numbered(steps)
+        failure = self._failure(steps)
+        if failure is None:
+            raise ValueError("the program does not fail")
+        size = len(steps)
+        while size:
+            before = len(steps)
+            for first in reversed(range(0, len(steps), size)):
+                less = steps
+                for i in reversed(range(first, min(first + size, len(steps)))):
+                    less = _without(less, i)
+                found = self._failure(less)
                 if found is not None:
-                    steps, failure, shorter = less, found, True
+                    steps, failure = less, found
+            size = size // 2 if size > 1 or len(steps) == before else 1
         return steps, failure
 
     def _failure(self, steps: Iterable[Step]) -> Fails | None:
@@ -220,13 +225,14 @@ class Sequences:
 
     def _fresh(self, other_parameters: bool) -> Encoding:
         encoding = copy.deepcopy(self.pristine[other_parameters])
-        encoding.share([(block.attention.query, block.attention.key) for block in self.model.blocks])  # type: ignore[union-attr, misc]
+        layers = [block.attention for block in self.model.blocks if isinstance(block, Block)]
+        encoding.share([(layer.query, layer.key) for layer in layers])
         return encoding
 
     def _base(self, name: str) -> _Made:
         s = self.subject
         if name == "ids":
-            ids = s.ids(LENGTH).clone()
+            ids = s.ids(LENGTH)[None].clone()
             return _Made(Positions.from_ids(ids), (name,), ids)
         if name == "packed":
             return _Made(s.placed(Positions.packed([4, LENGTH - 4]), [4, LENGTH - 4]), (name,))
@@ -236,7 +242,7 @@ class Sequences:
             return _Made(s.placed(Positions.from_mask(mask), [LENGTH], [LENGTH - 3]), (name,))
         if name == "cached":
             return _Made(s.placed(Positions.arange(3, LENGTH - 3), [LENGTH]), (name,))
-        if name == "grid" and s.of_text:
+        if name == "grid" and s.takes_images:
             return _Made(Positions.grid(3, 3), (name,))
         return _Made(s.document(LENGTH), (name,))
 
@@ -244,22 +250,23 @@ class Sequences:
         """What comes of a call, with the gradients; or what it is refused with."""
         config, generator = DECODER, torch.Generator().manual_seed(0)
         queries, keys = positions.num_queries, positions.num_keys
-        shapes = {
-            "attention": [(4, queries, config.width), (2, keys, config.width), (2, keys, config.width)],
-            "embed": [(queries, config.dim)],
-        }
         grad = call.mode == "backward"
-        given = [
-            torch.randn(2, *shape, dtype=torch.float64, generator=generator).to(call.dtype).requires_grad_(grad)
-            for shape in shapes[call.what]
-        ]
+
+        def drawn_as(*shape: int) -> Tensor:
+            x = torch.randn(2, *shape, dtype=torch.float64, generator=generator)
+            return x.to(call.dtype).requires_grad_(grad)
+
         try:
             with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(grad):
                 if call.what == "embed":
+                    given = [drawn_as(queries, config.dim)]
                     out = encoding.embed(given[0], positions, call.layer)
                 else:
+                    given = [drawn_as(config.num_heads, queries, config.width)]
+                    given += [drawn_as(config.kv_heads, keys, config.width) for _ in "kv"]
+                    q, k, v = given
                     out = attention(
-                        *given, encoding, positions, causal=call.causal, layer=call.layer, backend=call.backend
+                        q, k, v, encoding, positions, causal=call.causal, layer=call.layer, backend=call.backend
                     )
             if not grad or not out.requires_grad:
                 return [out]
@@ -374,16 +381,19 @@ def no_graph_is_kept(s: Subject) -> None:
     ends = []
     for name, leaf in leaves.items():
         mark = _Mark()
-        end = leaf.expand_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        graph = leaf.expand_as(leaf).grad_fn
+        assert graph is not None
+        end: Any = graph.next_functions[0][0]
         end.register_hook(lambda *gradients, mark=mark: None)  # the leaf knows it weakly, graphs own it
         ends.append(end)
         marks[name] = weakref.ref(mark)
-    del mark, end
+    del mark, end, graph
     outs = [encoding.embed(x, positions), attention(q, k, v, encoding, positions, causal=True)]
     if not s.traits.causal_only:
         outs.append(attention(q, k, v, encoding, positions, causal=False))
     del outs, ends  # as after a step that was given up: nobody went back through the graph
-    gc.collect()
+    if any(mark() is not None for mark in marks.values()):
+        gc.collect()  # which takes a second
     alive = [name for name, mark in marks.items() if mark() is not None]
     if alive:
         raise Fails(f"a graph is kept after its outputs are gone: it ends in {', '.join(alive)}")

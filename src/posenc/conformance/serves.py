@@ -40,38 +40,13 @@ class Serves:
 
 
 EVERYTHING = frozenset(FEATURES)
+NOT_WITH_VALUES = "scattered", "of images", "Positional", "a Score of one's own", "a term at positions of its own"
+OF_TRITON = "Relative", "QueryRelative", "Factored", "KeyValues", "a sink", "contiguous", "cached", *NUMBERS[1:4]
 DECLARED = {
     "reference": Serves(EVERYTHING),
-    "sdpa": Serves(
-        EVERYTHING,
-        frozenset(
-            frozenset({"Values", other})
-            for other in (
-                "scattered",
-                "of images",
-                "Positional",
-                "a Score of one's own",
-                "a term at positions of its own",
-            )
-        ),  # fmt: skip
-    ),
+    "sdpa": Serves(EVERYTHING, frozenset(frozenset({"Values", other}) for other in NOT_WITH_VALUES)),
     "flex": Serves(EVERYTHING - {"Values", "a gradient"}),
-    "triton": Serves(
-        frozenset(
-            {
-                "Relative",
-                "QueryRelative",
-                "Factored",
-                "KeyValues",
-                "a sink",
-                "contiguous",
-                "cached",
-                "float32",
-                "bfloat16",
-                "float16",
-            }
-        ),  # fmt: skip
-    ),
+    "triton": Serves(frozenset(OF_TRITON)),
 }
 """Backend -> what it must serve. One that is not named here must serve everything."""
 

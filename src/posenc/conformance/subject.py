@@ -3,6 +3,7 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,6 +54,14 @@ def seeded(seed: int = 0) -> Iterator[None]:
             random.setstate(of_python)
             if arrays:
                 arrays.random.set_state(of_numpy)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """FlexAttention computes as it stands: tracing it for each case takes ten times as long as all the rest."""
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
 
 
 class Subject:
@@ -118,6 +127,17 @@ class Subject:
     def of_text(self) -> bool:
         """Whether tokens are at 0 .. n-1, rather than where the caller of `check` says."""
         return self._places is None
+
+    @cached_property
+    def takes_images(self) -> bool:
+        """Whether a model computes anything of an image; if it does not, `images_are_separate` says why."""
+        if not self.of_text:
+            return False
+        try:
+            self.host(DECODER)(tokens(1, LENGTH), Positions.grid(3, 3))
+        except Exception:
+            return False
+        return True
 
     def ids(self, n: int) -> Tensor:
         """Where the tokens of a document are, (n,) or (n, axes)."""

@@ -9,9 +9,9 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from posenc.checks import check_flags
 from posenc.conformance.checks import CHECKS, SLOW
 from posenc.conformance.subject import DECODER, Fails, Inapplicable, Make, Places, Subject
-from posenc.checks import check_flags
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 
