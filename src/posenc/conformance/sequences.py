@@ -86,7 +86,7 @@ DERIVED: dict[str, Callable[[Positions], Positions]] = {
     "with_causal(False)": lambda positions: positions.with_causal(False),
     "replace(valid=all but the first)": _hidden(0),
     "replace(valid=all but the second)": _hidden(1),
-    "moved(by 2)": lambda positions: positions.moved(lambda ids, order: ids + 2),
+    "moved(to the next one's place)": lambda positions: positions.moved(lambda ids, order: ids.roll(-1, 1)),
     "cross(with more keys)": _across,
     "take(the first three)": lambda positions: positions.take(torch.arange(3)),
     "deepcopy": copy.deepcopy,
