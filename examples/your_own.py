@@ -32,6 +32,7 @@ class LogDistance(posenc.Encoding):
         self.num_heads = num_heads
 
     def bias(self, q, k, positions, layer=0):
+        positions.require_one_axis("LogDistance")
         return Relative(lambda head, distance: -(head + 1) / 2 * distance.abs().log1p(), self.num_heads, positions)
 
 

@@ -146,3 +146,38 @@ def other_order(max_distance, num_buckets, bidirectional, relative_position):
 @pytest.mark.parametrize("function", [by_keywords, any_arguments, other_names, other_order, F.t5_bucket])
 def test_arguments_are_given_by_name_where_the_names_match(function):
     assert conform(function, "t5").passed
+
+
+def of_tables(interleaved=False, sign=1):
+    def halves(x):
+        if interleaved:
+            return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+        a, b = x.chunk(2, -1)
+        return torch.cat((-b, a), -1)
+
+    def apply(q, k, cos, sin, unsqueeze_dim=1):
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return q * cos + sign * halves(q) * sin, k * cos + sign * halves(k) * sin
+
+    return apply
+
+
+def test_a_function_of_cos_and_sin_is_given_them():
+    for kind, apply in (("rotary", of_tables()), ("rotary_interleaved", of_tables(interleaved=True))):
+        verdict = conform(apply, kind)
+        assert verdict.passed, str(verdict)
+        assert verdict.notes[0].startswith("cos and sin were given to it")
+    assert conform(lambda x, cos, sin: of_tables()(x, x, cos, sin)[0], "rotary").passed
+    assert "rotates backwards" in conform(of_tables(sign=-1), "rotary").findings[0]
+    assert not conform(lambda q, k, cos, sin: (of_tables()(q, k, cos, sin)[0], k), "rotary").passed
+
+
+def test_what_fails_in_a_dtype_is_found_once():
+    def strict(x, positions, base):
+        if x.dtype == torch.float16:
+            raise RuntimeError("no half precision here")
+        return turn(x, positions, base)
+
+    assert [f for f in conform(strict, "rotary").findings if "no half" in f] == [
+        "with x in float16: raises RuntimeError: no half precision here"
+    ]

@@ -1,17 +1,23 @@
 """The checks can fail: for each, an encoding that is wrong in just the way it is there to find. And their report."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import posenc
 from posenc import Positions
-from posenc.bias import Dense, Relative
-from posenc.conformance import CHECKS, check, checks
-from posenc.conformance.checks import SLOW, Inapplicable, Subject
+from posenc.backends import BACKENDS
+from posenc.bias import Dense, Positional, Relative
+from posenc.conformance import CHECKS, check
+from posenc.conformance.checks import DECODER, SLOW, Inapplicable, Subject
 from posenc.conformance.matrix import named
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
+from posenc.positions.regions import Branch, Region
+from references.pending import PENDING
 
 
 class Indices(Encoding):
@@ -176,8 +182,71 @@ WRONG = {
     "generates_alike": IndexCodes, "padded_is_unpadded": IndexCodes, "packed_is_separate": IndexCodes, "images_are_separate": IndexCodes, "rows_do_not_meet": FirstRow,
     "shift_invariant_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
     "inference_then_training": Remembers, "copies_are_equal": Forgetful, "state_and_spec_bring_it_back": lambda: Stateful(),
+    "calls_do_not_remember": lambda: ByLength(), "no_graph_is_kept": lambda: KeepsGraph(), "shards_are_whole": IndexCodes,
+    "random_numbers_are_the_callers": lambda: Seeds("torch"),
     "meta_is_normal": Buffered, "bfloat16_stays_near": Coarse, "compiled_is_eager": Reads, "exported_is_eager": Reads,
 }  # fmt: skip
+
+
+class ByLength(Encoding):
+    """Keeps the positions of a length for all that is as long."""
+
+    shift_invariant = True
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def bias(self, q, k, positions, layer=0):
+        known = self.kept.setdefault((positions.num_queries, positions.num_keys), positions)
+        return Relative(lambda head, distance: -0.3 * distance.abs(), 4, known)
+
+
+class KeepsGraph(Encoding):
+    """Right in every number, and never lets go of the last step."""
+
+    shift_invariant = True
+
+    def __init__(self):
+        super().__init__()
+        self.slope, self.kept = nn.Parameter(torch.tensor(0.3)), None
+
+    def bias(self, q, k, positions, layer=0):
+        slope = self.kept = self.slope * 2
+        return Relative(lambda head, distance: -slope * distance.abs(), 4, positions)
+
+
+class Seeds(Encoding):
+    """Takes the caller's random numbers for its own."""
+
+    def __init__(self, whose, when="made"):
+        super().__init__()
+        self.whose, self.when = whose, when
+        if when == "made":
+            self.seed()
+
+    def seed(self):
+        {"torch": torch.manual_seed, "Python": random.seed, "numpy": np.random.seed}[self.whose](0)
+
+    def embed(self, x, positions, layer=0):
+        if self.when == "trained" and self.training:
+            self.seed()
+        if self.when == "evaluated":
+            {"torch": torch.rand, "Python": lambda n: random.random(), "numpy": np.random.rand}[self.whose](1)
+        return x
+
+
+class Lossy(Encoding):
+    """Keeps an argument under its name, but not as it was given."""
+
+    shift_invariant = True
+
+    def __init__(self, slope=0.1):
+        super().__init__()
+        self.slope = slope * 2
+
+    def bias(self, q, k, positions, layer=0):
+        return Relative(lambda head, distance: -self.slope * distance.abs(), 4, positions)
 
 
 class Stateful(Encoding):
@@ -188,10 +257,6 @@ class Stateful(Encoding):
     def __init__(self):
         super().__init__()
         self.slope = float(torch.rand(()))
-
-    def spec(self):
-        torch.rand(3)
-        return {"name": "alibi", "num_heads": 4}
 
     def bias(self, q, k, positions, layer=0):
         return Relative(lambda head, distance: -self.slope * distance.abs(), 4, positions)
@@ -218,16 +283,30 @@ def test_what_makes_no_encoding_is_said_once(make):
         check(make)
 
 
-def test_auto_may_not_refuse(monkeypatch):
-    whole = checks.attention
+class RefusesAll:
+    """A backend."""
 
-    def refusing(*args, backend, **options):
-        if backend == "auto":
-            raise posenc.InputError("no")
-        return whole(*args, backend=backend, **options)
+    def refusal(self, problem):
+        return "not today"
 
-    monkeypatch.setattr(checks, "attention", refusing)
-    assert "auto refuses" in run("backends_agree", Subject(named("rope"))).reason
+
+@pytest.mark.parametrize("name", ["sdpa", "flex", "triton"])
+def test_a_backend_may_not_refuse_what_it_has_to_serve(monkeypatch, name):
+    monkeypatch.setitem(BACKENDS, name, RefusesAll())
+    for text in ("none", "t5", "rope@rerope:window=3") if name != "triton" else ("none", "t5"):
+        outcome = run("backends_agree", Subject(named(text)))
+        assert outcome.holds is False
+        assert f"backend {name} refuses what it has to serve" in outcome.reason
+
+
+def test_a_backend_may_refuse_what_it_need_not_serve(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "flex", RefusesAll())
+    assert run("backends_agree", Subject(named("shaw"))).holds  # terms on the values
+
+
+def test_a_new_backend_has_to_serve_everything(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "mine", RefusesAll())
+    assert "backend mine refuses" in run("backends_agree", Subject(named("none"))).reason
 
 
 @pytest.mark.parametrize(("what", "check_name"), [("length", "cached_is_full"), ("decoder", "padded_is_unpadded")])
@@ -247,16 +326,171 @@ def test_report_of_ones_own_encoding():
     assert "FAILS" in str(wrong)
     refused = check(named("normalized"), slow=False)
     assert refused.passed
-    assert "does not apply (its codes depend on the final length)" in str(refused)
+    assert "cached is full: does not apply (" in str(refused)
 
 
-def test_one_of_text_need_not_refuse_images():
-    """What torch says of shapes is no news to who reads the report."""
+class TextOnly(Encoding):
+    """Of one axis. how: what becomes of images."""
 
-    class TextOnly(Encoding):
-        def embed(self, x, positions, layer=0):
-            return x + 0.1 * positions.q[..., None].to(x.dtype).cos()
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
 
-    outcome = run("images_are_separate", Subject(lambda config: TextOnly()))
+    def embed(self, x, positions, layer=0):
+        if self.how == "refuses":
+            positions.require_one_axis("TextOnly")
+        if self.how == "divides" and positions.axes == 2:
+            return x * (1 / (positions.axes - 2))
+        return x + 0.1 * positions.q[..., None].to(x.dtype).cos()
+
+
+@pytest.mark.parametrize(("how", "error"), [("crashes", "RuntimeError"), ("divides", "ZeroDivisionError")])
+def test_only_a_refusal_is_no_failure(how, error):
+    outcome = run("images_are_separate", Subject(lambda config: TextOnly(how)))
+    assert outcome.holds is False
+    assert outcome.reason.startswith(error)
+    assert "in embed" in outcome.where
+    assert "test_suite.py:" in outcome.where
+    assert "positions.require_one_axis('TextOnly')" in outcome.reason
+
+
+def test_a_refusal_is_the_reason():
+    outcome = run("images_are_separate", Subject(lambda config: TextOnly("refuses")))
     assert outcome.holds is None
-    assert outcome.reason == "it has no places in an image, where it ends in RuntimeError"
+    assert outcome.reason == "TextOnly takes one coordinate per token, these positions have 2"
+
+
+@pytest.mark.parametrize("when", ["made", "trained", "evaluated"])
+@pytest.mark.parametrize("whose", ["torch", "Python", "numpy"])
+def test_random_numbers_that_are_set_are_found(whose, when):
+    outcome = run("random_numbers_are_the_callers", Subject(lambda config: Seeds(whose, when)))
+    assert outcome.holds is False
+    assert f"random numbers of {whose}" in outcome.reason
+
+
+def test_random_numbers_are_as_before():
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    subject = Subject(named("t5"))
+    for name in CHECKS:
+        if name not in SLOW:
+            run(name, subject)
+    subject.host(DECODER)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize("make", [lambda config: Lossy(0.1), lambda config: Lossy(0.1) + posenc.Rotary(config.width)])
+def test_a_spec_that_loses_an_argument_is_found(make):
+    outcome = run("state_and_spec_bring_it_back", Subject(make))
+    assert outcome.holds is False
+    assert "the spec" in outcome.reason
+
+
+def test_a_spec_that_is_no_json_is_found():
+    class Numbers(Lossy):
+        def spec(self):
+            return {"name": "numbers", "slope": np.float32(0.1)}
+
+    outcome = run("state_and_spec_bring_it_back", Subject(lambda config: Numbers()))
+    assert outcome.holds is False
+    assert "float32 is not JSON serializable" in outcome.reason
+
+
+def test_the_calls_that_are_answered_otherwise_are_named():
+    outcome = run("calls_do_not_remember", Subject(lambda config: ByLength()))
+    assert outcome.holds is False
+    assert "after other calls and alone" in outcome.reason
+    assert outcome.reason.count(" at p") == 2  # the one that leaves something behind, and the one that meets it
+
+
+class Chunked(Encoding):
+    """Each token sees its own chunk of four."""
+
+    causal_only = True
+
+    def branches(self, layer=0):
+        return (Branch(Region(chunk=4, farthest=1), most=4),)
+
+
+def test_one_alone_in_its_window_is_not_all_there_is_to_see():
+    assert run("position_matters", Subject(lambda config: Chunked())).holds
+
+
+class Turns(Encoding):
+    """Two axes whose turns do not commute: on text, which is at the same number on both, they do."""
+
+    def __init__(self, claims):
+        super().__init__()
+        self.claims = claims
+        a, b = (torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
+        self.skew = torch.stack((a - a.T, b - b.T)).double()
+
+    shift_invariant = property(lambda self: self.claims)
+
+    def rotate(self, q, k, positions, layer=0):
+        found = positions.coordinates(2, "Turns")
+        turns = [torch.matrix_exp(torch.einsum("bna,aij->bnij", x.double() / 5, self.skew)) for x in found]
+        return tuple((x[..., None, :] @ t[:, None].to(x.dtype))[..., 0, :] for x, t in zip((q, k), turns, strict=True))
+
+
+def test_every_axis_is_moved_by_itself():
+    assert run("shift_invariant_as_declared", Subject(lambda config: Turns(False))).holds
+    claimed = run("shift_invariant_as_declared", Subject(lambda config: Turns(True)))
+    assert claimed.holds is False
+    assert "shift_invariant is True, but moving every position of an image by 2 along axis" in claimed.reason
+
+
+def test_what_a_wrong_declaration_says():
+    said = run("shift_invariant_as_declared", Subject(lambda config: Undeclared())).reason
+    assert said.startswith("shift_invariant is False, but moving every position by 1003 changes nothing")
+
+
+# -------------------------------------------------------------------- positions of the user's own
+
+
+def paths(n):
+    """Of tokens in a tree, in which token i hangs below (i - 1) // 2: the numbers of its ancestors and its own, up to four,
+    the root's first; -1 below it."""
+
+    def path(i):
+        return [] if i < 0 else [*(path((i - 1) // 2) if i else []), i]
+
+    return Positions.from_ids(torch.tensor([(path(i) + [-1] * 4)[:4] for i in range(n)])[None])
+
+
+class CommonAncestors(Encoding):
+    """A bias by how far down two tokens' paths are one; it refuses a line."""
+
+    def __init__(self, num_heads, careless=False):
+        super().__init__()
+        self.num_heads, self.careless = num_heads, careless
+
+    def bias(self, q, k, positions, layer=0):
+        if positions.axes != 4:
+            raise posenc.InputError(f"positions with {positions.axes} coordinates: pass the paths of a tree")
+        if self.careless:
+            positions = Positions.cross(paths(q.shape[2]), paths(k.shape[2]))
+        return Positional(lambda head, i, j: 0.7 * ((i == j) & (i >= 0)).sum(-1), self.num_heads, positions)
+
+
+def test_positions_of_ones_own():
+    report = check(lambda config: CommonAncestors(config.num_heads), positions=paths, slow=False)
+    assert {o.check for o in report.outcomes if o.holds is False} <= PENDING, str(report)
+    left_out = {outcome.check for outcome in report.outcomes if outcome.holds is None}
+    assert left_out == {"generates_alike", "images_are_separate", "shift_invariant_as_declared"}
+    assert "positions= is given" in str(report)
+    assert not check(lambda config: CommonAncestors(config.num_heads), slow=False).passed
+    wrong = check(lambda config: CommonAncestors(config.num_heads, careless=True), positions=paths, slow=False)
+    assert {"cached_is_full", "packed_is_separate"} < {o.check for o in wrong.outcomes if o.holds is False}
+
+
+@pytest.mark.slow
+def test_positions_of_ones_own_in_compiled_code():
+    subject = Subject(lambda config: CommonAncestors(config.num_heads), paths)
+    assert all(run(name, subject).holds for name in SLOW)
+
+
+@pytest.mark.parametrize("positions", [lambda n: n, lambda n: Positions.arange(n + 1), 3])
+def test_what_makes_no_positions_is_reported_once(positions):
+    with pytest.raises(posenc.InputError, match=r"positions.*: (return the Positions|pass a function)"):
+        check(named("rope"), positions=positions)

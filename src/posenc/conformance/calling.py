@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.kinds import FREQUENCIES, Kind
+from posenc.conformance.kinds import FREQUENCIES, KINDS, Kind
 from posenc.errors import InputError
 
 TENSORS = {"x": torch.float32, "positions": torch.int64, "relative_position": torch.int64}
@@ -98,11 +98,42 @@ class Caller:
 
     @cached_property
     def _parameters(self) -> list[Parameter]:
-        function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
-        try:
-            return list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):  # some builtins have none
-            return []
+        return parameters_of(self.function)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
+    """Those that it declares; some builtins have none."""
+    try:
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def from_angles(function: Callable[..., Any], kind: Kind) -> Callable[..., Any] | None:
+    """For a function of cos and sin, f(x, cos, sin) or f(q, k, cos, sin), one under the rotary convention, which makes them
+    as transformers does: (1, seq, channels) in x's dtype, an angle for each channel. None: it is no such function."""
+    names = [p.name for p in parameters_of(function)]
+    before = names.index("cos") if "cos" in names else 0
+    if "x" not in kind.arguments or inspect.isclass(function) or before not in (1, 2):
+        return None
+    if names[before : before + 2] != ["cos", "sin"] or names[0] == "self":
+        return None
+
+    def turned(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
+        width = x.shape[-1] if rotary_dim is None else rotary_dim
+        angles = positions.double()[:, None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        interleaved = kind == KINDS["rotary_interleaved"]
+        angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+        cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
+        if before == 1:
+            return function(x, cos, sin)
+        q, k = function(x, x.clone(), cos, sin)
+        if not torch.equal(q, k):
+            raise ValueError("equal queries and keys at the same positions come back unequal")
+        return q
+
+    return turned
 
 
 FLAGS = {"bidirectional", "truncate"}

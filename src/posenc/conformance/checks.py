@@ -3,120 +3,56 @@
 same thing, in float64."""
 
 import copy
+import json
 import pickle
-from collections.abc import Callable, Iterator
+import random
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import wraps
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posenc.attention import attention
+from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
-from posenc.composites import PerLayer
+from posenc.composites import Composite
+from posenc.conformance.sequences import calls_do_not_remember, no_graph_is_kept
+from posenc.conformance.serves import features, must_serve
+from posenc.conformance.subject import (
+    DECODER,
+    ENCODER,
+    LENGTH,
+    VOCAB,
+    Fails,
+    Inapplicable,
+    Make,
+    Subject,
+    equal,
+    seeded,
+    tokens,
+    uncompiled,
+)  # fmt: skip
+from posenc.distributed import LAYOUTS, shard
 from posenc.encoding import Encoding
-from posenc.encodings import from_spec
+from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
-VOCAB, LENGTH = 17, 9
-DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
-ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
+__all__ = [
+    "CHECKS", "DECODER", "ENCODER", "LENGTH", "SLOW", "VOCAB", "Fails", "Inapplicable", "Make", "Subject", "equal",
+    "tokens",
+]  # fmt: skip
+
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_stays_near`."""
 
 LATE = 5000
 """A position at which bfloat16 is 32 apart from its neighbour."""
-
-Make = Callable[[TransformerConfig], Encoding]
-
-
-class Inapplicable(Exception):
-    """The check asks for something the encoding says it cannot do, and it does refuse it."""
-
-
-class Fails(AssertionError):
-    """What the check asks for does not hold."""
-
-
-class Subject:
-    """An encoding under test, and the small models around it. make: a model's config -> the encoding for it."""
-
-    def __init__(self, make: Make) -> None:
-        self._make = make
-
-    def encoding(self, config: TransformerConfig) -> Encoding:
-        torch.manual_seed(0)
-        made = self._make(config)
-        if not isinstance(made, Encoding):
-            raise InputError(
-                f"make gave {made!r}: pass a function from a model's config to an encoding, as in "
-                "check(lambda config: posenc.Rotary(config.width))"
-            )
-        return made
-
-    def host(
-        self, config: TransformerConfig, dtype: torch.dtype = torch.float64, *, redraw: bool = True
-    ) -> Transformer:
-        """A model in eval mode. redraw: parameters of the encoding are drawn afresh, since zeros and tiny ones would
-        hide a term; else they are what they start as."""
-        encoding = self.encoding(config)
-        torch.manual_seed(1)
-        model = Transformer(config, encoding)
-        for parameter in encoding.parameters() if redraw else ():
-            torch.nn.init.normal_(parameter, std=0.5)
-        return model.to(dtype).eval()
-
-    @cached_property
-    def traits(self) -> Encoding:
-        return self.encoding(DECODER)
-
-    @property
-    def shallow(self) -> TransformerConfig:
-        """The smallest decoder in which all of the encoding acts, for checks that take long."""
-        return DECODER if isinstance(self.traits, PerLayer) else replace(DECODER, num_layers=1)
-
-    def shift(self, wanted: int) -> int:
-        """How far positions can be moved, at most as wanted, within the encoding's table."""
-        limit = self.traits.max_positions
-        return wanted if limit is None else max(0, min(wanted, limit - 2 * LENGTH))
-
-    def configs(self) -> Iterator[TransformerConfig]:
-        """The models that the encoding is for; one for decoders only has to refuse an encoder."""
-        yield DECODER
-        if not self.traits.causal_only:
-            yield ENCODER
-            return
-        try:
-            self.host(ENCODER)(tokens(1, LENGTH))
-        except InputError:
-            return
-        raise Fails("causal_only is declared, but an encoder is not refused")
-
-    def require_cache(self) -> None:
-        """Stop a check that decodes with a cache, where codes depend on the final length and caches are refused."""
-        if not self.traits.needs_length:
-            return
-        model, cache = self.host(DECODER), Cache()
-        model(tokens(1, 4), cache=cache)
-        try:
-            model(tokens(1, 1), cache=cache)
-        except InputError:
-            raise Inapplicable("its codes depend on the final length") from None
-        raise Fails("needs_length is declared, but a cache is not refused")
-
-
-def tokens(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def equal(a: Tensor, b: Tensor, what: str, atol: float = 1e-10) -> None:
-    """Raise Fails unless two tensors agree."""
-    difference = float((a - b).detach().abs().max()) if a.shape == b.shape else float("nan")
-    if not difference <= atol:
-        raise Fails(f"{what}: largest difference {difference:.3g}, allowed {atol:g}")
 
 
 # -------------------------------------------------------------------- the checks
@@ -125,45 +61,88 @@ def equal(a: Tensor, b: Tensor, what: str, atol: float = 1e-10) -> None:
 def position_matters(s: Subject) -> None:
     """An encoder tells one order of the tokens from another if and only if `sees_order` says so; a decoder always does."""
     config = DECODER if s.traits.causal_only else ENCODER
-    model, x = s.host(config), tokens(1, LENGTH)
-    order = torch.randperm(LENGTH - 1, generator=torch.Generator().manual_seed(3))
-    order = torch.cat((order, torch.tensor([LENGTH - 1])))
-    moved, stayed = model(x[:, order])[:, -1], model(x)[:, -1]
+    model, largest = s.host(config), 0.0
+    for n in range(6, LENGTH + 1):  # at some of them, the last token may be alone in its window
+        x, p = tokens(1, n), s.document(n)
+        order = torch.randperm(n - 1, generator=torch.Generator().manual_seed(3))
+        order = torch.cat((order, torch.tensor([n - 1])))
+        largest = max(largest, float((model(x[:, order], p)[:, -1] - model(x, p)[:, -1]).detach().abs().max()))
     blind = not model.encoding.sees_order and not config.causal
-    if bool((moved - stayed).abs().max() < 1e-10) != blind:
-        raise Fails("the order of the tokens is seen" if blind else "the order of the tokens is not seen")
+    if blind and largest >= 1e-10:
+        raise Fails(f"sees_order is False, but another order of the tokens changes a logit by {largest:.3g}")
+    if not blind and largest < 1e-10:
+        raise Fails("another order of the tokens before the last one does not change its logits")
 
 
 def backends_agree(s: Subject) -> None:
-    """Every backend that serves the encoding computes the reference's attention: plain, packed and padded."""
+    """Every backend computes the reference's attention, and its gradients, or refuses what it need not serve: plain, packed,
+    padded, scattered and cached, and in shorter dtypes."""
     for config in s.configs():
         model = s.host(config)
-        model(tokens(1, LENGTH))  # which shares its projections
-        encoding = model.encoding
-        g = torch.Generator().manual_seed(0)
-        heads = (config.num_heads, config.kv_heads, config.kv_heads)
-        q, k, v = (torch.randn(2, h, LENGTH, config.width, dtype=torch.float64, generator=g) for h in heads)
+        model(tokens(1, LENGTH), s.document(LENGTH))  # which shares its projections
         mask = torch.tensor([[0] * 3 + [1] * 6])
-        for p in (Positions.arange(LENGTH), Positions.packed([4, 5]), Positions.from_mask(mask)):
-            p = p.with_causal(config.causal)
-            wanted = attention(q, k, v, encoding, p, backend="reference")
-            for name in ("auto", *BACKENDS):
-                try:
-                    found = attention(q, k, v, encoding, p, backend=name)
-                except InputError as refusal:
-                    if name == "auto":
-                        raise Fails(f"backend auto refuses: {refusal}") from None
+        layouts = {
+            "contiguous": Positions.arange(LENGTH), "packed": s.placed(Positions.packed([4, 5]), [4, 5]),
+            "padded": s.placed(Positions.from_mask(mask), [6]), "scattered": Positions.from_ids(s.ids(LENGTH).flip(0)[None]),
+        }  # fmt: skip
+        if not s.of_text:
+            layouts["scattered"] = s.document(LENGTH)
+            del layouts["contiguous"]
+        if config.causal and not s.traits.needs_length:
+            layouts["cached"] = s.placed(Positions.arange(2, LENGTH - 2), [LENGTH])
+        for layout, positions in layouts.items():
+            _agree(model.encoding, config, positions.with_causal(config.causal), layout, torch.float64)
+    plain = next(iter(layouts))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        _agree(model.encoding, config, layouts[plain].with_causal(config.causal), plain, dtype)
+
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}
+"""Of outputs of about 1, and of gradients, whatever order a backend adds in."""
+COMPILED = "flex", "triton"
+"""Backends that compile, or interpret, a kernel for each case: in short dtypes they are asked for refusals alone."""
+
+
+def _agree(encoding: Encoding, config: TransformerConfig, p: Positions, layout: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (config.num_heads, p.num_queries), (config.kv_heads, p.num_keys), (config.kv_heads, p.num_keys)
+    given = [torch.randn(2, h, n, config.width, dtype=torch.float64, generator=generator).to(dtype) for h, n in sizes]
+    long = dtype == torch.float64
+    wanted = _attended(encoding, given, p, "reference", grad=long)
+    what = features(encoding, given[0], given[1], p, layout)
+    for name in ("auto", *BACKENDS):
+        for grad in (False, True) if long else (False,):
+            try:
+                if not long and name in COMPILED:
+                    with torch.no_grad():
+                        explain(given[0], given[1], given[2], encoding, p, backend=name)
                     continue
-                equal(found, wanted, f"backend {name}", 1e-12)
+                found = _attended(encoding, given, p, name, grad)
+            except InputError as refusal:
+                if name == "auto" or must_serve(name, what | ({"a gradient"} if grad else set())):
+                    raise Fails(f"backend {name} refuses what it has to serve ({layout}, {dtype}): {refusal}") from None
+                continue
+            for a, b in zip(found, wanted, strict=False):
+                equal(a.double(), b.double(), f"backend {name}, {layout}, {dtype}", TOLERANCE[dtype])
+
+
+def _attended(encoding: Encoding, qkv: list[Tensor], p: Positions, backend: str, grad: bool) -> list[Tensor]:
+    """The output, and the gradients of queries, keys and values."""
+    q, k, v = given = [x.detach().clone().requires_grad_(grad) for x in qkv]
+    with torch.set_grad_enabled(grad):
+        out = attention(q, k, v, encoding, p, backend=backend)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), given)] if grad else [out]
 
 
 def cached_is_full(s: Subject) -> None:
     """Decoding with a cache, in pieces of any size, gives the logits of the full pass."""
     s.require_cache()
     model, x, cache = s.host(DECODER), tokens(2, LENGTH), Cache()
-    parts = [model(x[:, :4], cache=cache), model(x[:, 4:7], cache=cache)]
-    parts += [model(x[:, i : i + 1], cache=cache) for i in (7, 8)]
-    equal(torch.cat(parts, 1), model(x), "cached decoding")
+    parts = [
+        model(x[:, first:end], s.placed(Positions.arange(end - first, first), [LENGTH]), cache)
+        for first, end in ((0, 4), (4, 7), (7, 8), (8, 9))
+    ]
+    equal(torch.cat(parts, 1), model(x, s.document(LENGTH)), "cached decoding")
 
 
 def ragged_cache(s: Subject) -> None:
@@ -171,16 +150,19 @@ def ragged_cache(s: Subject) -> None:
     s.require_cache()
     model, x = s.host(DECODER), tokens(2, LENGTH)
     lengths, cache = torch.tensor([5, 3]), Cache()
+    ends = [[n + 2] for n in lengths.tolist()]
     mask = (torch.arange(5) < lengths[:, None]).long()
-    model(x[:, :5], Positions.from_mask(mask), cache)
+    model(x[:, :5], s.placed(Positions.from_mask(mask), *ends), cache)
     new = torch.stack([x[0, 5:7], x[1, 3:5]])
-    steps = [model(new[:, i : i + 1], Positions.arange(1, lengths + i), cache) for i in range(2)]
+    steps = [model(new[:, i : i + 1], s.placed(Positions.arange(1, lengths + i), *ends), cache) for i in range(2)]
     for row, n in enumerate(lengths.tolist()):
-        equal(torch.cat(steps, 1)[row], model(x[row : row + 1, : n + 2])[0, n:], f"row {row} of a ragged cache")
+        alone = model(x[row : row + 1, : n + 2], s.document(n + 2))
+        equal(torch.cat(steps, 1)[row], alone[0, n:], f"row {row} of a ragged cache")
 
 
 def generates_alike(s: Subject) -> None:
     """Greedy generation is the same alone and in a left-padded batch."""
+    s.require_text("generate() numbers tokens as those of a text")
     s.require_cache()
     model = s.host(DECODER)
     short, long = tokens(1, 4), tokens(1, 6, seed=5)
@@ -198,72 +180,97 @@ def padded_is_unpadded(s: Subject) -> None:
         for side in ("left", "right"):
             mask = torch.ones(2, LENGTH, dtype=torch.long)
             mask[1, slice(0, 3) if side == "left" else slice(6, None)] = 0
-            together = model(x, Positions.from_mask(mask))
-            for row in range(2):
+            together = model(x, s.placed(Positions.from_mask(mask), [LENGTH], [6]))
+            for row, n in enumerate((LENGTH, 6)):
                 inside = mask[row].bool()
-                equal(together[row, inside], model(x[row, inside][None])[0], f"{side} padding")
+                equal(together[row, inside], model(x[row, inside][None], s.document(n))[0], f"{side} padding")
 
 
 def packed_is_separate(s: Subject) -> None:
     """Documents packed into one sequence are as if alone."""
     for config in s.configs():
-        model, x = s.host(config), tokens(1, LENGTH)
-        alone = torch.cat([model(part) for part in x.split([2, 4, 3], dim=1)], 1)
-        equal(model(x, Positions.packed([2, 4, 3])), alone, "packing")
+        model, x, lengths = s.host(config), tokens(1, LENGTH), [2, 4, 3]
+        alone = torch.cat([model(part, s.document(part.shape[1])) for part in x.split(lengths, dim=1)], 1)
+        equal(model(x, s.placed(Positions.packed(lengths), lengths)), alone, "packing")
 
 
 def images_are_separate(s: Subject) -> None:
     """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
-    as if the others were hidden."""
+    as if the others were hidden. An encoding without places in an image refuses them."""
+    s.require_text("its tokens are where that says")
     config = DECODER if s.traits.causal_only else ENCODER
     model, sizes = s.host(config), [(2, 3), (1, 3)]
     one, two = tokens(1, 6), tokens(1, 3, seed=5)
     try:
         alone = [model(x, Positions.grid(*size)) for x, size in zip((one, two), sizes, strict=True)]
     except InputError as refusal:
-        raise Inapplicable(f"it has no places in an image: {refusal}") from None
-    except Exception as error:  # one of text need not know of images, not even to refuse them
-        raise Inapplicable(f"it has no places in an image, where it ends in {type(error).__name__}") from None
+        raise Inapplicable(str(refusal)) from None
+    except Exception as error:
+        error.add_note(f"one of text refuses images with positions.require_one_axis({s.name!r})")
+        raise
     equal(model(torch.cat((one, two), 1), Positions.grids(sizes)), torch.cat(alone, 1), "packed images")
     rows = torch.cat((one, torch.cat((two, two), 1)))
     padded = model(rows, Positions.grids(sizes, padded=True))
     equal(torch.cat((padded[:1], padded[1:, :3]), 1), torch.cat(alone, 1), "padded images")
-    image, kept = Positions.grid(2, 3), torch.tensor([4, 0, 5])
-    shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, kept, True)
+    image, taken = Positions.grid(2, 3), torch.tensor([4, 0, 5])
+    shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, taken, True)
     hidden = model(one, replace(image, valid=shown, q_valid=shown))
-    equal(model(one[:, kept], image.take(kept)), hidden[:, kept], "patches taken")
+    equal(model(one[:, taken], image.take(taken)), hidden[:, taken], "patches taken")
 
 
 def rows_do_not_meet(s: Subject) -> None:
     """Permuting the rows of a batch, each at positions of its own, permutes the output."""
     for config in s.configs():
         model, x = s.host(config), tokens(3, LENGTH)
-        ids = torch.arange(LENGTH)
+        ids = s.ids(LENGTH)
         # others than 0 .. n-1 where they are allowed and within the table
-        further = [ids.flip(0), ids.roll(3)] if s.traits.needs_length or s.shift(5) < 5 else [ids + 5, ids * 2]
+        same = not s.of_text or s.traits.needs_length or s.shift(5) < 5
+        further = [ids.flip(0), ids.roll(3, 0)] if same else [ids + 5, ids * 2]
         ids = torch.stack([ids, *further])
         order = torch.tensor([2, 0, 1])
-        whole = model(x, Positions.from_ids(ids))
-        equal(model(x[order], Positions.from_ids(ids[order])), whole[order], "permuted rows")
+        together = model(x, Positions.from_ids(ids))
+        equal(model(x[order], Positions.from_ids(ids[order])), together[order], "permuted rows")
 
 
 def shift_invariant_as_declared(s: Subject) -> None:
-    """Moving every position by the same amount changes nothing, if and only if `shift_invariant` says so."""
-    if s.traits.needs_length:
-        if s.traits.shift_invariant:
-            raise Fails("shift_invariant and needs_length exclude one another")
-        raise Inapplicable("its codes depend on the final length")
+    """Moving every position by the same amount, in images along any axis, changes nothing, if and only if
+    `shift_invariant` says so."""
+    if s.traits.needs_length and s.traits.shift_invariant:
+        raise Fails("shift_invariant and needs_length exclude one another")
+    s.require_cache()
     model, x = s.host(DECODER), tokens(1, LENGTH)
-    here = model(x, Positions.from_ids(torch.arange(LENGTH)))
-    there = model(x, Positions.from_ids(torch.arange(LENGTH) + s.shift(1003)))
-    if bool((here - there).abs().max() < 1e-10) != model.encoding.shift_invariant:
-        raise Fails(f"shift_invariant={model.encoding.shift_invariant} is declared")
+    declared = model.encoding.shift_invariant
+    if not s.of_text and not declared:
+        raise Inapplicable("positions= is given and shift_invariant is not declared: they need not be such as can move")
+    places = {"": s.ids(LENGTH)[None]}
+    if s.takes_images:
+        places[" of an image"] = Positions.grid(3, 3).q
+    moves: dict[str, float] = {}
+    for of, ids in places.items():
+        here = model(x, Positions.from_ids(ids))
+        far = s.shift(1003) if not of else 2
+        axes = 1 if ids.dim() == 2 else ids.shape[2]
+        for axis in range(axes):
+            step = torch.tensor(far) if ids.dim() == 2 else far * (torch.arange(axes) == axis).long()
+            try:
+                there = model(x, Positions.from_ids(ids + step))
+            except InputError:  # out of a table
+                if declared:
+                    raise
+                continue
+            along = f" along axis {axis}" if ids.dim() == 3 else ""
+            moves[f"moving every position{of} by {far}{along}"] = float((here - there).detach().abs().max())
+    worst = max(moves, key=lambda name: moves[name])
+    if declared and moves[worst] >= 1e-10:
+        raise Fails(f"shift_invariant is True, but {worst} changes a logit by {moves[worst]:.3g}")
+    if not declared and moves[worst] < 1e-10:
+        raise Fails(f"shift_invariant is False, but {worst} changes nothing: declare shift_invariant = True")
 
 
 def gradients_arrive(s: Subject) -> None:
     """Every parameter gets a finite gradient that is not zero, in the first layer's parameters as in the last's."""
     model, x = s.host(DECODER), tokens(2, LENGTH)
-    model(x).square().sum().backward()
+    model(x, s.document(LENGTH)).square().sum().backward()
     for name, p in model.named_parameters():
         if p.grad is None or not p.grad.isfinite().all() or not p.grad.any():
             raise Fails(f"the gradient of {name} is missing, zero or not finite")
@@ -274,12 +281,12 @@ def gradients_are_right(s: Subject) -> None:
     model = s.host(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), redraw=False)
     parameters = tuple(model.encoding.parameters()) or (model.get_parameter("blocks.0.attention.query.weight"),)
     x = tokens(1, 4) % 5
-    torch.autograd.gradcheck(lambda *_: model(x).logsumexp(-1).sum(), parameters, fast_mode=True)
+    torch.autograd.gradcheck(lambda *_: model(x, s.document(4)).logsumexp(-1).sum(), parameters, fast_mode=True)
 
 
 def inference_then_training(s: Subject) -> None:
     """The same Positions serve inference mode, then several steps of training."""
-    model, x, p = s.host(DECODER), tokens(2, LENGTH), Positions.arange(LENGTH)
+    model, x, p = s.host(DECODER), tokens(2, LENGTH), s.document(LENGTH)
     with torch.inference_mode():
         before = model(x, p)
     for _ in range(2):
@@ -292,8 +299,8 @@ def copies_are_equal(s: Subject) -> None:
     """deepcopy and pickle give the same spec, tables and parameters, and a copied model its own encoding."""
     model, x = s.host(DECODER), tokens(1, LENGTH)
     for other in (copy.deepcopy(model.encoding), pickle.loads(pickle.dumps(model.encoding))):
-        if other.spec() != model.encoding.spec():
-            raise Fails("a copy has another spec")
+        if json.dumps(other.spec()) != json.dumps(model.encoding.spec()):
+            raise Fails(f"a copy has another spec, {other.spec()}, than {model.encoding.spec()}")
         pairs = zip(
             (*other.buffers(), *other.parameters()),
             (*model.encoding.buffers(), *model.encoding.parameters()),
@@ -301,43 +308,69 @@ def copies_are_equal(s: Subject) -> None:
         )
         if not all(torch.equal(a, b) for a, b in pairs):
             raise Fails("a copy has other tables or parameters")
-    twin, wanted = copy.deepcopy(model), model(x)
-    equal(twin(x), wanted, "a copied model", 0.0)
+    here = s.document(LENGTH)
+    twin, wanted = copy.deepcopy(model), model(x, here)
+    equal(twin(x, here), wanted, "a copied model", 0.0)
     for parameter in twin.parameters():
         torch.nn.init.zeros_(parameter)
-    equal(model(x), wanted, "the original, after its copy was changed", 0.0)
+    equal(model(x, here), wanted, "the original, after its copy was changed", 0.0)
 
 
 def state_and_spec_bring_it_back(s: Subject) -> None:
-    """state_dict() and spec() together rebuild the model."""
+    """state_dict() and spec() together rebuild the model, the spec by way of JSON: what is registered by
+    `posenc.from_spec`, other classes from the arguments that it names."""
     model, x = s.host(DECODER), tokens(1, LENGTH)
-    try:
-        rebuilt = from_spec(model.encoding.spec())
-    except InputError:
-        rebuilt = s.encoding(DECODER)  # a class that is not in the registry
+    spec = model.encoding.spec()
+    text = json.dumps(spec)
+    with seeded(5):  # what was drawn is in the state, or lost
+        rebuilt = _rebuilt(model.encoding, json.loads(text))
+    if json.dumps(rebuilt.spec()) != text:
+        raise Fails(f"the spec of what the spec {text} builds is another: {json.dumps(rebuilt.spec())}")
     again = Transformer(DECODER, rebuilt).double().eval()
     again.load_state_dict(model.state_dict())
-    equal(again(x), model(x), "the rebuilt model", 0.0)
+    equal(again(x, s.document(LENGTH)), model(x, s.document(LENGTH)), f"the model rebuilt from {text}", 0.0)
+
+
+def _rebuilt(encoding: Encoding, spec: Mapping[str, Any]) -> Encoding:
+    if _registered(encoding):
+        return from_spec(spec)
+    arguments = {name: value for name, value in spec.items() if name != "name"}
+    if isinstance(encoding, Composite):
+        parts = dict.fromkeys(encoding)
+        made = [_rebuilt(part, of_part) for part, of_part in zip(parts, arguments["parts"], strict=True)]
+        return type(encoding)(*(made[i] for i in arguments["order"]))
+    for name, value in arguments.items():
+        inner = getattr(encoding, name, None)
+        if isinstance(inner, Encoding):
+            arguments[name] = _rebuilt(inner, value)
+    return type(encoding)(**arguments)
+
+
+def _registered(encoding: Encoding) -> bool:
+    """Whether `from_spec` knows it, and all that it is made of."""
+    within = [part for part in encoding.modules() if isinstance(part, Encoding) and part is not encoding]
+    known = type(encoding) in ENCODINGS.values() or type(encoding) in (*Composite.__subclasses__(), Mapped)
+    return known and all(map(_registered, within))
 
 
 def meta_is_normal(s: Subject) -> None:
     """Made on the meta device and filled from a state_dict, copied or assigned, it is the same model."""
-    model, x = s.host(DECODER), tokens(1, LENGTH)
+    model, x, here = s.host(DECODER), tokens(1, LENGTH), s.document(LENGTH)
     for assign in (False, True):
         with torch.device("meta"):
             filled = Transformer(DECODER, s.encoding(DECODER))
         if not assign:
             filled = filled.to_empty(device="cpu").double()
         filled.load_state_dict(model.state_dict(), assign=assign)
-        equal(filled.eval()(x), model(x), "assigned" if assign else "to_empty", 0.0)
+        equal(filled.eval()(x, here), model(x, here), "assigned" if assign else "to_empty", 0.0)
 
 
 def bfloat16_stays_near(s: Subject) -> None:
     """In bfloat16 no logit is off by more than 0.25; where the encoding's own parameters are float32, and as they start,
     by no more than 0.06 at positions that bfloat16 cannot hold (logits have a standard deviation near 1)."""
-    x = tokens(2, LENGTH)
-    equal(s.host(DECODER, torch.bfloat16)(x).double(), s.host(DECODER)(x), "bfloat16", BFLOAT16_BOUND)
-    if s.traits.needs_length:
+    x, here = tokens(2, LENGTH), s.document(LENGTH)
+    equal(s.host(DECODER, torch.bfloat16)(x, here).double(), s.host(DECODER)(x, here), "bfloat16", BFLOAT16_BOUND)
+    if s.traits.needs_length or not s.of_text:
         return
     late = Positions.from_ids(torch.arange(LENGTH) + s.shift(LATE))
     half, full = (s.host(DECODER, dtype, redraw=False) for dtype in (torch.float32, torch.float64))
@@ -347,33 +380,121 @@ def bfloat16_stays_near(s: Subject) -> None:
     equal(half(x, late).double(), full(x, late), f"bfloat16 at position {int(late.q[0, 0])}", LATE_BOUND)
 
 
+def random_numbers_are_the_callers(s: Subject) -> None:
+    """Nothing sets the random numbers of torch, Python or numpy to a seed, and an evaluation draws none."""
+    x, after = tokens(1, LENGTH), []
+    for seed in (1, 2):
+        with seeded(seed):
+            model = Transformer(DECODER, s.make(DECODER)).eval()
+            before = _random_states()
+            model(x, s.document(LENGTH))
+            changed = [name for name, state in _random_states().items() if state != before[name]]
+            if changed:
+                raise Fails(f"a forward pass in eval mode changes the random numbers of {', '.join(changed)}")
+            model.train()(x, s.document(LENGTH)).sum().backward()
+            after.append(_random_states())
+    same = [name for name, state in after[0].items() if state == after[1][name]]
+    if same:
+        raise Fails(f"it sets the random numbers of {', '.join(same)} to a seed, which are the caller's")
+
+
+def _random_states() -> dict[str, Any]:
+    found: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "Python": random.getstate()}
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        found["numpy"] = name, keys.tolist(), rest
+    return found
+
+
+def shards_are_whole(s: Subject) -> None:
+    """What each of two processes that share a sequence asks of the encoding, in both layouts: codes of its own tokens, and
+    attention of its queries among all keys, are those of one process that has all of it."""
+    n = LENGTH - LENGTH % 4
+    for config in s.configs():
+        model = s.host(config)
+        model(tokens(1, n), s.document(n))  # which shares its projections
+        encoding, generator = model.encoding, torch.Generator().manual_seed(0)
+        x = torch.randn(1, n, config.dim, dtype=torch.float64, generator=generator)
+        heads = config.num_heads, config.kv_heads, config.kv_heads
+        q, k, v = (torch.randn(1, h, n, config.width, dtype=torch.float64, generator=generator) for h in heads)
+        mask = (torch.arange(n) >= 2).long()[None]
+        for name, p in (
+            ("one text", s.document(n)), ("padded", s.placed(Positions.from_mask(mask), [n - 2])),
+            ("packed", s.placed(Positions.packed([3, n - 3]), [3, n - 3])),
+        ):  # fmt: skip
+            p = p.with_causal(config.causal)
+            coded, attended = encoding.embed(x, p), attention(q, k, v, encoding, p, backend="reference")
+            for layout in LAYOUTS:
+                for rank in range(2):
+                    own, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
+                    assert own.part is not None
+                    equal(encoding.embed(shard(x, own), own), shard(coded, own), f"codes of {what}")
+                    calls = own.part.calls(config.causal)
+                    rows = shard(q, own, 2).split([call.num_queries for call in calls], 2)
+                    parts = [
+                        BACKENDS["reference"].attend(
+                            posed(
+                                part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], encoding, call, None, None,
+                                None, 0.0, 0,
+                            )
+                        )
+                        for part, call in zip(rows, calls, strict=True)
+                    ]  # fmt: skip
+                    equal(torch.cat(parts, 2), shard(attended, own, 2), f"attention of {what}")
+
+
+class AtIds(nn.Module):
+    """A model that is given where its tokens are as a tensor, as compilers want it."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens, Positions.from_ids(ids))
+        return logits
+
+
 def compiled_is_eager(s: Subject) -> None:
     """torch.compile in one graph, for any length."""
     torch._dynamo.reset()
     model = s.host(s.shallow)
-    compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
-    for n in (LENGTH, LENGTH + 4):
-        equal(compiled(tokens(2, n)), model(tokens(2, n)), f"compiled, {n} tokens")
+    inputs = [(tokens(2, n),) if s.of_text else (tokens(2, n), s.ids(n)[None]) for n in (LENGTH, LENGTH + 4)]
+    called = model if s.of_text else AtIds(model)
+    compiled = torch.compile(called, backend="aot_eager", dynamic=True, fullgraph=True)
+    for given in inputs:
+        equal(compiled(*given), called(*given), f"compiled, {given[0].shape[1]} tokens")
 
 
 def exported_is_eager(s: Subject) -> None:
     """torch.export for any length."""
-    if s.traits.needs_length:
-        raise Inapplicable("its codes depend on the final length")
+    s.require_cache()
     model = s.host(s.shallow)
+    called = model if s.of_text else AtIds(model)
+    inputs = [(tokens(2, n),) if s.of_text else (tokens(2, n), s.ids(n)[None]) for n in (LENGTH, LENGTH + 6)]
     dimension = torch.export.Dim("length", min=2, max=40)
-    exported = torch.export.export(model, (tokens(2, LENGTH),), dynamic_shapes=({1: dimension},)).module()
-    x = tokens(2, LENGTH + 6)
-    equal(exported(x), model(x), "exported")
+    sizes = ({1: dimension},) if s.of_text else ({1: dimension}, {1: dimension})
+    exported = torch.export.export(called, inputs[0], dynamic_shapes=sizes).module()
+    equal(exported(*inputs[1]), called(*inputs[1]), "exported")
 
 
+def _isolated(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    @wraps(check)
+    def isolated(s: Subject) -> None:
+        with seeded(), nullcontext() if check.__name__ in SLOW else uncompiled():
+            check(s)
+
+    return isolated
+
+
+SLOW = ("compiled_is_eager", "exported_is_eager")
 CHECKS: dict[str, Callable[[Subject], None]] = {
-    f.__name__: f
+    f.__name__: _isolated(f)
     for f in (
-        position_matters, backends_agree, cached_is_full, ragged_cache, generates_alike, padded_is_unpadded,
-        packed_is_separate, images_are_separate, rows_do_not_meet, shift_invariant_as_declared, gradients_arrive,
-        gradients_are_right, inference_then_training, copies_are_equal, state_and_spec_bring_it_back, meta_is_normal,
-        bfloat16_stays_near, compiled_is_eager, exported_is_eager,
+        position_matters, backends_agree, calls_do_not_remember, no_graph_is_kept, cached_is_full, ragged_cache,
+        generates_alike, padded_is_unpadded, packed_is_separate, images_are_separate, rows_do_not_meet, shards_are_whole,
+        shift_invariant_as_declared, gradients_arrive, gradients_are_right, inference_then_training, copies_are_equal,
+        state_and_spec_bring_it_back, random_numbers_are_the_callers, meta_is_normal, bfloat16_stays_near, compiled_is_eager,
+        exported_is_eager,
     )
 }  # fmt: skip
-SLOW = ("compiled_is_eager", "exported_is_eager")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance.asking import not_offered
 from posenc.conformance.calling import Caller, own_dtype
 
 HEAD_DIM, ROTARY_DIM = 32, 16
@@ -28,8 +29,8 @@ def inputs_unchanged(call: Caller) -> str | None:
             before = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
             try:
                 call.with_tensors(given)
-            except Exception:
-                if dtype == torch.float32:
+            except Exception as error:
+                if dtype == torch.float32 or not not_offered(error):
                     raise
             changed |= {name for name, value in before.items() if not torch.equal(value, given[name])}
     return f"changes its input {' and '.join(sorted(changed))} in place" if changed else None
@@ -43,7 +44,9 @@ def keeps_dtype(call: Caller) -> str | None:
             fresh = own_dtype(call.with_tensors(question(call, 11 + number, dtype)))  # a length not asked for before
             call.with_tensors(question(call, 21 + number, other))
             later = own_dtype(call.with_tensors(question(call, 21 + number, dtype)))
-        except Exception:  # told where values are held against each other
+        except Exception as error:
+            if not not_offered(error):
+                raise
             continue
         if fresh not in (None, dtype):
             wrong.append(f"{word(dtype)} in, {word(fresh)} out")

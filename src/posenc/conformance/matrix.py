@@ -4,6 +4,7 @@
 python -m posenc.conformance.matrix > docs/encodings.md
 """
 
+from posenc.conformance import serves
 from posenc.conformance.checks import CHECKS, Make, Subject
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
@@ -17,11 +18,12 @@ CHECKED_AS = {
 }  # fmt: skip
 """What does nothing up to its training length is checked past it."""
 COLUMNS = {
-    "position_matters": "order as declared", "backends_agree": "backends agree", "cached_is_full": "cached = full",
+    "position_matters": "order as declared", "backends_agree": "backends agree", "calls_do_not_remember": "calls do not remember",
+    "no_graph_is_kept": "no graph is kept", "cached_is_full": "cached = full",
     "ragged_cache": "ragged cache", "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded",
-    "packed_is_separate": "packed = separate", "images_are_separate": "images packed = separate", "rows_do_not_meet": "batch rows", "shift_invariant_as_declared": "shift as declared",
+    "packed_is_separate": "packed = separate", "images_are_separate": "images packed = separate", "rows_do_not_meet": "batch rows", "shards_are_whole": "shards = whole", "shift_invariant_as_declared": "shift as declared",
     "gradients_arrive": "gradients arrive", "gradients_are_right": "gradcheck", "inference_then_training": "inference, then training",
-    "copies_are_equal": "copies", "state_and_spec_bring_it_back": "state and spec", "meta_is_normal": "meta device",
+    "copies_are_equal": "copies", "state_and_spec_bring_it_back": "state and spec", "random_numbers_are_the_callers": "random numbers", "meta_is_normal": "meta device",
     "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled", "exported_is_eager": "exported",
 }  # fmt: skip
 """Check -> the head of its column."""
@@ -89,6 +91,13 @@ def page() -> str:
             "The checks:",
             "",
             *checks,
+            "",
+            "## What each backend must serve",
+            "",
+            "On the CPU; a call that is made of nothing else may not be refused, and *backends agree* fails where it is. `sdpa` may "
+            f"refuse `Values` together with one of: {', '.join(serves.NOT_WITH_VALUES)}. `triton` is tested in its interpreter.",
+            "",
+            *serves.table(),
             "",
         ]
     )

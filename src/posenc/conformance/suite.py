@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for every encoding, ours or yours:
+"""What must hold for every encoding, the library's or the user's:
 
 from posenc.conformance import check
 print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
 """
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
-from posenc.checks import checked
-from posenc.conformance.checks import CHECKS, DECODER, SLOW, Fails, Inapplicable, Make, Subject
+from posenc.checks import check_flags
+from posenc.conformance.checks import CHECKS, SLOW
+from posenc.conformance.subject import DECODER, Fails, Inapplicable, Make, Places, Subject
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one check. holds: None when it does not apply; reason says why not, or what failed."""
+    """Of one check. holds: None when it does not apply; reason: the refusal, or what failed; where: of an error, the last
+    lines that it came through, the innermost first."""
 
     check: str
     holds: bool | None
     reason: str = ""
+    where: str = ""
 
     def __str__(self) -> str:
         mark = {True: "holds", False: "FAILS", None: "does not apply"}[self.holds]
-        return f"{self.check.replace('_', ' ')}: {mark}" + (f" ({self.reason})" if self.reason else "")
+        return f"{self.check.replace('_', ' ')}: {mark}" + (
+            f" ({'; '.join(filter(None, (self.reason, self.where)))})" if self.reason else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -40,18 +47,34 @@ class Report:
         return "\n".join(map(str, self.outcomes))
 
 
-@checked
-def check(make: Make, *, slow: bool = True) -> Report:
-    """Run every check on an encoding. make is given the config of the small model it is put into (dim, num_heads,
-    kv_heads, width, which is that of a head, num_layers) and returns the encoding; slow=False leaves out compiling and
-    exporting."""
-    if isinstance(make, type | Encoding):
+def check(make: Make, *, positions: Places | None = None, slow: bool = True) -> Report:
+    """Run every check on an encoding, in small models on the CPU. The caller's random numbers stay as they are.
+
+    make: given the config of the model that the encoding is put into (dim, num_heads, kv_heads, width, which is that of a
+        head, num_layers), it returns the encoding. Give it arguments other than its defaults, which a spec that has lost
+        them would bring back.
+    positions: where tokens are, for an encoding of trees, grids or anything but text: from a number of tokens to the
+        `Positions` of one document of so many. What is about text alone is then left out.
+    slow: False leaves out compiling and exporting.
+
+    Raises:
+        InputError: make is no function, or does not return an encoding; positions that are not those of n tokens.
+    """
+    if isinstance(make, type | Encoding) or not callable(make):
+        given = make.__name__ if isinstance(make, type) else f"a {type(make).__name__}"
         raise InputError(
-            f"make={make!r}: pass a function from a model's config to an encoding, as in "
+            f"make={given}: pass a function from a model's config to an encoding, as in "
             "check(lambda config: posenc.Rotary(config.width))"
         )
-    subject = Subject(make)
-    subject.encoding(DECODER)  # what cannot be made is said once
+    if positions is not None and not callable(positions):
+        raise InputError(
+            f"positions=a {type(positions).__name__}: pass a function from a number of tokens to their Positions, as in "
+            "positions=lambda n: Positions.from_ids(my_ids(n))"
+        )
+    check_flags(slow=slow)
+    subject = Subject(make, positions)
+    subject.encoding(DECODER)  # what cannot be made, or has no positions, is reported once
+    subject.document(2)
     return Report(tuple(run(name, subject) for name in CHECKS if slow or name not in SLOW))
 
 
@@ -61,7 +84,22 @@ def run(name: str, subject: Subject) -> Outcome:
         CHECKS[name](subject)
     except Inapplicable as reason:
         return Outcome(name, None, str(reason))
+    except Fails as failure:
+        return Outcome(
+            name, False, " ".join(str(failure).split()), "" if not failure.__cause__ else _where(failure.__cause__)
+        )
     except Exception as error:
-        text = " ".join(str(error).split())
-        return Outcome(name, False, f"{type(error).__name__}: {text[:300]}" if not isinstance(error, Fails) else text)
+        notes = "; ".join(("", *getattr(error, "__notes__", ())))
+        return Outcome(
+            name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{notes}", _where(error)
+        )
     return Outcome(name, True)
+
+
+FRAMES = 4
+
+
+def _where(error: BaseException) -> str:
+    """The last lines that an error came through, the innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    return "at " + ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in reversed(frames))

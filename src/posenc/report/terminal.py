@@ -34,7 +34,7 @@ LONG = 8 * 60
 
 def times(elapsed: float, left: float | None) -> str:
     """As in "elapsed 0:22, about 3:10 left"."""
-    told = "" if left is None else f", about {_clock(left)} left" if left >= 5 else ", a few seconds left"
+    told = "" if not left else f", about {_clock(left)} left" if left >= 5 else ", a few seconds left"
     return f"elapsed {_clock(elapsed)}{told}"
 
 

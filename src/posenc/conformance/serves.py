@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each backend must serve: refusing a call that is made of nothing else is a failure.
+
+The page of all encodings has these tables; `backends_agree` holds the backends to them.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative, Values
+from posenc.encoding import Encoding, as_terms
+from posenc.positions import Positions
+
+TERMS: dict[str, type] = {
+    cls.__name__: cls for cls in (Relative, QueryRelative, KeyRelative, Factored, Positional, Dense)
+}
+STRUCTURES = (
+    *TERMS, "several QueryRelative", "a term at positions of its own", "a Score of one's own", "KeyValues", "Values", "a sink",
+    "a position map",
+)  # fmt: skip
+LAYOUTS = ("contiguous", "cached", "padded", "packed", "scattered", "of images")
+NUMBERS = ("float64", "float32", "bfloat16", "float16", "a gradient")
+FEATURES = (*STRUCTURES, *LAYOUTS, *NUMBERS)
+"""What a call of attention is made of."""
+
+
+@dataclass(frozen=True)
+class Serves:
+    """Of a backend on the CPU: the features that it must serve, and pairs of them that it may refuse together."""
+
+    features: frozenset[str]
+    but_for: frozenset[frozenset[str]] = frozenset()
+
+    def must(self, call: frozenset[str]) -> bool:
+        """Whether a call of these features may not be refused."""
+        return call <= self.features and not any(pair <= call for pair in self.but_for)
+
+
+EVERYTHING = frozenset(FEATURES)
+NOT_WITH_VALUES = "scattered", "of images", "Positional", "a Score of one's own", "a term at positions of its own"
+OF_TRITON = "Relative", "QueryRelative", "Factored", "KeyValues", "a sink", "contiguous", "cached", *NUMBERS[1:4]
+DECLARED = {
+    "reference": Serves(EVERYTHING),
+    "sdpa": Serves(EVERYTHING, frozenset(frozenset({"Values", other}) for other in NOT_WITH_VALUES)),
+    "flex": Serves(EVERYTHING - {"Values", "a gradient"}),
+    "triton": Serves(frozenset(OF_TRITON)),
+}
+"""Backend -> what it must serve. One that is not named here must serve everything."""
+
+
+def must_serve(backend: str, call: frozenset[str]) -> bool:
+    """Whether a backend may not refuse a call on this machine's CPU."""
+    if backend == "triton" and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        return False  # which has no CPU but the one of its interpreter
+    return DECLARED.get(backend, Serves(EVERYTHING)).must(call)
+
+
+def features(
+    encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layout: str, *, layer: int = 0, grad: bool = False
+) -> frozenset[str]:
+    """What a call of attention is made of; layout: one of LAYOUTS."""
+    found = {layout, str(q.dtype).removeprefix("torch.")} | ({"a gradient"} if grad else set())
+    with torch.no_grad():
+        terms = as_terms(encoding.bias(q, k, positions, layer))
+        added = encoding.values(positions, layer)
+    of_queries = 0
+    for term in terms:
+        found.add(next((name for name, cls in TERMS.items() if type(term) is cls), "a Score of one's own"))
+        of_queries += isinstance(term, QueryRelative)
+        if getattr(term, "positions", positions) is not positions:
+            found.add("a term at positions of its own")
+    if of_queries > 1:
+        found.add("several QueryRelative")
+    if added is not None:
+        found.add("Values" if isinstance(added, Values) else "KeyValues")
+    if encoding.sink(layer) is not None:
+        found.add("a sink")
+    if encoding.branches(layer):
+        found.add("a position map")
+    return frozenset(found)
+
+
+def table() -> list[str]:
+    """What each backend must serve on the CPU, as lines of Markdown."""
+    lines = [f"|  | {' | '.join(f'`{name}`' for name in DECLARED)} |", "|---" * (len(DECLARED) + 1) + "|"]
+    for feature in FEATURES:
+        what = f"`{feature}`" if feature in TERMS or feature in ("Values", "KeyValues") else feature
+        marks = ["✓" if feature in serves.features else "–" for serves in DECLARED.values()]
+        lines.append(f"| {what} | {' | '.join(marks)} |")
+    return lines
