@@ -36,22 +36,22 @@ def with_hook(name, function):
 @pytest.mark.parametrize(
     ("hook", "function", "message"),
     [
-        ("place", lambda s, positions, batch: None, r"Mine.place\(\) returned None: return Positions"),
-        ("place", lambda s, p, b: Positions.arange(5), r"Mine.place\(\) returned Positions\(5 queries"),
-        ("embed", lambda s, x, p, layer=0: None, r"Mine.embed\(\) returned None: return a tensor of x's shape"),
-        ("embed", lambda s, x, p, layer=0: x[:, :1], r"Mine.embed\(\) returned a tensor of shape \(1, 1, 16\)"),
-        ("rotate", lambda s, q, k, p, layer=0: None, r"Mine.rotate\(\) returned None: return the pair \(q, k\)"),
-        ("rotate", lambda s, q, k, p, layer=0: q, r"Mine.rotate\(\) returned a tensor .*: return the pair"),
-        ("rotate", lambda s, q, k, p, layer=0: (q, k[:, :, 1:]), r"Mine.rotate\(\) returned .*: return k \(1, 2, 6, 8\)"),
-        ("rotate", lambda s, q, k, p, layer=0: (q, torch.cat((k, k), 2)), r"Mine.rotate\(\).*: return k"),
-        ("rotate", lambda s, q, k, p, layer=0: (torch.cat((q, q), 1), k), r"Mine.rotate\(\).*: return q"),
-        ("rotate", lambda s, q, k, p, layer=0: (q.half(), k), r"Mine.rotate\(\).*: return q in torch.float32"),
-        ("rotate", lambda s, q, k, p, layer=0: (q[..., :4], k), r"Mine.rotate\(\) returned q 4 wide and k 8 wide"),
-        ("values", lambda s, p, layer=0: torch.zeros(6, 8), r"Mine.values\(\) returned .*: return Values"),
-        ("scale", lambda s, width: "1", r"Mine.scale\(\) returned '1': return a number"),
-        ("scale", lambda s, width: torch.nn.Parameter(torch.ones(())), r"Mine.scale\(\) returned a tensor.*in rotate"),
-        ("scale", lambda s, width: float("nan"), r"Mine.scale\(\) returned nan: return a finite number"),
-        ("branches", lambda s, layer=0: Branch(Region()), r"Mine.branches\(\) returned .*: return a sequence of Branch"),
+        ("place", lambda s, positions, batch: None, r"Mine.place returned None: return Positions"),
+        ("place", lambda s, p, b: Positions.arange(5), r"Mine.place returned Positions\(5 queries"),
+        ("embed", lambda s, x, p, layer=0: None, r"Mine.embed returned None: return a tensor of x's shape"),
+        ("embed", lambda s, x, p, layer=0: x[:, :1], r"Mine.embed returned a tensor of shape \(1, 1, 16\)"),
+        ("rotate", lambda s, q, k, p, layer=0: None, r"Mine.rotate returned None: return the pair \(q, k\)"),
+        ("rotate", lambda s, q, k, p, layer=0: q, r"Mine.rotate returned a tensor .*: return the pair"),
+        ("rotate", lambda s, q, k, p, layer=0: (q, k[:, :, 1:]), r"Mine.rotate returned .*: return k \(1, 2, 6, 8\)"),
+        ("rotate", lambda s, q, k, p, layer=0: (q, torch.cat((k, k), 2)), r"Mine.rotate.*: return k"),
+        ("rotate", lambda s, q, k, p, layer=0: (torch.cat((q, q), 1), k), r"Mine.rotate.*: return q"),
+        ("rotate", lambda s, q, k, p, layer=0: (q.half(), k), r"Mine.rotate.*: return q in torch.float32"),
+        ("rotate", lambda s, q, k, p, layer=0: (q[..., :4], k), r"Mine.rotate returned q 4 wide and k 8 wide"),
+        ("values", lambda s, p, layer=0: torch.zeros(6, 8), r"Mine.values returned .*: return posenc.bias.Values"),
+        ("scale", lambda s, width: "1", r"Mine.scale returned '1': return a number"),
+        ("scale", lambda s, width: torch.nn.Parameter(torch.ones(())), r"Mine.scale returned a tensor.*in rotate"),
+        ("scale", lambda s, width: float("nan"), r"Mine.scale returned nan: return a finite number"),
+        ("branches", lambda s, layer=0: Branch(Region()), r"Mine.branches returned .*: return a sequence of Branch"),
     ],
 )  # fmt: skip
 def test_what_a_hook_returns_is_refused_by_its_name(hook, function, message):
@@ -154,9 +154,12 @@ def test_a_subclass_is_not_its_parent_in_a_spec():
     assert spec == {"name": "Steep", "num_heads": 2}
     with pytest.raises(InputError, match="unknown encoding 'Steep'"):
         from_spec(spec)
-    assert type(from_spec(spec, classes=[Steep])) is Steep
+    assert type(from_spec(spec, classes={"Steep": Steep})) is Steep
     both = (posenc.Rotary(8) + Steep(2)).spec()
-    assert [type(part) for part in from_spec(json.loads(json.dumps(both)), classes=[Steep])] == [posenc.Rotary, Steep]
+    assert [type(part) for part in from_spec(json.loads(json.dumps(both)), classes={"Steep": Steep})] == [
+        posenc.Rotary,
+        Steep,
+    ]
 
 
 class Nested(Encoding):
@@ -187,7 +190,7 @@ def test_specs_nest_and_refuse_what_json_does_not_have():
     spec = json.loads(json.dumps(nested.spec()))
     assert spec["encoding"]["name"] == "rope"
     assert spec["table"] == [0, 1, 2]
-    again = from_spec(spec, classes=[Nested])
+    again = from_spec(spec, classes={"Nested": Nested})
     assert again.spec() == spec
     with pytest.raises(InputError, match=r"Nested.table=<object .*: spec\(\) takes numbers"):
         Nested(posenc.NoPE(), object()).spec()

@@ -308,7 +308,7 @@ def _as_json(value: Any, origin: str) -> Any:
 
 
 def _returned(encoding: Encoding, hook: str, value: object, remedy: str) -> InputError:
-    return InputError(f"{type(encoding).__name__}.{hook}() returned {shown(value)}: {remedy}")
+    return InputError(f"{type(encoding).__name__}.{hook} returned {shown(value)}: {remedy}")
 
 
 def placed_by(encoding: Encoding, positions: Positions, batch: int) -> Positions:
@@ -345,7 +345,7 @@ def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, l
             _check_rotated(encoding, "rotate", name, before, after)
     if queries.shape[3] != keys.shape[3]:
         widths = f"q {queries.shape[3]} wide and k {keys.shape[3]} wide"
-        raise InputError(f"{type(encoding).__name__}.rotate() returned {widths}: widen both alike")
+        raise InputError(f"{type(encoding).__name__}.rotate returned {widths}: widen both alike")
     return queries, keys
 
 

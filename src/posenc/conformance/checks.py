@@ -7,7 +7,7 @@ import json
 import pickle
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
-from posenc.composites import Composite
+from posenc.composites import PerLayer, Sum
 from posenc.conformance.sequences import calls_do_not_remember, no_graph_is_kept
 from posenc.conformance.serves import features, must_serve
 from posenc.conformance.subject import (
@@ -323,7 +323,7 @@ def state_and_spec_bring_it_back(s: Subject) -> None:
     spec = model.encoding.spec()
     text = json.dumps(spec)
     with seeded(5):  # what was drawn is in the state, or lost
-        rebuilt = _rebuilt(model.encoding, json.loads(text))
+        rebuilt = from_spec(json.loads(text), _classes_of_ones_own(model.encoding))
     if json.dumps(rebuilt.spec()) != text:
         raise Fails(f"the spec of what the spec {text} builds is another: {json.dumps(rebuilt.spec())}")
     again = Transformer(DECODER, rebuilt).double().eval()
@@ -331,26 +331,11 @@ def state_and_spec_bring_it_back(s: Subject) -> None:
     equal(again(x, s.document(LENGTH)), model(x, s.document(LENGTH)), f"the model rebuilt from {text}", 0.0)
 
 
-def _rebuilt(encoding: Encoding, spec: Mapping[str, Any]) -> Encoding:
-    if _registered(encoding):
-        return from_spec(spec)
-    arguments = {name: value for name, value in spec.items() if name != "name"}
-    if isinstance(encoding, Composite):
-        parts = dict.fromkeys(encoding)
-        made = [_rebuilt(part, of_part) for part, of_part in zip(parts, arguments["parts"], strict=True)]
-        return type(encoding)(*(made[i] for i in arguments["order"]))
-    for name, value in arguments.items():
-        inner = getattr(encoding, name, None)
-        if isinstance(inner, Encoding):
-            arguments[name] = _rebuilt(inner, value)
-    return type(encoding)(**arguments)
-
-
-def _registered(encoding: Encoding) -> bool:
-    """Whether `from_spec` knows it, and all that it is made of."""
-    within = [part for part in encoding.modules() if isinstance(part, Encoding) and part is not encoding]
-    known = type(encoding) in ENCODINGS.values() or type(encoding) in (*Composite.__subclasses__(), Mapped)
-    return known and all(map(_registered, within))
+def _classes_of_ones_own(encoding: Encoding) -> dict[str, type[Encoding]]:
+    parts = (part for part in encoding.modules() if isinstance(part, Encoding))
+    return {
+        part.known_as: type(part) for part in parts if type(part) not in (*ENCODINGS.values(), Sum, PerLayer, Mapped)
+    }
 
 
 def meta_is_normal(s: Subject) -> None:

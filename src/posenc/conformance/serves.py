@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative, Values
-from posenc.encoding import Encoding, as_terms
+from posenc.encoding import Encoding, bias_of
 from posenc.positions import Positions
 
 TERMS: dict[str, type] = {
@@ -64,7 +64,7 @@ def features(
     """What a call of attention is made of; layout: one of LAYOUTS."""
     found = {layout, str(q.dtype).removeprefix("torch.")} | ({"a gradient"} if grad else set())
     with torch.no_grad():
-        terms = as_terms(encoding.bias(q, k, positions, layer))
+        terms = bias_of(encoding, q, k, positions, layer)
         added = encoding.values(positions, layer)
     of_queries = 0
     for term in terms:

@@ -4,6 +4,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from typing import Any
 
 from posenc import position_maps
@@ -158,10 +159,10 @@ def check_grid(grid: Sequence[int]) -> None:
 
 
 @checked
-def from_spec(spec: Mapping[str, Any], classes: Sequence[type[Encoding]] = ()) -> Encoding:
+def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:
     """The encoding that `spec()` described; parameters are initialised afresh.
 
-    classes: those of your own that occur in it; a spec knows them by their class names.
+    classes: further ones by name, as in `create`; a spec names a class of your own by its class name.
 
     Raises:
         InputError: an unknown name or arguments that the encoding does not take.
@@ -169,8 +170,7 @@ def from_spec(spec: Mapping[str, Any], classes: Sequence[type[Encoding]] = ()) -
     arguments = dict(spec)
     name = arguments.pop("name", None)
     composites: dict[str, type[Composite]] = {c.name: c for c in (Sum, PerLayer)}
-    known = {vars(cls).get("name") or cls.__name__: cls for cls in classes}
-    composites |= {n: cls for n, cls in known.items() if issubclass(cls, Composite)}
+    composites |= {n: cls for n, cls in classes.items() if issubclass(cls, Composite)}
     if isinstance(name, str) and name in composites:
         if set(arguments) - {"order"} != {"parts"}:
             raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
@@ -178,13 +178,14 @@ def from_spec(spec: Mapping[str, Any], classes: Sequence[type[Encoding]] = ()) -
         return composites[name](*(parts[i] for i in arguments.get("order", range(len(parts)))))
     if name == Mapped.name and set(arguments) == {"encoding", "map"}:
         return Mapped(from_spec(arguments["encoding"], classes), arguments["map"])
-    cls = known[name] if name in known else lookup(name)
+    cls = classes[name] if name in classes else lookup(name)
     parameters = cls.arguments()
     for argument, value in arguments.items():
         if argument not in parameters:
             raise unknown(f"argument of {name!r}", argument, parameters)
-        takes = str(parameters[argument].annotation)
-        if isinstance(value, Mapping) and "Encoding" in takes:
+        takes = parameters[argument].annotation
+        encoding = isinstance(value, Mapping) and value.get("name") in {*ENCODINGS, *composites, *classes, Mapped.name}
+        if encoding and (takes is Parameter.empty or "Encoding" in str(takes)):
             arguments[argument] = from_spec(value, classes)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
     if missing:
