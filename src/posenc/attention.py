@@ -321,6 +321,11 @@ def placed(
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
+    if q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device:
+        (batch, heads, _, width), (*of_k, width_k) = q.shape, k.shape
+        fits = of_k == [*v.shape[:3]] and batch == of_k[0] and of_k[1] and heads and not heads % of_k[1]
+        if fits and width and width_k and v.shape[3] and (keys_rotated or width == width_k) and q.is_floating_point():
+            return
     _check_dims(q=q, k=k, v=v)
     if not q.is_floating_point():
         raise InputError(f"q is {q.dtype}: make q, k and v one float dtype")

@@ -9,7 +9,7 @@ positive when the key is in the past. Terms are added after the scores have been
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -132,12 +132,14 @@ class Relative(_OfPositions):
     """b[head, distance]: T5, ALiBi, KERPLE and every bias that depends on the distance alone.
 
     function(head, distance) -> bias takes broadcastable tensors; distance has a trailing axes dimension when the
-    positions have one.
+    positions have one. once: gives what it is given a function for, made at the first call only, where the bias has no
+    parameters and serves every layer alike (`Encoding.remember`). None: it is computed anew.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     num_heads: int
     positions: Positions
+    once: Callable[[Callable[[], Tensor]], Tensor] | None = None
 
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -146,6 +148,9 @@ class Relative(_OfPositions):
     def vector(self, device: torch.device) -> Tensor:
         """Every value the positions can need, (num_heads, number of distances), from the longest distance to the
         shortest. Where positions are contiguous, entry r + j belongs to the r-th query from the end and key j."""
+        return self._vector(device) if self.once is None else self.once(partial(self._vector, device))
+
+    def _vector(self, device: torch.device) -> Tensor:
         heads = torch.arange(self.num_heads, device=device).unsqueeze(1)
         distances = self.distances().to(device)
         return self.function(heads, distances).expand(self.num_heads, distances.shape[0])

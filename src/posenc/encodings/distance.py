@@ -32,7 +32,9 @@ class _DistanceBias(Encoding):
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_distance, layer=self.own_layer(layer), dtype=dtype)
-        return Relative(function, self.num_heads, positions)
+        constant = not (self._parameters or self._modules)
+        once = partial(self.remember, positions, ("vector", dtype)) if constant else None
+        return Relative(function, self.num_heads, positions, once)
 
 
 class T5(_DistanceBias):

@@ -129,7 +129,7 @@ class Rotary(Encoding):
         same = of_q[0] is of_k[0]
         if same and fits_kernel(q, k):
             return rotary_kernel(q, k, *of_k, layout=self.layout, start=self.first_channel)
-        if same and turns_token(of_k[0], q, k):
+        if same and self._turns_all and turns_token(q, k):
             wide = self.remember(positions, (dtype, "wide"), lambda: widened(*of_k, self.layout))
             return turn_together(q, k, *wide, self.layout)
         return self.turn(q, *of_q), self.turn(k, *of_k)
@@ -137,17 +137,23 @@ class Rotary(Encoding):
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         dtype = self._check(q, positions)
-        of_q = self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype))
-        if turns_token(of_q[0], q):
-            wide = self.remember(positions, (dtype, "wide q"), lambda: widened(*of_q, self.layout))
+        if self._turns_all and turns_token(q):
+            wide = self.remember(
+                positions, (dtype, "wide q"), lambda: widened(*self.of_queries(positions, dtype), self.layout)
+            )
             return turn_token(q, *wide, self.layout)
-        return self.turn(q, *of_q)
+        return self.turn(q, *self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         dtype = self._check(k, positions)
         first = positions.start and positions.start[1]
         return self.turn(k, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
+
+    @property
+    def _turns_all(self) -> bool:
+        """Whether every channel rotates."""
+        return self.rotary_dim is None or self.rotary_dim == self.head_dim
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         """Refuse what does not fit; the dtype of the tables."""

@@ -126,16 +126,15 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     return found.transpose(-2, -3) if order else found
 
 
-def turns_token(cos: Tensor, *tensors: Tensor) -> bool:
-    """Whether `turn_token` may and should serve: one token, every channel rotated, nothing to differentiate."""
-    if torch.compiler.is_compiling():
+def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
+    """Whether `turn_token` may and should serve heads whose channels all rotate: those of one token, with nothing to
+    differentiate."""
+    if q.shape[2] != 1 or torch.compiler.is_compiling():
         return False
-    x = tensors[0]
+    differentiable = q.requires_grad or (k is not None and k.requires_grad)
     return (
-        x.shape[2] == 1
-        and 2 * cos.shape[-1] == x.shape[-1]
-        and sum(each.numel() for each in tensors) <= 2 * TINY
-        and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
+        q.numel() + (0 if k is None else k.numel()) <= 2 * TINY
+        and not (differentiable and torch.is_grad_enabled())
         and not transformed()
     )
 
