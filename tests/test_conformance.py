@@ -6,7 +6,6 @@ import posenc
 from posenc.conformance.checks import CHECKS, SLOW, Inapplicable, Subject
 from posenc.conformance.matrix import named
 from posenc.conformance.suite import run
-from references.pending import pending
 
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
@@ -37,7 +36,7 @@ def is_slow(name, check):
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        pytest.param(name, check, marks=[pytest.mark.slow] * is_slow(name, check) + pending(name, check))
+        pytest.param(name, check, marks=[pytest.mark.slow] * is_slow(name, check))
         for name in (*posenc.ENCODINGS, *VARIANTS)
         for check in CHECKS
     ],

@@ -12,7 +12,6 @@ from posenc.conformance.matrix import named
 from posenc.conformance.sequences import BASES, CAUSAL, DERIVED, LAYERS, MODES, WHAT, Ask, Derive, New, Overwrite
 from posenc.conformance.subject import Subject, uncompiled
 from posenc.position_maps import MAPS
-from references.pending import MEMO
 from test_conformance import VARIANTS
 
 NAMES = [*posenc.ENCODINGS, *VARIANTS]
@@ -46,7 +45,6 @@ def test_every_position_map_is_among_them():
     assert set(MAPS) - {"inverse_leaky"} <= {name.split("@")[1].split(":")[0] for name in VARIANTS if "@" in name}
 
 
-@MEMO
 @settings(max_examples=60, **QUIETLY)
 @given(st.sampled_from(NAMES), PROGRAM)
 def test_a_call_is_answered_as_it_is_alone(name, program):
@@ -55,7 +53,6 @@ def test_a_call_is_answered_as_it_is_alone(name, program):
 
 
 @pytest.mark.slow
-@MEMO
 @pytest.mark.parametrize("name", NAMES)
 def test_many_calls_are_answered_as_they_are_alone(name):
     @settings(max_examples=60, **QUIETLY)

@@ -182,10 +182,10 @@ class Placement:
 
     def visible_counts(self) -> Tensor:
         """How many keys each query sees, (batch or 1, num_queries)."""
-        if self.every_key is not None:
-            return self.every_key.visible_counts()
         if self.branch is not None and self.branch.most is not None:
             return self._with(branch=None).visible_counts().clamp(max=self.branch.most)
+        if self.every_key is not None:
+            return self.every_key.visible_counts()
         if self.all_visible:
             return torch.full_like(self.q_order, self.num_keys)
         if self.valid is None and self.q_document is None and self.start is not None:
