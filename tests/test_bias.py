@@ -125,7 +125,10 @@ def test_a_scale_that_is_a_tensor():
             return torch.nn.Parameter(torch.ones(()))
 
     for backend in ("auto", "reference"):
-        with pytest.raises(InputError, match=r"Learned.scale returned a tensor .*return a float; multiply q in rotate"):
+        with pytest.raises(
+            InputError,
+            match=r"Learned.scale returned a tensor .*return a number; a learned temperature multiplies the queries",
+        ):
             attention(*inputs(), Learned(), backend=backend)
 
 

@@ -187,7 +187,7 @@ def test_free_schedules_share_everything_else():
         (lambda: posenc.create("t5:init_std=-1", **SHAPE), "init_std=-1"),
         (lambda: posenc.from_spec({"name": "sum"}), "needs 'parts'"),
         (lambda: posenc.create("rope+alibi", head_dim=8, layout="half"), "write them into the text"),
-        (lambda: posenc.from_spec({"name": "rope", "dim": 3}), "spec of 'rope'"),
+        (lambda: posenc.from_spec({"name": "rope", "dim": 3}), "in the spec of 'rope': 'dim': did you mean 'head_dim'"),
         (lambda: posenc.from_spec({}), "unknown encoding None"),
         (lambda: Rotary(8, rotary_dim=10), "rotary_dim=10: cannot exceed head_dim=8"),
         (lambda: Rotary(8, layout="neox"), "unknown layout 'neox'"),

@@ -194,7 +194,9 @@ def test_specs_nest_and_refuse_what_json_does_not_have():
     assert again.spec() == spec
     with pytest.raises(InputError, match=r"Nested.table=<object .*: spec\(\) takes numbers"):
         Nested(posenc.NoPE(), object()).spec()
-    with pytest.raises(InputError, match=r"unknown argument of 'rope' 'head_dims': did you mean 'head_dim'"):
+    with pytest.raises(
+        InputError, match=r"unknown argument in the spec of 'rope': 'head_dims': did you mean 'head_dim'"
+    ):
         from_spec({"name": "rope", "head_dims": 8})
     with pytest.raises(InputError, match="spec of 'rope': lacks head_dim"):
         from_spec({"name": "rope"})

@@ -384,7 +384,7 @@ def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | 
     """`Encoding.values`, validated; widths and heads are checked against v by `attention`."""
     found = encoding.values(positions, layer)
     if found is not None and not isinstance(found, (Values, KeyValues)):
-        raise _returned(encoding, "values", found, "return Values(table, index), KeyValues(added) or None")
+        raise _returned(encoding, "values", found, "return posenc.bias.Values(table, index), KeyValues(added) or None")
     return found
 
 

@@ -125,8 +125,9 @@ def test_a_step_of_decoding_can_be_repeated():
 
 def test_only_the_new_key_is_turned_where_the_cache_holds_rotated_ones(monkeypatch):
     made = candidate(CASES["rope"], "posenc, rotated cache").build(inputs("rope", "decode", "float32"))
-    turned, turn = [], posenc.Rotary.turn
+    turned, turn, token = [], posenc.Rotary.turn, posenc.encodings.rotary.turn_token
     monkeypatch.setattr(posenc.Rotary, "turn", lambda *a, **kw: turned.append(a[1].shape[2]) or turn(*a, **kw))
+    monkeypatch.setattr(posenc.encodings.rotary, "turn_token", lambda *a: turned.append(a[0].shape[2]) or token(*a))
     made.run()
     assert turned == [1, 1], "the query and its key"
 

@@ -14,7 +14,6 @@ ROWS, WIDTH, REPEATS = 128, 512, 3
 HEADS, KEYS, HEAD_DIM = 4, 256, 64
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph takes what is measured while traced
 def slower_than_float32(dtype: torch.dtype, device: torch.device | str = "cpu") -> bool:
     """Whether matrix products in `dtype` take longer than in float32 on this machine.
 
@@ -29,7 +28,6 @@ def slower_than_float32(dtype: torch.dtype, device: torch.device | str = "cpu") 
     return kind == "cpu" and _measured(_products, dtype)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def steps_slower_than_float32(dtype: torch.dtype) -> bool:
     """Whether attention of a single query on the CPU takes longer in `dtype` than by way of float32 copies of the keys
     and values; measured once in a process, in about 2 ms."""
@@ -39,6 +37,12 @@ def steps_slower_than_float32(dtype: torch.dtype) -> bool:
 def fastest_dtype(device: torch.device | str = "cpu") -> torch.dtype:
     """The dtype to run a pretrained model in: bfloat16, but float32 where the machine is not faster in bfloat16."""
     return torch.float32 if slower_than_float32(torch.bfloat16, device) else torch.bfloat16
+
+
+for _constant in (slower_than_float32, steps_slower_than_float32):
+    # a graph takes what is measured while it is traced: torch.compiler.assume_constant_result, which sets this, would
+    # import all of Dynamo with posenc
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

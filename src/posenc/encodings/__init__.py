@@ -100,6 +100,7 @@ def create(
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
+    _check_classes(classes)
     shape: dict[str, Any] = {
         "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
         "max_positions": max_positions, "causal": causal, "grid": grid, "classes": classes,
@@ -146,6 +147,12 @@ def create(
     return cls(**shape, **options)
 
 
+def _check_classes(classes: Mapping[str, Any]) -> None:
+    for name, cls in classes.items():
+        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+            raise InputError(f"classes={{{name!r}: {shown(cls)}}}: pass subclasses of posenc.Encoding by name")
+
+
 def check_grid(grid: Sequence[int]) -> None:
     """Refuse what is no size of an image or a video.
 
@@ -170,6 +177,7 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     arguments = dict(spec)
     name = arguments.pop("name", None)
     composites: dict[str, type[Composite]] = {c.name: c for c in (Sum, PerLayer)}
+    _check_classes(classes)
     composites |= {n: cls for n, cls in classes.items() if issubclass(cls, Composite)}
     if isinstance(name, str) and name in composites:
         if set(arguments) - {"order"} != {"parts"}:
@@ -182,9 +190,10 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     parameters = cls.arguments()
     for argument, value in arguments.items():
         if argument not in parameters:
-            raise unknown(f"argument of {name!r}", argument, parameters)
+            raise unknown(f"argument in the spec of {name!r}:", argument, parameters)
         takes = parameters[argument].annotation
-        encoding = isinstance(value, Mapping) and value.get("name") in {*ENCODINGS, *composites, *classes, Mapped.name}
+        inner = value.get("name") if isinstance(value, Mapping) else None
+        encoding = isinstance(inner, str) and inner in {*ENCODINGS, *composites, *classes, Mapped.name}
         if encoding and (takes is Parameter.empty or "Encoding" in str(takes)):
             arguments[argument] = from_spec(value, classes)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]

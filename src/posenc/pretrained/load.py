@@ -219,7 +219,10 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             raise ValueError("it needs code of its own, and posenc runs no code out of a checkpoint")
         config = AutoConfig.from_pretrained(name, **safe)
         if config.model_type in ROTARY:
-            check_parameters(config)
+            try:
+                check_parameters(config)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from error
         kinds = stored.get("architectures") or _CAUSAL
         auto: Any = AutoModelForCausalLM
         if config.model_type in (*FAMILIES, *PAIRED):
