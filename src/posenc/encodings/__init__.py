@@ -186,7 +186,7 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
         return composites[name](*(parts[i] for i in arguments.get("order", range(len(parts)))))
     if name == Mapped.name and set(arguments) == {"encoding", "map"}:
         return Mapped(from_spec(arguments["encoding"], classes), arguments["map"])
-    cls = classes[name] if name in classes else lookup(name)
+    cls = classes[name] if isinstance(name, str) and name in classes else lookup(name)
     parameters = cls.arguments()
     for argument, value in arguments.items():
         if argument not in parameters:
