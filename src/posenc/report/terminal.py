@@ -167,6 +167,7 @@ class Terminal(ShowsProgress):
         self.task: TaskID | None = None
         self.pace: Pace = Pace(0)
         self.runs: int = 0
+        self.kept: int = 0
         self.done: int = 0
 
     @property
@@ -175,7 +176,7 @@ class Terminal(ShowsProgress):
 
     def _planned(self, runs: int, kept: int, work: int) -> None:
         self.runs = runs
-        self.done = kept
+        self.kept = self.done = kept
         self.pace = Pace(work)
         if kept:
             self.say(f"{kept} of {runs} runs are here already")
@@ -183,9 +184,11 @@ class Terminal(ShowsProgress):
 
     def _estimated(self, seconds: float) -> None:
         offer = ""
-        if seconds > LONG and (quick := self.quick()) is not None:
+        if seconds > LONG and not self.kept and (quick := self.quick()) is not None:
             offer = f"; --preset quick would take about {about(seconds * quick)} (Ctrl-C stops, and keeps what is done)"
-        self.say(f"{self.runs - self.done} runs take about {about(seconds)} on this machine{offer}")
+        todo = self.runs - self.kept
+        what = f"{todo} runs take" if todo > 1 else "1 run takes"
+        self.say(f"{what} about {about(seconds)} on this machine{offer}")
 
     def _reported(self, seeds: int, planned: int) -> None:
         if seeds == 1:
