@@ -291,6 +291,9 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
     assert any(
         "rerope:window=64 reads texts of up to 64 tokens as the model as it is" in note for note in found["limits"]
     )
+    assert not any("by construction" in sentence for sentence in found["answer"])
+    short = evaluate(model(), tokenizer, **given | {"lengths": [48, 64]})
+    assert "rerope:window=64 reads all of these texts as the model as it is does, by construction." in short["answer"]
     monkeypatch.setattr("posenc.evals.run.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
     apart = evaluate(model(), tokenizer, **given)
     for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):
