@@ -72,7 +72,7 @@ class Job:
         """
         if self.tokenizer is None:
             what = f"{self.name}: it has no tokenizer, and" if self.name else "tokenizer=None:"
-            raise InputError(f"{what} every task needs one; give the model's own")
+            raise InputError(f"{what} every task needs one; pass the tokenizer that belongs to the model")
         s = self.settings
         self.loaded: Attached | None = attached(unwrapped(self.model))
         if self.loaded is not None and len(s.methods) > 1:
