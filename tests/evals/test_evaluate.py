@@ -260,7 +260,7 @@ def test_mistakes_are_named_before_anything_is_measured(given, message, tokenize
 def test_without_a_tokenizer_nothing_can_be_asked():
     with pytest.raises(InputError, match=r"^small: it has no tokenizer, and every task needs one"):
         evaluate(model(), None, name="small", **SMALL)
-    with pytest.raises(InputError, match=r"^tokenizer=None: every task needs one; give the model's own"):
+    with pytest.raises(InputError, match=r"^tokenizer=None: every task needs one; pass the tokenizer that belongs"):
         evaluate(model(), None, **SMALL)
 
 

@@ -223,8 +223,8 @@ class Job:
                     store.save_look(key, profile)
             if profile is not None:
                 found[method] = profile
-            told(f"attention, {method}: " + (refused.get(method) or f"{len(cells)} texts of {cells[0].length} tokens"))
             tick(self.look_work() // len(self.settings.methods), f"attention, {method}")
+            told(f"attention, {method}: " + (refused.get(method) or f"{len(cells)} texts of {cells[0].length} tokens"))
 
     def work(self, group: Sequence[Cell]) -> int:
         """The size of some cells, in tokens read."""

@@ -145,9 +145,7 @@ class ShowsProgress:
         """Say what has been finished, where there is no bar. left: seconds until all is."""
         if not self.err.is_terminal:
             elapsed = time.perf_counter() - self.started
-            print(
-                f"[{done}/{count}] {times(elapsed, left if done < count else None)}: {printable(what)}", file=sys.stderr
-            )
+            print(f"[{done}/{count}] {times(elapsed, left)}: {printable(what)}", file=sys.stderr)
 
     def say(self, sentence: str) -> None:
         """A line on stderr, above the bar where there is one."""
@@ -206,7 +204,12 @@ class Terminal(ShowsProgress):
         self.done += 1
         if self.task is not None:
             self.bar.update(self.task, description=f"{self.done}/{self.runs} runs")
-        self.line(self.done, self.runs, f"{run.encoding}, seed {run.seed}", self.pace.left())
+        self.line(
+            self.done,
+            self.runs,
+            f"{run.encoding}, seed {run.seed}",
+            self.pace.left() if self.done < self.runs else None,
+        )
 
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
