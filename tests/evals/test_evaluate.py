@@ -221,6 +221,12 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     assert more["cells"]["kept_from_before"] == 1
 
 
+def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
+    monkeypatch.setattr(job.Job, "check_texts", lambda _: pytest.fail("texts were made"))
+    with pytest.raises(InputError, match=r"reaches \d+ tokens"):
+        evaluate(model(), tokenizer, **SMALL | {"methods": ("rerope:window=100000",), "lengths": (4096,)})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -229,6 +235,10 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
         ({"tasks": ("passkey", "facts:colour=1")}, r"unknown option of facts 'colour=1'"),
         ({"methods": ("yarm",)}, r"--methods yarm: unknown method 'yarm': did you mean 'yarn'"),
         ({"methods": ("linear:factor=x",)}, r"--methods linear:factor=x"),
+        (
+            {"methods": ("rerope:window=100000",)},
+            r"--methods rerope:window=100000: .*reaches \d+ tokens, and \d+ are wanted",
+        ),
         ({"lengths": (1,)}, r"--lengths 1: a text has at least 2 tokens"),
         ({"lengths": 400.5}, r"--lengths 400\.5: pass a whole number of tokens"),
         ({"depths": ("half",)}, r"--depths 'half': pass a number from 0 to 1"),

@@ -81,7 +81,6 @@ class Job:
                 "the one that it was made from, and name that method beside the others"
             )
         check_causal(self.model)
-        self.check_texts()
         rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
         if s.lengths[-1] > rows:
             raise InputError(
@@ -94,6 +93,7 @@ class Job:
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
                 raise InputError(f"--methods {method}: {error}; --methods none measures the model as it is") from None
+        self.check_texts()  # last but one: long texts take a while to make
         self.check_memory()
 
     def check_texts(self) -> None:
