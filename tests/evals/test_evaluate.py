@@ -221,6 +221,12 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     assert more["cells"]["kept_from_before"] == 1
 
 
+def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
+    monkeypatch.setattr(job.Job, "check_texts", lambda _: pytest.fail("texts were made"))
+    with pytest.raises(InputError, match=r"reaches \d+ tokens"):
+        evaluate(model(), tokenizer, **SMALL | {"methods": ("rerope:window=100000",), "lengths": (4096,)})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -229,6 +235,10 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
         ({"tasks": ("passkey", "facts:colour=1")}, r"unknown option of facts 'colour=1'"),
         ({"methods": ("yarm",)}, r"--methods yarm: unknown method 'yarm': did you mean 'yarn'"),
         ({"methods": ("linear:factor=x",)}, r"--methods linear:factor=x"),
+        (
+            {"methods": ("rerope:window=100000",)},
+            r"--methods rerope:window=100000: .*reaches \d+ tokens, and \d+ are wanted",
+        ),
         ({"lengths": (1,)}, r"--lengths 1: a text has at least 2 tokens"),
         ({"lengths": 400.5}, r"--lengths 400\.5: pass a whole number of tokens"),
         ({"depths": ("half",)}, r"--depths 'half': pass a number from 0 to 1"),
@@ -260,7 +270,7 @@ def test_mistakes_are_named_before_anything_is_measured(given, message, tokenize
 def test_without_a_tokenizer_nothing_can_be_asked():
     with pytest.raises(InputError, match=r"^small: it has no tokenizer, and every task needs one"):
         evaluate(model(), None, name="small", **SMALL)
-    with pytest.raises(InputError, match=r"^tokenizer=None: every task needs one; give the model's own"):
+    with pytest.raises(InputError, match=r"^tokenizer=None: every task needs one; pass the tokenizer that belongs"):
         evaluate(model(), None, **SMALL)
 
 
@@ -291,6 +301,9 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
     assert any(
         "rerope:window=64 reads texts of up to 64 tokens as the model as it is" in note for note in found["limits"]
     )
+    assert not any("by construction" in sentence for sentence in found["answer"])
+    short = evaluate(model(), tokenizer, **given | {"lengths": [48, 64]})
+    assert "rerope:window=64 reads all of these texts as the model as it is does, by construction." in short["answer"]
     monkeypatch.setattr("posenc.evals.run.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
     apart = evaluate(model(), tokenizer, **given)
     for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):

@@ -167,6 +167,11 @@ def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypat
         return
     assert "the same command goes on from there" in err
     monkeypatch.setattr(finetune_module, "_step", step)
+    with monkeypatch.context() as patch:  # another training is refused before anything is measured
+        patch.setattr("posenc.cli.extend._before_and_after", lambda *_: pytest.fail("it was measured"))
+        other = [*(part for part in command if part != "--no-verify"), "--seed", 1]
+        code, _, err = run(capsys, *other)
+        assert (code, "is of another model, text or settings" in err) == (2, True)
     code, out, err = run(capsys, *command)
     assert code == 0
     assert "4 steps of 1 x 16 tokens" in out

@@ -348,6 +348,7 @@ def test_parameters_that_are_meant():
         "beta_fast": 32.0,
         "beta_slow": 1.0,
         "type": "yarn",
+        "finetuned": True,
     }
     for more in (mscale, {"attention_factor": 1.1386}, {"attention_factor": None, "attn_factor": None}):
         assert names(small_model("llama", rope_parameters=YARN | more)) == []

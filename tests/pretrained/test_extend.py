@@ -434,7 +434,8 @@ def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
     ):
         for call in (
             partial(posenc.extend, method="yarn", factor=4), posenc.restore, posenc.doctor,
-            partial(posenc.to_hf, directory=tmp_path / "x"),
+            partial(posenc.to_hf, directory=tmp_path / "x"), partial(posenc.finetune, text="x"),
+            partial(posenc.evaluate, tokenizer=None, tasks="passkey"),
         ):  # fmt: skip
             with pytest.raises(InputError, match=message):
                 call(given)

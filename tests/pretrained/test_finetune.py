@@ -108,6 +108,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
             run(small_model("llama"), steps=2, checkpoint=tmp_path, **change)
     with pytest.raises(InputError, match=r"is of another model, text or settings"):
         run(small_model("llama", initializer_range=0.1), steps=2, checkpoint=tmp_path)
+    with pytest.raises(
+        InputError, match=r"^steps=1: checkpoint='.*' has 2 already; give as many or more, name another"
+    ):
+        run(small_model("llama"), steps=1, checkpoint=tmp_path)
     (tmp_path / "finetuning.safetensors").write_bytes(b"no such file")
     with pytest.raises(InputError, match=r"cannot be read .*; delete it to begin anew"):
         run(small_model("llama"), steps=2, checkpoint=tmp_path)

@@ -138,6 +138,7 @@ def test_whole_weights_are_trained_in_float32_wherever(folder, tmp_path, monkeyp
     code, out, _ = run(capsys, "extend", folder, "--method", "linear", "--factor", 2, *train, "--out", tmp_path / "out")
     assert code == 0
     assert "2 steps" in out
+    assert "computed in float32: the checkpoint is in bfloat16, in which small steps of a training are lost" in out
     assert stored(tmp_path / "out") == ("bfloat16", "bfloat16")
 
 

@@ -322,18 +322,22 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
 
 def test_the_terminal_says_how_long_the_rest_takes_from_the_first_cell_on(tmp_path, capsys, monkeypatch):
     """Also where there is no terminal. What was here already tells nothing of the speed."""
-    clock = iter([0.0, 100.0, 160.0, 160.0, 1000.0, 1000.0])
+    clock = iter([0.0, 100.0, 160.0, 160.0, 550.0, 550.0, 1000.0, 1000.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     terminal = Terminal(str(tmp_path))
     terminal.progress.planned(10, 2, 1000)
     terminal.progress.advanced("passkey, none", 100)
     terminal.progress.finished("passkey, none, depth 0")
     terminal.progress.told("passkey, none")
-    terminal.progress.advanced("attention", 900)
-    terminal.progress.told("attention, none: 3 texts of 512 tokens")
-    first, last = capsys.readouterr().err.splitlines()[1:]
+    for _ in range(7):
+        terminal.progress.finished("all cells")
+    for method, work in (("none", 400), ("yarn", 495)):  # after the last cell, and rounded
+        terminal.progress.advanced(f"attention, {method}", work)
+        terminal.progress.told(f"attention, {method}: 3 texts of 512 tokens")
+    first, second, last = capsys.readouterr().err.splitlines()[1:]
     assert first == "[3/10] elapsed 1:00, about 9:00 left: passkey, none"
-    assert last == "[3/10] elapsed 15:00: attention, none: 3 texts of 512 tokens"
+    assert second == "[10/10] elapsed 7:30, about 7:30 left: attention, none: 3 texts of 512 tokens"
+    assert last == "[10/10] elapsed 15:00: attention, yarn: 3 texts of 512 tokens"
 
 
 def test_elapsed_and_left_are_told_apart():

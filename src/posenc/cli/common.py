@@ -103,7 +103,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     text = "of the weights; auto: the checkpoint's, but float32 where this machine is faster in that"
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=text)
     parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is one)")
-    text = "threads on a CPU (default: a core each; beside other work 1 is faster, since threads wait for each other)"
+    text = "threads on a CPU (default: one per core; beside other work 1 is faster, since threads wait for each other)"
     parser.add_argument("--threads", type=int, metavar="N", help=text)
 
 

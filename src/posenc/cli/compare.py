@@ -217,14 +217,18 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
 
 
 def share_of_quick(options: argparse.Namespace, comparison: "Comparison") -> float | None:
-    """The work of this command with --preset quick over that of the comparison; None where it is not less."""
+    """The work of this command with --preset quick over that of the comparison; None where it is not less, or where the
+    other flags do not fit that preset."""
     from posenc.lab.config import Run
     from posenc.lab.measure import work
     from posenc.lab.tasks import TASKS
 
     task = TASKS[options.task]
     quick = task.presets["quick"]
-    settings = quick.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
+    try:
+        settings = quick.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
+    except InputError:
+        return None
     encodings = comparison.encodings if hasattr(options, "encodings") else quick.encodings
     small, all_of_it = (
         seeds * sum(work(Run(name, 0, shape, "")) for name in names)

@@ -87,8 +87,8 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
     from posenc.pretrained.finetune import prepared
-    from posenc.pretrained.precision import AUTO, HALF, chosen_because, widen
-    from posenc.pretrained.resuming import remove
+    from posenc.pretrained.precision import AUTO, HALF, STEPS_LOST, chosen_because, widen
+    from posenc.pretrained.resuming import Checkpoint, remove
     from posenc.pretrained.verify import TUNED
     from posenc.report.terminal import ShowsProgress
 
@@ -114,9 +114,11 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
 
     report = extended()  # a mistake shows before anything is measured
     if training is not None and training.get("lora") is None and options.dtype == AUTO and model.dtype in HALF:
-        widen(model)  # small steps are lost in less
+        widen(model, STEPS_LOST)
     if training is not None:
-        prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
+        settings, rows = prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
+        if "checkpoint" in training:
+            Checkpoint(training["checkpoint"], 1, model, rows, settings).check()
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
     tuned: Finetuning | None = None
     results["precision"] = chosen_because(model)

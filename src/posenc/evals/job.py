@@ -72,7 +72,7 @@ class Job:
         """
         if self.tokenizer is None:
             what = f"{self.name}: it has no tokenizer, and" if self.name else "tokenizer=None:"
-            raise InputError(f"{what} every task needs one; give the model's own")
+            raise InputError(f"{what} every task needs one; pass the tokenizer that belongs to the model")
         s = self.settings
         self.loaded: Attached | None = attached(unwrapped(self.model))
         if self.loaded is not None and len(s.methods) > 1:
@@ -81,7 +81,6 @@ class Job:
                 "the one that it was made from, and name that method beside the others"
             )
         check_causal(self.model)
-        self.check_texts()
         rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
         if s.lengths[-1] > rows:
             raise InputError(
@@ -94,6 +93,7 @@ class Job:
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
                 raise InputError(f"--methods {method}: {error}; --methods none measures the model as it is") from None
+        self.check_texts()  # last but one: long texts take a while to make
         self.check_memory()
 
     def check_texts(self) -> None:
@@ -223,8 +223,8 @@ class Job:
                     store.save_look(key, profile)
             if profile is not None:
                 found[method] = profile
-            told(f"attention, {method}: " + (refused.get(method) or f"{len(cells)} texts of {cells[0].length} tokens"))
             tick(self.look_work() // len(self.settings.methods), f"attention, {method}")
+            told(f"attention, {method}: " + (refused.get(method) or f"{len(cells)} texts of {cells[0].length} tokens"))
 
     def work(self, group: Sequence[Cell]) -> int:
         """The size of some cells, in tokens read."""

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from posenc.checks import checked
 from posenc.engines import Engine, Here, Interrupted, Work
 from posenc.evals.config import NONE, Cell, planned, preset_of, settings_of
@@ -21,7 +19,7 @@ from posenc.evals.results import numbers
 from posenc.evals.store import Measured, Store
 from posenc.evals.wording import answer, finished, limits
 from posenc.measuring.machine import describe
-from posenc.pretrained.anatomy import unwrapped
+from posenc.pretrained.anatomy import check_model, unwrapped
 from posenc.pretrained.precision import chosen_because
 
 __all__ = ["Interrupted", "Progress", "evaluate"]
@@ -42,7 +40,7 @@ class Progress:
 
 @checked
 def evaluate(
-    model: nn.Module,
+    model: Any,
     tokenizer: Any,
     *,
     preset: str | None = None,
@@ -79,6 +77,7 @@ def evaluate(
 
     The model is left as it was.
     """
+    check_model(model)
     engine = engine or Here()
     chosen = settings_of(preset, **settings)
     job = Job(model, tokenizer, chosen, name or str(getattr(unwrapped(model).config, "name_or_path", "")))

@@ -17,7 +17,8 @@ Results = Mapping[str, Any]
 def answer(results: Results) -> list[str]:
     """What a reader wants to know first."""
     lines = [line for task in results["tasks"] for line in _as_it_is(task)]
-    lines += [_judged(row) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
+    same = {m for m, tokens in results.get("exact_tokens", {}).items() if tokens >= max(results["settings"]["lengths"])}
+    lines += [_judged(row, row["method"] in same) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
     return lines + [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
 
 
@@ -139,8 +140,10 @@ def _gap(middle: Mapping[str, float], shares: Sequence[float]) -> str:
     )
 
 
-def _judged(row: Results) -> str:
-    """What a method changes, task by task."""
+def _judged(row: Results, same: bool) -> str:
+    """What a method changes, task by task. same: it changes nothing by construction, and was not measured."""
+    if same:
+        return f"{row['method']} reads all of these texts as the model as it is does, by construction."
     compared = [at for at in row["tasks"] if at["against_none"] is not None]
     parts = []
     for verdict, said in ((BETTER, "better on"), (WORSE, "worse on"), (SAME, "no measurable difference on")):

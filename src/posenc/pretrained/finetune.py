@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from posenc.checks import check_sizes, checked, holds_integers
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import Anatomy, anatomy
+from posenc.pretrained.anatomy import Anatomy, anatomy, check_model
 from posenc.pretrained.calls import check_tokens
 from posenc.pretrained.load import needs
 from posenc.pretrained.resuming import Checkpoint
@@ -70,7 +70,7 @@ class Finetuning:
 
 @checked
 def finetune(
-    model: nn.Module,
+    model: Any,
     text: str | Tensor | Sequence[Any],
     tokenizer: Any = None,
     *,
@@ -109,8 +109,9 @@ def finetune(
     Raises:
         InputError: text that is shorter than a window or has tokens the model does not know, sizes below 1, half
             precision without LoRA, a loss that is not finite (whole weights are spoilt then), a checkpoint of another
-            training; peft is missing.
+            training or of more steps; peft is missing.
     """
+    check_model(model)
     settings, rows = prepared(
         model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,

@@ -14,6 +14,8 @@ AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 """What a model may be loaded in, by name; and "auto"."""
 HALF = torch.bfloat16, torch.float16
+SLOWER, STEPS_LOST = "in which this machine is slower", "in which small steps of a training are lost"
+"""Why a model is made float32, said of the dtype that it had."""
 
 
 def dtype_of(given: torch.dtype | str) -> torch.dtype | None:
@@ -43,12 +45,14 @@ def computing_dtype(stored: torch.dtype | None, device: torch.device | str | Non
     return torch.float32 if stored in HALF and slower_than_float32(stored, device) else stored
 
 
-def widen(model: nn.Module) -> None:
-    """Compute in float32 from here on, which is exact; `stored_dtype` still tells what the model was before."""
+def widen(model: nn.Module, because: str = SLOWER) -> None:
+    """Compute in float32 from here on, which is exact; `stored_dtype` still tells what the model was before, and
+    `chosen_because` why."""
     inner: Any = unwrapped(model)
     stored = inner.dtype
     model.to(torch.float32)
     inner._posenc_stored_dtype = stored  # on the model, so that it goes along into copies
+    inner._posenc_widened_because = because
     for config in (inner.config, *(getattr(inner.config, name, None) for name in inner.config.sub_configs)):
         if config is not None:
             config.dtype = torch.float32
@@ -66,7 +70,7 @@ def chosen_because(model: nn.Module) -> str:
     inner: Any = unwrapped(model)
     dtype, stored = (str(d).removeprefix("torch.") for d in (inner.dtype, stored_dtype(model)))
     if dtype != stored:
-        return f"{dtype}: the checkpoint is in {stored}, in which this machine is slower"
+        return f"{dtype}: the checkpoint is in {stored}, {inner._posenc_widened_because}"
     if inner.dtype not in HALF:
         return dtype
     slower = slower_than_float32(inner.dtype, next(inner.parameters()).device)

@@ -33,6 +33,7 @@ class Checkpoint:
         self.folder = Folder(folder)
         self.path: Path = self.folder.directory / NAME
         self.identity: str = _identity(model, rows, settings)
+        self.steps: int = settings["steps"]
         self.every, self.last = 60 * minutes, time.perf_counter()
 
     def due(self) -> bool:
@@ -59,6 +60,11 @@ class Checkpoint:
         self.folder.write(NAME, save(found, {"posenc": json.dumps(about)}))
         self.last = time.perf_counter()
 
+    def check(self) -> None:
+        """Raises:
+        InputError: there is a file, and it is damaged, of another training, or of more steps than are asked for."""
+        self._read(tensors=False)
+
     def read(
         self, moved: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator
     ) -> list[float]:
@@ -68,25 +74,12 @@ class Checkpoint:
             The losses so far.
 
         Raises:
-            InputError: the file is damaged, or of another training.
+            InputError: as `check`.
         """
-        from safetensors import SafetensorError, safe_open
-
-        if not self.path.exists():
+        found = self._read(tensors=True)
+        if found is None:
             return []
-        try:
-            with safe_open(self.path, "pt") as file:
-                about = json.loads((file.metadata() or {}).get("posenc", "{}"))
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        except (SafetensorError, ValueError) as error:
-            raise InputError(
-                f"checkpoint={str(self.path)!r}: cannot be read ({error}); delete it to begin anew"
-            ) from None
-        if about.get("identity") != self.identity:
-            raise InputError(
-                f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, name another folder, "
-                "or delete it to begin anew"
-            )
+        losses, state = found
         for index, weight in enumerate(moved):
             weight.data.copy_(state[f"{index}"])
             names = [name for name in state if name.startswith(f"{index}.")]
@@ -98,8 +91,34 @@ class Checkpoint:
         torch.set_rng_state(state["random"])
         if "random.cuda" in state and moved[0].is_cuda:
             torch.cuda.set_rng_state(state["random.cuda"], moved[0].device)
-        losses: list[float] = about["losses"]
         return losses
+
+    def _read(self, tensors: bool) -> tuple[list[float], dict[str, Tensor]] | None:
+        """The losses so far, and the state if asked for; None: there is no file."""
+        from safetensors import SafetensorError, safe_open
+
+        if not self.path.exists():
+            return None
+        what = f"checkpoint={str(self.path)!r}"
+        try:
+            with safe_open(self.path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get("posenc", "{}"))
+                names = file.keys() if tensors else ()
+                state = {name: file.get_tensor(name) for name in names}
+        except (SafetensorError, ValueError) as error:
+            raise InputError(f"{what}: cannot be read ({error}); delete it to begin anew") from None
+        if about.get("identity") != self.identity:
+            raise InputError(
+                f"{what}: is of another model, text or settings; give those again, name another folder, or delete it to "
+                "begin anew"
+            )
+        losses: list[float] = about["losses"]
+        if len(losses) > self.steps:
+            raise InputError(
+                f"steps={self.steps}: {what} has {len(losses)} already; give as many or more, name another folder, or "
+                "delete it to begin anew"
+            )
+        return losses, state
 
 
 def _identity(model: nn.Module, rows: Tensor, settings: Mapping[str, Any]) -> str:

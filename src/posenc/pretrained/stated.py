@@ -24,6 +24,8 @@ READ: dict[str, set[str]] = {
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
 }
 """rope_type -> the keys that transformers reads of it (modeling_rope_utils.py), besides those that are always there."""
+REMARKS = {"finetuned"}
+"""Keys that ask for nothing: YaRN's authors wrote this one to say that a model was trained under its schedule."""
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
 
@@ -35,7 +37,9 @@ def stated(case: Patient) -> Symptom:
     for name, said in case.parameters.items():
         where = "" if len(case.parameters) == 1 else f" of {name}"
         kind = str(said.get("rope_type", "default"))
-        ignored = {key for key, value in said.items() if value is not None} - ALWAYS - READ.get(kind, set(said))
+        ignored = (
+            {key for key, value in said.items() if value is not None} - ALWAYS - REMARKS - READ.get(kind, set(said))
+        )
         for key in sorted(ignored - set(getattr(case.config, "ignore_keys_at_rope_validation", None) or ())):
             yield "parameter_ignored", f"{key}={said[key]} in rope_parameters{where}, whose rope_type is {kind}", None
         factor = said.get("factor")

@@ -320,7 +320,9 @@ class Terminal(ShowsProgress):
 
     def _told(self, found: str) -> None:
         elapsed = time.perf_counter() - self.started
-        left = elapsed * (self.work - self.worked) / self.worked if self.worked else None
+        rest = self.work - self.worked
+        # shares of work are rounded, so that a little of it is never reported
+        left = elapsed * rest / self.worked if self.worked and rest > self.work / 100 else None
         self.line(self.done, self.cells, found, left)
 
     def show(self, results: Results) -> None:

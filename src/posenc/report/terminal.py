@@ -145,9 +145,7 @@ class ShowsProgress:
         """Say what has been finished, where there is no bar. left: seconds until all is."""
         if not self.err.is_terminal:
             elapsed = time.perf_counter() - self.started
-            print(
-                f"[{done}/{count}] {times(elapsed, left if done < count else None)}: {printable(what)}", file=sys.stderr
-            )
+            print(f"[{done}/{count}] {times(elapsed, left)}: {printable(what)}", file=sys.stderr)
 
     def say(self, sentence: str) -> None:
         """A line on stderr, above the bar where there is one."""
@@ -167,6 +165,7 @@ class Terminal(ShowsProgress):
         self.task: TaskID | None = None
         self.pace: Pace = Pace(0)
         self.runs: int = 0
+        self.kept: int = 0
         self.done: int = 0
 
     @property
@@ -175,7 +174,7 @@ class Terminal(ShowsProgress):
 
     def _planned(self, runs: int, kept: int, work: int) -> None:
         self.runs = runs
-        self.done = kept
+        self.kept = self.done = kept
         self.pace = Pace(work)
         if kept:
             self.say(f"{kept} of {runs} runs are here already")
@@ -183,9 +182,11 @@ class Terminal(ShowsProgress):
 
     def _estimated(self, seconds: float) -> None:
         offer = ""
-        if seconds > LONG and (quick := self.quick()) is not None:
+        if seconds > LONG and not self.kept and (quick := self.quick()) is not None:
             offer = f"; --preset quick would take about {about(seconds * quick)} (Ctrl-C stops, and keeps what is done)"
-        self.say(f"{self.runs - self.done} runs take about {about(seconds)} on this machine{offer}")
+        todo = self.runs - self.kept
+        what = f"{todo} runs take" if todo > 1 else "1 run takes"
+        self.say(f"{what} about {about(seconds)} on this machine{offer}")
 
     def _reported(self, seeds: int, planned: int) -> None:
         if seeds == 1:
@@ -203,7 +204,12 @@ class Terminal(ShowsProgress):
         self.done += 1
         if self.task is not None:
             self.bar.update(self.task, description=f"{self.done}/{self.runs} runs")
-        self.line(self.done, self.runs, f"{run.encoding}, seed {run.seed}", self.pace.left())
+        self.line(
+            self.done,
+            self.runs,
+            f"{run.encoding}, seed {run.seed}",
+            self.pace.left() if self.done < self.runs else None,
+        )
 
     def show(self, results: Mapping[str, Any]) -> None:
         """The answer, the ranked table, and the files, on stdout."""
