@@ -260,3 +260,24 @@ def test_values_of_another_width_are_named():
     mine = with_hook("values", lambda self, positions, layer=0: Values(torch.zeros(1, 3, 5), lambda distance: distance))
     with pytest.raises(InputError, match=r"v is 8 wide, what Mine\.values adds to values 5"):
         attention(*given(), mine, Positions.arange(6))
+
+
+def test_vectors_added_to_queries_come_before_rotations() -> None:
+    moves = posenc.TransformerXL(16, 2, 8)
+    assert (moves + posenc.Rotary(8)).shift_invariant
+    assert not (posenc.Rotary(8) + moves).shift_invariant
+    assert (moves + posenc.XPos(8)).shift_invariant
+    with pytest.raises(InputError, match="xpos with transformer_xl: it scales keys"):
+        posenc.XPos(8) + moves
+
+
+def test_xpos_is_found_wherever_it_is_in_a_sum() -> None:
+    rope, xpos = posenc.Rotary(8), posenc.XPos(8)
+    for parts in (
+        (xpos, rope, posenc.Rotary(8, layout="interleaved")),
+        (posenc.PerLayer(xpos, rope), rope),
+        (posenc.Mapped(xpos, posenc.position_maps.rerope(3)), rope),
+    ):
+        with pytest.raises(InputError, match="with rope: it scales keys"):
+            posenc.Sum(*parts)
+    assert (posenc.PerLayer(xpos, rope) + posenc.LogN(8)).shift_invariant

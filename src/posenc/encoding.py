@@ -102,6 +102,8 @@ class Encoding(nn.Module):
     """In a sum, `rotate` comes after that of the others."""
     centres_keys: ClassVar[bool] = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    shifts_queries: ClassVar[bool] = False
+    """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
 
     @property
     def known_as(self) -> str:
