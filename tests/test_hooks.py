@@ -12,7 +12,7 @@ import torch
 
 import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
-from posenc.bias import Values
+from posenc.bias import Dense, Values
 from posenc.position_maps import PositionMap
 from posenc.positions.regions import Branch, Region
 from posenc.transformer import Transformer, TransformerConfig
@@ -262,7 +262,7 @@ def test_values_of_another_width_are_named():
         attention(*given(), mine, Positions.arange(6))
 
 
-def test_vectors_added_to_queries_come_before_rotations() -> None:
+def test_vectors_added_to_queries_come_before_rotations():
     moves = posenc.TransformerXL(16, 2, 8)
     assert (moves + posenc.Rotary(8)).shift_invariant
     assert not (posenc.Rotary(8) + moves).shift_invariant
@@ -271,7 +271,7 @@ def test_vectors_added_to_queries_come_before_rotations() -> None:
         posenc.XPos(8) + moves
 
 
-def test_xpos_is_found_wherever_it_is_in_a_sum() -> None:
+def test_xpos_is_found_wherever_it_is_in_a_sum():
     rope, xpos = posenc.Rotary(8), posenc.XPos(8)
     for parts in (
         (xpos, rope, posenc.Rotary(8, layout="interleaved")),
@@ -281,3 +281,15 @@ def test_xpos_is_found_wherever_it_is_in_a_sum() -> None:
         with pytest.raises(InputError, match="with rope: it scales keys"):
             posenc.Sum(*parts)
     assert (posenc.PerLayer(xpos, rope) + posenc.LogN(8)).shift_invariant
+
+
+def test_pairs_and_terms_may_come_in_any_container():
+    class Contained(Encoding):
+        def rotate(self, q, k, positions, layer=0):
+            return [2 * q, k]
+
+        def bias(self, q, k, positions, layer=0):
+            return (Dense(torch.full((1, 1, 6, 6), float(number))) for number in range(2))
+
+    q, k, v = given()
+    assert torch.allclose(attention(q, k, v, Contained()), attention(2 * q, k, v))

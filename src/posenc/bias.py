@@ -7,7 +7,7 @@ bias. There is no second implementation that could drift. `distance` is always q
 positive when the key is in the past. Terms are added after the scores have been scaled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
@@ -380,7 +380,7 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     """
     if bias is None:
         return []
-    terms = [bias] if not isinstance(bias, Sequence) else bias
+    terms = bias if isinstance(bias, Iterable) and not isinstance(bias, (Score, Tensor)) else [bias]
     found: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

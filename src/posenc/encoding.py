@@ -362,7 +362,7 @@ def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int)
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
     """`Encoding.rotate`, validated."""
     found = encoding.rotate(q, k, positions, layer)
-    if not (isinstance(found, tuple) and len(found) == 2):
+    if not (isinstance(found, (tuple, list)) and len(found) == 2):
         raise _returned(encoding, "rotate", found, "return the pair (q, k)")
     queries, keys = found
     for name, before, after in (("q", q, queries), ("k", k, keys)):
