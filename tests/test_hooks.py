@@ -12,7 +12,7 @@ import torch
 
 import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
-from posenc.bias import Values
+from posenc.bias import Dense, Values
 from posenc.position_maps import PositionMap
 from posenc.positions.regions import Branch, Region
 from posenc.transformer import Transformer, TransformerConfig
@@ -262,3 +262,36 @@ def test_values_of_another_width_are_named():
     mine = with_hook("values", lambda self, positions, layer=0: Values(torch.zeros(1, 3, 5), lambda distance: distance))
     with pytest.raises(InputError, match=r"v is 8 wide, what Mine\.values adds to values 5"):
         attention(*given(), mine, Positions.arange(6))
+
+
+def test_vectors_added_to_queries_come_before_rotations():
+    moves = posenc.TransformerXL(16, 2, 8)
+    assert (moves + posenc.Rotary(8)).shift_invariant
+    assert not (posenc.Rotary(8) + moves).shift_invariant
+    assert (moves + posenc.XPos(8)).shift_invariant
+    with pytest.raises(InputError, match="xpos with transformer_xl: it scales keys"):
+        posenc.XPos(8) + moves
+
+
+def test_xpos_is_found_wherever_it_is_in_a_sum():
+    rope, xpos = posenc.Rotary(8), posenc.XPos(8)
+    for parts in (
+        (xpos, rope, posenc.Rotary(8, layout="interleaved")),
+        (posenc.PerLayer(xpos, rope), rope),
+        (posenc.Mapped(xpos, posenc.position_maps.rerope(3)), rope),
+    ):
+        with pytest.raises(InputError, match="with rope: it scales keys"):
+            posenc.Sum(*parts)
+    assert (posenc.PerLayer(xpos, rope) + posenc.LogN(8)).shift_invariant
+
+
+def test_pairs_and_terms_may_come_in_any_container():
+    class Contained(Encoding):
+        def rotate(self, q, k, positions, layer=0):
+            return [2 * q, k]
+
+        def bias(self, q, k, positions, layer=0):
+            return (Dense(torch.full((1, 1, 6, 6), float(number))) for number in range(2))
+
+    q, k, v = given()
+    assert torch.allclose(attention(q, k, v, Contained()), attention(2 * q, k, v))

@@ -7,8 +7,8 @@ bias. There is no second implementation that could drift. `distance` is always q
 positive when the key is in the past. Terms are added after the scores have been scaled.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial, reduce
 
 import torch
@@ -132,14 +132,20 @@ class Relative(_OfPositions):
     """b[head, distance]: T5, ALiBi, KERPLE and every bias that depends on the distance alone.
 
     function(head, distance) -> bias takes broadcastable tensors; distance has a trailing axes dimension when the
-    positions have one. once: gives what it is given a function for, made at the first call only, where the bias has no
-    parameters and serves every layer alike (`Encoding.remember`). None: it is computed anew.
+    positions have one.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     num_heads: int
     positions: Positions
-    once: Callable[[Callable[[], Tensor]], Tensor] | None = None
+    # of a bias without parameters that serves every layer alike, see `made_once`: dataclasses.replace must not carry it over
+    once: Callable[[Callable[[], Tensor]], Tensor] | None = field(default=None, init=False)
+
+    def made_once(self, once: Callable[[Callable[[], Tensor]], Tensor]) -> "Relative":
+        """This term, just made, whose `vector` is what `once` gives for a function that makes it: at the first call alone
+        it calls that function (`Encoding.remember`)."""
+        self.once = once
+        return self
 
     def score_mod(self) -> ScoreMod:
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
@@ -374,7 +380,7 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     """
     if bias is None:
         return []
-    terms = [bias] if not isinstance(bias, Sequence) else bias
+    terms = bias if isinstance(bias, Iterable) and not isinstance(bias, (Score, Tensor)) else [bias]
     found: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):

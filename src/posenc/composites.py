@@ -102,6 +102,11 @@ class Composite(Encoding):
         return ""
 
 
+def _leaves(part: Encoding) -> list[Encoding]:
+    """The encodings that a part is made of."""
+    return [leaf for each in part for leaf in _leaves(each)] if isinstance(part, Composite) else [part]
+
+
 class Sum(Composite):
     """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
 
@@ -109,19 +114,29 @@ class Sum(Composite):
 
     def __init__(self, *parts: Encoding) -> None:
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
-        rotating = {part.known_as: part.planes for part in self if part.planes != ()}
-        alone = next((part for part in self if part.centres_keys), None)
-        if alone is not None and any(planes is None or planes != alone.planes for planes in rotating.values()):
-            others = ", ".join(name for name in rotating if name != alone.known_as) or alone.known_as
-            raise InputError(
-                f"{alone.known_as} with {others}: it scales keys by their distance from the middle of a call's keys, which "
-                "cancels only beside rotations of the same channels in the same layout; use one of them"
-            )
+        leaves = [(number, leaf) for number, part in enumerate(self._in_turn()) for leaf in _leaves(part)]
+        for at, alone in leaves:
+            if not alone.centres_keys:
+                continue
+            others = [
+                x for number, x in leaves if number != at and (x.planes != () or (x.shifts_queries and number > at))
+            ]
+            if any(x.planes is None or x.planes != alone.planes for x in others):
+                raise InputError(
+                    f"{alone.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
+                    "distance from the middle of a call's keys, which cancels only beside rotations of the same channels in "
+                    "the same layout, and of queries moved before it; use one of them, or that other first"
+                )
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
         rotating = [part.planes for part in self if part.planes != ()]
         commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        turned = False
+        for part in self._in_turn():
+            leaves = _leaves(part)
+            commute = commute and not (turned and any(leaf.shifts_queries for leaf in leaves))
+            turned = turned or any(leaf.planes != () for leaf in leaves)
         return commute and super().shift_invariant
 
     @property

@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from numbers import Integral, Real
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -101,6 +102,8 @@ class Encoding(nn.Module):
     """In a sum, `rotate` comes after that of the others."""
     centres_keys: ClassVar[bool] = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    shifts_queries: ClassVar[bool] = False
+    """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
 
     @property
     def known_as(self) -> str:
@@ -259,15 +262,21 @@ class Encoding(nn.Module):
             self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
-        """`positions.shared` for a value that follows from this encoding's tables as well: another table makes it anew."""
+        """`positions.shared` for a value that follows from this encoding's tables and attributes as well: where one has
+        been set or written to since, the value is made anew. What a gradient reaches, as in a class of one's own that
+        learns its angles, is made in every call."""
         if torch.compiler.is_compiling():
             return make()
         tables = list(self._buffers.values())
+        facts = [*tables, *vars(self).values()]
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
-        at, before, found = positions.shared((self, key), lambda: (tables, versions, make()))
-        if before == versions and all(a is b for a, b in zip(at, tables, strict=True)):
-            return found
-        return positions.shared((self, key, *tables, *versions), make)
+        kept: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
+        before, at, found = kept
+        if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
+            with torch.inference_mode(False):
+                found = _unless_learned(make)
+            kept[:] = facts, versions, found
+        return make() if found is _LEARNED else found
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -281,6 +290,22 @@ class Encoding(nn.Module):
                 )
             self._buffers[name] = table.to(table_device(buffer.device))
         return self
+
+
+_LEARNED = object()
+
+
+def _unless_learned(make: Callable[[], Any]) -> Any:
+    """What `make` gives, or _LEARNED where a gradient reaches it."""
+    with torch.enable_grad():
+        found = make()
+    return _LEARNED if _is_learned(found) else found
+
+
+def _is_learned(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return isinstance(value, (tuple, list)) and any(map(_is_learned, value))
 
 
 def _as_json(value: Any, origin: str) -> Any:
@@ -337,7 +362,7 @@ def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int)
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
     """`Encoding.rotate`, validated."""
     found = encoding.rotate(q, k, positions, layer)
-    if not (isinstance(found, tuple) and len(found) == 2):
+    if not (isinstance(found, (tuple, list)) and len(found) == 2):
         raise _returned(encoding, "rotate", found, "return the pair (q, k)")
     queries, keys = found
     for name, before, after in (("q", q, queries), ("k", k, keys)):

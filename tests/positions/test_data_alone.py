@@ -173,3 +173,11 @@ def test_cross_attention_knows_contiguous_sides():
         for p in (cross, padded):
             want = attention(q, k, v, encoding, p, backend="reference")
             torch.testing.assert_close(attention(q, k, v, encoding, p), want)
+
+
+def test_positions_given_by_moved_are_copied():
+    ids = torch.arange(6)[None].clone()
+    p = Positions.arange(6).moved(lambda before, order: ids)
+    ids += 3
+    assert torch.equal(p.q, torch.arange(6)[None])
+    assert p.k is p.q

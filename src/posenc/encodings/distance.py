@@ -22,6 +22,8 @@ class _DistanceBias(Encoding):
     shift_invariant = True
     bias_reads_keys = False
     num_heads: int
+    constant: ClassVar[bool] = False
+    """Nothing is learned and every layer has the same bias: it is made once for all. A subclass does not inherit it."""
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and distances (query position minus key position), in dtype."""
@@ -32,9 +34,9 @@ class _DistanceBias(Encoding):
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_distance, layer=self.own_layer(layer), dtype=dtype)
-        constant = not (self._parameters or self._modules)
-        once = partial(self.remember, positions, ("vector", dtype)) if constant else None
-        return Relative(function, self.num_heads, positions, once)
+        term = Relative(function, self.num_heads, positions)
+        constant = vars(type(self)).get("constant", False)
+        return term.made_once(partial(self.remember, positions, ("vector", dtype))) if constant else term
 
 
 class T5(_DistanceBias):
@@ -108,6 +110,7 @@ class ALiBi(_DistanceBias):
     )
     extrapolates = "yes: trained short, tested long"
     equal_to = "transformers' BLOOM, MPT"
+    constant = True
 
     @checked
     def __init__(self, num_heads: int) -> None:
@@ -218,6 +221,7 @@ class Sandwich(_DistanceBias):
         r"\theta_c = b^{-2c/\bar{d}}",
     )
     extrapolates = "yes: trained short, tested long"
+    constant = True
 
     @checked
     def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:

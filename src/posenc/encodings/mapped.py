@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and their kin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,14 @@ class Mapped(Encoding):
     @property
     def isometric(self) -> bool:
         return self.encoding.isometric
+
+    @property
+    def planes(self) -> Hashable:
+        return self.encoding.planes
+
+    @property
+    def centres_keys(self) -> bool:  # type: ignore[override]
+        return self.encoding.centres_keys
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "encoding": self.encoding.spec(), "map": self.map.spec()}

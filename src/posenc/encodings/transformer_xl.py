@@ -93,6 +93,7 @@ class TransformerXL(ContentBias):
         return bias[self.own_layer(layer) if self.untie else 0, :, None]
 
     planes = ()
+    shifts_queries = True
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)

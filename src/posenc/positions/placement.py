@@ -278,10 +278,10 @@ class Placement:
 
     def moved(self, place: Callable[[Tensor, Tensor], Tensor]) -> Self:
         """The same tokens elsewhere: place(positions, order) -> positions is applied to queries and to keys, both
-        (batch or 1, n). Who sees whom stays as it is."""
-        q = place(self.q, self.q_order)
+        (batch or 1, n); what it gives is copied. Who sees whom stays as it is."""
+        q = place(self.q, self.q_order).clone()  # the caller may change theirs later
         same = self.q is self.k and self.q_order is self.k_order
-        k = q if same else place(self.k, self.k_order)
+        k = q if same else place(self.k, self.k_order).clone()
         part = None if self.part is None else replace(self.part, whole=self.part.whole.moved(place))
         return replace(self, q=q, k=k, part=part, images=None).knowing(diagonal=self.diagonal)
 
