@@ -152,8 +152,8 @@ class Rotary(Encoding):
 
     @property
     def _turns_all(self) -> bool:
-        """Whether every channel rotates."""
-        return self.rotary_dim is None or self.rotary_dim == self.head_dim
+        """Whether every channel rotates, in the way of this class."""
+        return type(self).turn is Rotary.turn and self.rotary_dim in (None, self.head_dim)
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         """Refuse what does not fit; the dtype of the tables."""

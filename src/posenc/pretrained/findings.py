@@ -47,7 +47,7 @@ FINDINGS: dict[str, Kind] = {
         "truncate=False stands in the rope_parameters of a layer type, and transformers reads it only beside them: "
         "YaRN's ramp is cut to whole pairs all the same.",
         'Load the model with that layer type at rope_type "default" and the original length, then '
-        'posenc.extend(model, "yarn", factor=..., truncate=False), which hears it',
+        'posenc.extend(model, "yarn", factor=..., truncate=False), which applies it',
     ),
     "partial_rotary_ignored": Kind(
         "wrong",
@@ -98,7 +98,7 @@ FINDINGS: dict[str, Kind] = {
         "Write the base that the model was trained with into config.json, as rope_theta in rope_parameters",
     ),
     "base_doubtful": Kind(
-        "wrong",
+        "hazard",
         "The model predicts a plain text better with another base, rope_theta times 10 or a tenth of it.",
         "Compare rope_theta with the model's first release, and write that one into config.json",
     ),

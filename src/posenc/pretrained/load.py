@@ -270,7 +270,7 @@ def _refusing(what: str) -> Iterator[None]:
         raise InputError(f"{what}its weights cannot be read: {on_one_line(error)}") from error
     except KeyError as error:
         raise InputError(
-            f"{what}its configuration lacks {error}, or names it and transformers knows no such thing"
+            f"{what}its configuration lacks {error}, or names it and transformers has none of that name"
         ) from error
     except Exception as error:
         raise InputError(f"{what}{on_one_line(error)}") from error
