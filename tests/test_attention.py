@@ -419,3 +419,47 @@ def test_an_encoding_of_another_dtype_than_its_model(outer):
         out = model.eval()(torch.arange(6)[None])
         assert out.dtype == outer, name
         assert out.isfinite().all(), name
+
+
+# ---------------------------------------------------------------- a decoding step
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "rope", "alibi", "sandwich", "rope:layout=interleaved", "t5", "rope+alibi", "xpos"]
+)
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_a_step_that_was_planned_is_the_full_pass(name, kv_heads):
+    """Every layer after the first takes the first one's plan; other shapes, dtypes and tables get their own."""
+    torch.manual_seed(0)
+    encoding = posenc.create(name, head_dim=8, num_heads=2, causal=True)
+    rotated = name in ("rope", "rope:layout=interleaved")
+    for dtype, batch in ((torch.float64, 1), (torch.float32, 3), (torch.bfloat16, 1), (torch.float64, 1)):
+        p = Positions.arange(1, offset=6, causal=True)
+        q = torch.randn(batch, 2, 7, 8, dtype=dtype)
+        k, v = torch.randn(2, batch, kv_heads, 7, 8, dtype=dtype)
+        want = attention(q, k, v, encoding, Positions.arange(7, causal=True), backend="reference")[:, :, 6:]
+        bounds = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+        for layer in (0, 1, 2):
+            torch.testing.assert_close(attention(q[:, :, 6:], k, v, encoding, p, layer=layer), want, **bounds)
+            if rotated:
+                cached = encoding.rotate_keys(k, p)
+                found = attention(q[:, :, 6:], cached, v, encoding, p, layer=layer, keys_rotated=True)
+                torch.testing.assert_close(found, want, **bounds)
+
+
+def test_a_planned_step_follows_changes_of_its_encoding_and_refuses_what_does_not_fit():
+    encoding, p = posenc.ALiBi(2), Positions.arange(1, offset=6, causal=True)
+    q, k, v = torch.randn(1, 2, 1, 8), *torch.randn(2, 1, 2, 7, 8)
+    before = attention(q, k, v, encoding, p)
+    encoding.slopes.mul_(2)
+    after = attention(q, k, v, encoding, p)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, attention(q, k, v, encoding, Positions.arange(1, offset=6, causal=True)))
+    for bad in ((q, k[:, :, 1:], v), (q, k, v[:, :, 1:]), (q.double(), k, v), (q[..., :4], k, v)):
+        with pytest.raises(InputError):
+            attention(*bad, encoding, p)
+    with pytest.raises(InputError, match="layer"):
+        attention(q, k, v, encoding, p, layer=-1)
+    q.requires_grad_()
+    attention(q, k, v, encoding, p).sum().backward()
+    assert q.grad.abs().sum() > 0

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Values, validated_values
+from posenc.bias import KeyValues, Values, dense_sum, validated_values
 from posenc.checks import LEAST_DIVISOR, check_flags, check_value, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
@@ -27,6 +28,7 @@ from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.positions.regions import Branch
 from posenc.positions.segments import holds_all, seen_keys
+from posenc.rotation import transformed
 
 
 def attention(
@@ -76,6 +78,12 @@ def attention(
     with _exactly(q):
         if positions is None or positions.part is None:
             _check_no_ring()
+            if positions is not None and q.dim() == 4 and q.shape[2] == 1:
+                usual = scale is None and sink is None and causal is None and backend == "auto"
+                if usual and type(dropout_p) is float and dropout_p == 0.0 and type(layer) is int and layer >= 0:
+                    step = _step(q, k, v, encoding, positions, keys_rotated)
+                    if step is not None:
+                        return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
             problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
             return _choose(problem, backend).attend(problem)
         pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
@@ -90,6 +98,61 @@ def attention(
         k, v = exchange.gather_keys(k, v, positions)
         problems = [pose(*call[:3], encoding, call[3], None) for call in _calls(q, k, v, positions)]
         return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
+
+
+class _Step(NamedTuple):
+    """What a single query's call takes besides its rotation: PyTorch's attention with this mask, factor and these options."""
+
+    mask: Tensor | None
+    factor: float
+    options: dict[str, Any]
+    rotates: bool
+
+
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
+) -> _Step | None:
+    """A decoding step's call, which every layer makes alike: validated and planned in the first layer, for tensors of these
+    shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
+    if torch.compiler.is_compiling() or transformed() or (encoding is not None and encoding._modules):
+        return None
+    key = ("step", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, keys_rotated)
+    make = partial(_planned, q, k, v, encoding, positions, keys_rotated)
+    return positions.shared(key, make) if encoding is None else encoding.remember(positions, key, make)
+
+
+def _planned(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
+) -> _Step | None:
+    cls = Encoding if encoding is None else type(encoding)
+    hooks = ("values", "sink", "branches", "scale_of", "at")
+    if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
+        return None
+    if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
+        return None
+    if q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16):
+        return None
+    problem = posed(q, k, v, encoding, positions, None, None, None, 0.0, 0, keys_rotated)
+    if problem.is_empty or not positions.all_visible or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
+        return None
+    if problem.bias and q.device.type != "cpu":
+        return None
+    mask = dense_sum(problem.bias, q.device)
+    options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    rotates = cls.rotate is not Encoding.rotate
+    return _Step(None if mask is None else mask.to(q.dtype), problem.scale, options, rotates)
+
+
+def _taken(
+    step: _Step, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
+    keys_rotated: bool,
+) -> Tensor:  # fmt: skip
+    if encoding is not None and step.rotates:
+        if keys_rotated:
+            q = queries_rotated_by(encoding, q, positions, layer)
+        else:
+            q, k = rotated_by(encoding, q, k, positions, layer)
+    return scaled_dot_product_attention(q, k, v, attn_mask=step.mask, scale=step.factor, **step.options)
 
 
 def _exactly(q: Tensor) -> AbstractContextManager[Any]:

@@ -100,6 +100,8 @@ class Encoding(nn.Module):
     """Layers with parameters of their own; 1: all share the same."""
     rotates_last: ClassVar[bool] = False
     """In a sum, `rotate` comes after that of the others."""
+    constant: ClassVar[bool] = False
+    """`bias` learns nothing and is the same in every layer: it is made once for all. A subclass does not inherit it."""
     centres_keys: ClassVar[bool] = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
     shifts_queries: ClassVar[bool] = False

@@ -129,7 +129,7 @@ def test_only_the_new_key_is_turned_where_the_cache_holds_rotated_ones(monkeypat
     monkeypatch.setattr(posenc.Rotary, "turn", lambda *a, **kw: turned.append(a[1].shape[2]) or turn(*a, **kw))
     monkeypatch.setattr(posenc.encodings.rotary, "turn_token", lambda *a: turned.append(a[0].shape[2]) or token(*a))
     made.run()
-    assert turned == [1, 1], "the query and its key"
+    assert set(turned) == {1}, "the query and its key, and no key of the cache"
 
 
 def test_the_tables_that_are_timed_are_those_that_rotate_takes():

@@ -349,8 +349,7 @@ def test_what_cannot_be_trained_is_said_before_anything_is_measured(folder, caps
     text = folder.parent / "text.txt"
     code, _, err = run(capsys, "extend", folder, "--method", "linear", "--factor", 2, "--finetune", text, *arguments)
     assert code == 2
-    (line,) = err.splitlines()
-    assert message in line
+    assert message in err.splitlines()[-1]  # a line before it may say that bfloat16 is slow here
 
 
 def test_nothing_but_lines_of_ours_on_the_error_stream(folder, capsys, tmp_path):

@@ -22,8 +22,6 @@ class _DistanceBias(Encoding):
     shift_invariant = True
     bias_reads_keys = False
     num_heads: int
-    constant: ClassVar[bool] = False
-    """Nothing is learned and every layer has the same bias: it is made once for all. A subclass does not inherit it."""
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and distances (query position minus key position), in dtype."""
