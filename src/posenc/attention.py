@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -101,12 +101,16 @@ def attention(
 
 
 class _Step(NamedTuple):
-    """What a single query's call takes besides its rotation: PyTorch's attention with this mask, factor and these options."""
+    """What a single query's call takes: PyTorch's attention with this mask, factor and these options, after its rotation.
+
+    rotates: there is one. turn: the queries' alone, where it is known as a function for all layers.
+    """
 
     mask: Tensor | None
     factor: float
     options: dict[str, Any]
     rotates: bool
+    turn: Callable[[Tensor], Tensor] | None
 
 
 def _step(
@@ -116,7 +120,9 @@ def _step(
     shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
     if torch.compiler.is_compiling() or transformed() or (encoding is not None and encoding._modules):
         return None
-    key = ("step", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, keys_rotated)
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
+        return None  # refused where it is planned
+    key = ("step", q.shape, k.shape, v.shape, q.dtype, keys_rotated)
     make = partial(_planned, q, k, v, encoding, positions, keys_rotated)
     return positions.shared(key, make) if encoding is None else encoding.remember(positions, key, make)
 
@@ -139,15 +145,18 @@ def _planned(
         return None
     mask = dense_sum(problem.bias, q.device)
     options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    turn = encoding.token_rotation(positions, q) if encoding is not None and keys_rotated else None
     rotates = cls.rotate is not Encoding.rotate
-    return _Step(None if mask is None else mask.to(q.dtype), problem.scale, options, rotates)
+    return _Step(None if mask is None else mask.to(q.dtype), problem.scale, options, rotates, turn)
 
 
 def _taken(
     step: _Step, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
     keys_rotated: bool,
 ) -> Tensor:  # fmt: skip
-    if encoding is not None and step.rotates:
+    if step.turn is not None:
+        q = step.turn(q)
+    elif encoding is not None and step.rotates:
         if keys_rotated:
             q = queries_rotated_by(encoding, q, positions, layer)
         else:

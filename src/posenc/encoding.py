@@ -157,6 +157,11 @@ class Encoding(nn.Module):
         self._refuse_halves()
         return k
 
+    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """`rotate_queries` of a single query, (batch, heads, 1, head_dim), as a function that serves every layer of a decoding
+        step: it may hold tables. None: there is none, and `rotate_queries` is called in each layer."""
+        return None
+
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         """The branches of a position map: `rotate` is asked for each with `positions.at(branch)`, and one softmax goes
         over all, each pair scored in the branch whose region it lies in. Empty: there is no map."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
@@ -137,11 +137,9 @@ class Rotary(Encoding):
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         dtype = self._check(q, positions)
-        if self._turns_all and turns_token(q):
-            wide = self.remember(
-                positions, (dtype, "wide q"), lambda: widened(*self.of_queries(positions, dtype), self.layout)
-            )
-            return turn_token(q, *wide, self.layout)
+        turn = self.token_rotation(positions, q)
+        if turn is not None and turns_token(q):
+            return turn(q)
         return self.turn(q, *self.remember(positions, (dtype, "q"), lambda: self.of_queries(positions, dtype)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
@@ -149,6 +147,21 @@ class Rotary(Encoding):
         dtype = self._check(k, positions)
         first = positions.start and positions.start[1]
         return self.turn(k, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
+
+    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
+        own = type(self).rotate_queries is Rotary.rotate_queries
+        if not (own and self._turns_all and q.shape[2] == 1) or torch.compiler.is_compiling():
+            return None
+        dtype = torch.promote_types(q.dtype, torch.float32)
+
+        def make() -> tuple[Tensor, Tensor]:
+            return widened(*self.of_queries(positions, dtype), self.layout)
+
+        cos, sin = self.remember(positions, (dtype, "wide q"), make)
+        if cos.requires_grad or sin.requires_grad:
+            return None
+        layout = self.layout
+        return lambda x: turn_token(x, cos, sin, layout)
 
     @property
     def _turns_all(self) -> bool:
