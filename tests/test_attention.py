@@ -466,9 +466,8 @@ def test_the_gradient_of_a_planned_step_is_that_of_a_call_alone():
     torch.manual_seed(0)
     encoding = posenc.Rotary(8)
     q, (k, v) = torch.randn(1, 2, 1, 8, dtype=torch.float64), torch.randn(2, 1, 2, 7, 8, dtype=torch.float64)
-    found = []
+    found, p = [], Positions.arange(1, offset=6, causal=True)
     for backend in ("auto", "auto", "reference"):
-        p = Positions.arange(1, offset=6, causal=True) if backend == "reference" or not found else p
         given = [x.clone().requires_grad_() for x in (q, k, v)]
         out = attention(*given, encoding, p, keys_rotated=True, backend=backend)
         found.append([out, *torch.autograd.grad(out.square().sum(), given)])
