@@ -423,6 +423,8 @@ def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | 
 def scale_in(encoding: Encoding, layer: int, head_dim: int) -> float:
     """`Encoding.scale_of`, validated."""
     found: Any = encoding.scale_of(layer, head_dim)
+    if torch.compiler.is_compiling():
+        return found  # a symbol, where the width is one
     if type(found) is not float and (isinstance(found, bool) or not isinstance(found, Real)):
         remedy = "return a number; a learned temperature multiplies the queries, in rotate"
         raise _returned(encoding, "scale", found, remedy)

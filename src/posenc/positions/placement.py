@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,8 +62,14 @@ class Placement:
     start: tuple[int, int] | None = field(default=None, init=False)
     diagonal: int | None = field(default=None, init=False)
     span: tuple[int, int] | None = field(default=None, init=False)
-    _memo: dict[Hashable, object] = field(default_factory=dict, init=False)
-    _of_pass: dict[Hashable, Any] | None = field(default=None, init=False)
+    if TYPE_CHECKING:
+        _memo: dict[Hashable, Any] = field(init=False)
+        _of_pass: dict[Hashable, Any] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # no fields: dataclasses.replace, and what walks through dataclasses, such as FSDP, must not find them
+        object.__setattr__(self, "_memo", {})
+        object.__setattr__(self, "_of_pass", None)
 
     # ---------------------------------------------------------------- reading
 
@@ -200,7 +206,7 @@ class Placement:
         if key not in self._memo:
             with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
                 self._memo[key] = make()
-        return self._memo[key]  # type: ignore[return-value]
+        return self._memo[key]
 
     def for_pass(self) -> Self:
         """A copy for one forward pass of a model, which alone may hold what its layers share with gradients: see `of_pass`."""
