@@ -48,7 +48,9 @@ def main(source: str, kept: str = "longer-context.json", dtype="auto", model="de
     (lm, tokenizer), path = posenc.load(model, dtype=dtype), Path(kept)
     trained = anatomy(lm).trained_length
     ids = torch.tensor(tokenizer(Path(source).read_text(encoding="utf-8"))["input_ids"][: stretches * trained])
-    results = json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": f"{lm.dtype}", "arms": {}}
+    results = (
+        json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": f"{lm.dtype}", "arms": {}}
+    )
     for name in track([name for name in ARMS if name not in results["arms"]], "arms"):
         if name != "cut off":  # each method takes the place of the one before
             posenc.extend(lm, name, target_length=None if "factor" in name else len(ids))
