@@ -46,11 +46,9 @@ def table(results: dict) -> str:
 def main(source: str, kept: str = "longer-context.json", dtype="auto", model="demo", stretches: int = 3) -> None:
     """Measure the arms that the file `kept` does not hold yet, on `stretches` times the trained length."""
     (lm, tokenizer), path = posenc.load(model, dtype=dtype), Path(kept)
-    trained = anatomy(lm).trained_length
+    trained, computed = anatomy(lm).trained_length, str(lm.dtype)
     ids = torch.tensor(tokenizer(Path(source).read_text(encoding="utf-8"))["input_ids"][: stretches * trained])
-    results = (
-        json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": f"{lm.dtype}", "arms": {}}
-    )
+    results = json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": computed, "arms": {}}
     for name in track([name for name in ARMS if name not in results["arms"]], "arms"):
         if name != "cut off":  # each method takes the place of the one before
             posenc.extend(lm, name, target_length=None if "factor" in name else len(ids))
