@@ -2,8 +2,8 @@
 """The score-side structures: what an encoding may add to the attention scores, as structure rather than as a tensor.
 
 Each structure gives one closure, `score_mod()`, in FlexAttention's signature and written on positions with
-broadcastable operations. Fused by FlexAttention it is a kernel; evaluated on broadcast index grids it is the dense
-bias. There is no second implementation that could drift. `distance` is always query position minus key position:
+broadcastable operations. Evaluated on broadcast index grids it is the dense bias, and the definition: the fast backends
+compute the same term by formulas of their own, which the tests compare with it. `distance` is always query position minus key position:
 positive when the key is in the past. Terms are added after the scores have been scaled.
 """
 
