@@ -3,8 +3,8 @@
 
 Each structure gives one closure, `score_mod()`, in FlexAttention's signature and written on positions with
 broadcastable operations. Evaluated on broadcast index grids it is the dense bias, and the definition: the fast backends
-compute the same term by formulas of their own, which the tests compare with it. `distance` is always query position minus key position:
-positive when the key is in the past. Terms are added after the scores have been scaled.
+compute the same term by formulas of their own, which the tests compare with it. `distance` is always query position
+minus key position: positive when the key is in the past. Terms are added after the scores have been scaled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
