@@ -462,6 +462,23 @@ def test_a_planned_step_follows_changes_of_its_encoding_and_refuses_what_does_no
         attention(q, k, v, encoding, p, layer=-1)
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("name", sorted(posenc.encodings.ENCODINGS))
+def test_a_step_is_planned_in_every_mode(name, mode):
+    """What an encoding learns meets tensors of inference mode."""
+    grid = (
+        {"grid": (1, 7)} if name in ("grid_table", "grid_sinusoidal", "axial_table", "swin", "beit", "swin_v2") else {}
+    )
+    shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 7, "causal": True}
+    encoding = posenc.create(name + (":shared=false" if name == "deberta_v2" else ""), **shape, **grid)
+    with mode():
+        p = Positions.arange(1, offset=6, causal=True)
+        q, (k, v) = torch.randn(1, 2, 1, 8), torch.randn(2, 1, 2, 7, 8)
+        want = attention(q, k, v, encoding, p, backend="reference")
+        for layer in (0, 0):
+            torch.testing.assert_close(attention(q, k, v, encoding, p, layer=layer), want)
+
+
 def test_the_gradient_of_a_planned_step_is_that_of_a_call_alone():
     torch.manual_seed(0)
     encoding = posenc.Rotary(8)

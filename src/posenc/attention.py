@@ -23,6 +23,7 @@ from posenc.encoding import (
     queries_rotated_by,
     rotated_by,
     scale_in,
+    values_of,
 )
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
@@ -136,10 +137,11 @@ def _planned(
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
         return None
-    if q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16):
+    if not positions.all_visible or (q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)):
         return None
-    problem = posed(q, k, v, encoding, positions, None, None, None, 0.0, 0, keys_rotated)
-    if problem.is_empty or not positions.all_visible or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
+    with torch.no_grad():  # the plan holds nothing of q, k and v, which may come from inference mode
+        problem = posed(q, k, v, encoding, positions, None, None, None, 0.0, 0, keys_rotated)
+    if problem.is_empty or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
         return None
     if problem.bias and q.device.type != "cpu":
         return None
@@ -318,7 +320,7 @@ def _with_values(
     q: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int
 ) -> tuple[Tensor, Values | None]:
     """Values with what the encoding adds to each key's, and what it adds besides by distance."""
-    added = validated_values(encoding.values(positions, layer), q, v, origin=f"{type(encoding).__name__}.values")
+    added = validated_values(values_of(encoding, positions, layer), q, v, origin=f"{type(encoding).__name__}.values")
     return (v + added.added.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
 
 

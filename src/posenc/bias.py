@@ -394,18 +394,16 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     return found
 
 
-def validated_values(added: object, q: Tensor, v: Tensor, *, origin: str) -> Values | KeyValues | None:
+def validated_values(
+    added: Values | KeyValues | None, q: Tensor, v: Tensor, *, origin: str
+) -> Values | KeyValues | None:
     """What an encoding's `values` returned, once it fits the queries and values of a call. origin: as in `validated`.
 
     Raises:
-        InputError: something other than Values, KeyValues or None; or of another width, other heads, rows or tokens.
+        InputError: another width, other heads, rows or tokens.
     """
     if added is None:
         return None
-    if not isinstance(added, Values | KeyValues):
-        raise InputError(
-            f"{origin} returned {shown(added)}: return posenc.bias.Values(table, index), KeyValues(added) or None"
-        )
     table = added.added if isinstance(added, KeyValues) else added.table
     if table.shape[-1] != v.shape[-1]:
         raise InputError(f"v is {v.shape[-1]} wide, what {origin} adds to values {table.shape[-1]}: make them equal")
