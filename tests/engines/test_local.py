@@ -45,7 +45,8 @@ def test_a_tasks_own_error_stops_the_work(engine):
         closing(engine.run(Work(refuse, 2, (1, 2, 3)))) as results,
     ):
         found.extend(results)
-    assert found == [(1, 1)]
+    # task 3 may have finished in the moment in which the error of task 2 is read
+    assert found in ([(1, 1)], [(1, 1), (3, 3)])
 
 
 def test_a_dead_worker_is_named():
