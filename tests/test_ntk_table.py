@@ -11,7 +11,7 @@ from posenc.lab import data
 from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import accuracy
 from posenc.lab.train import build
-from posenc.measuring.statistics import estimate
+from posenc.lab.statistics import estimate
 from posenc.tasks.haystack import pydoc
 from test_examples import EXAMPLES, example
 

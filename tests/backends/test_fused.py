@@ -10,7 +10,7 @@ from posenc.attention import attention, posed
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
-from posenc.bench.memory import apart
+from posenc.lab.bench.memory import apart
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 from posenc.measuring import memory
 from posenc.positions.regions import Region

@@ -15,8 +15,8 @@ from evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli import config
 from posenc.errors import InputError
-from posenc.evals.config import PRESETS as EVALUATIONS
-from posenc.evals.config import preset_of, settings_of
+from posenc.lab.evals.config import PRESETS as EVALUATIONS
+from posenc.lab.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
 from posenc.lab.tasks import TASKS
 from references import PATIENCE

@@ -25,8 +25,8 @@ from posenc.conformance.kinds import the_kind
 from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
-from posenc.evals import store as evaluation
-from posenc.evals.config import Cell
+from posenc.lab.evals import store as evaluation
+from posenc.lab.evals.config import Cell
 from posenc.lab.checkpoint import loaded
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Text

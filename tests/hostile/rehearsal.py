@@ -10,7 +10,7 @@ from typing import Any
 
 from hostile.faults import Calls, damages, scratch, snapshot
 from hostile.runs import Tally, _plain
-from posenc.engines import Here
+from posenc.lab.engines import Here
 from posenc.errors import InputError
 from posenc.lab import data
 from posenc.lab.compare import Comparison, Progress, compare

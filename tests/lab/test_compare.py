@@ -14,7 +14,7 @@ import torch
 
 from posenc import InputError, Rotary, cli
 from posenc.cli.compare import read_comparison, share_of_quick
-from posenc.engines import Here, Pace
+from posenc.lab.engines import Here, Pace
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, Progress, compare, names
 from posenc.lab.config import Run
@@ -22,7 +22,7 @@ from posenc.lab.measure import measure
 from posenc.lab.results import HOLDS, collect, course, difference, numbers, ranked, verdict
 from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.wording import answer, limits
-from posenc.measuring.machine import flushed_denormals
+from posenc.lab.machine import flushed_denormals
 from posenc.report.compared import busy
 from posenc.report.page import page
 from posenc.report.terminal import Terminal, times

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from posenc.evals.run import evaluate
+from posenc.lab.evals.run import evaluate
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import newcombe
 from posenc.report.evaluation import Terminal, difference, methods, page, value, within
@@ -200,7 +200,7 @@ def test_running_text_has_its_loss_alone(html, found):
 
 def test_newcombe_is_that_of_his_paper():
     """56/70 against 48/80, and 10/10 against 0/20: Newcombe 1998, table II, method 10."""
-    from posenc.measuring.statistics import wilson
+    from posenc.lab.statistics import wilson
 
     def share(hits, count):
         low, high = wilson(hits, count)

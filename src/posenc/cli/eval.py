@@ -15,7 +15,7 @@ SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "genera
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
-    from posenc.evals.config import PRESETS
+    from posenc.lab.evals.config import PRESETS
     from posenc.tasks import TASKS
     from posenc.texts import summary
 
@@ -70,11 +70,11 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
 def run_eval(options: argparse.Namespace, command: str) -> int:
     from dataclasses import asdict
 
-    from posenc.engines import Interrupted
-    from posenc.evals.config import digests, settings_of
-    from posenc.evals.job import fingerprint
-    from posenc.evals.run import evaluate
     from posenc.files import Folder
+    from posenc.lab.engines import Interrupted
+    from posenc.lab.evals.config import digests, settings_of
+    from posenc.lab.evals.job import fingerprint
+    from posenc.lab.evals.run import evaluate
     from posenc.lab.launcher import launched
     from posenc.lab.tracking import Tracking
     from posenc.report.evaluation import Terminal, page

@@ -11,7 +11,7 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import InputError, cli
-from posenc.engines import create
+from posenc.lab.engines import create
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, Progress, compare
 from posenc.lab.config import Run
