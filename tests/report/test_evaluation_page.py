@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from posenc.lab.evals.run import evaluate
+from posenc.lab.evals.study import evaluate
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import newcombe
 from posenc.report.evaluation import Terminal, difference, methods, page, value, within

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -95,7 +95,6 @@ class Compare(Study[Run, Cell]):
 
     name = "compare"
     unit = "runs"
-    record: ClassVar[type[Any]] = Cell
 
     def __init__(self, comparison: Comparison, corpus: Corpus, checkpoints: Checkpoints) -> None:
         self.comparison = comparison
@@ -107,6 +106,9 @@ class Compare(Study[Run, Cell]):
 
     def cells(self) -> list[Run]:
         return self.comparison.runs(self.corpus)
+
+    def record(self, cell: object) -> type[Any]:
+        return Cell
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()

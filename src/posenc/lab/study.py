@@ -42,8 +42,6 @@ class Study(ABC, Generic[C, M]):
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
     """What cells are called, in the plural; the key of their counts in results.json."""
-    record: ClassVar[type[Any]]
-    """What one cell measures: a dataclass of plain numbers, texts, lists and dicts."""
     schema: ClassVar[int] = 1
 
     @abstractmethod
@@ -62,6 +60,10 @@ class Study(ABC, Generic[C, M]):
     @abstractmethod
     def results(self, done: Mapping[C, M]) -> dict[str, Any]:
         """Every number of the report, from the cells that have finished; among them "settings"."""
+
+    @abstractmethod
+    def record(self, cell: C) -> type[Any]:
+        """What a cell measures: a dataclass of plain numbers, texts, lists and dicts."""
 
     # ---------------------------------------------------------------- with defaults
 
@@ -225,7 +227,7 @@ def _run(
 
     def read(missing: Sequence[C]) -> None:
         for cell in missing:
-            if (measured := store.load(names[cell], study.record)) is not None:
+            if (measured := store.load(names[cell], study.record(cell))) is not None:
                 add(cell, measured)
 
     read(cells)

@@ -149,10 +149,7 @@ class Display(Progress):
         self.done = done
         if self.task is not None:
             self.bar.update(self.task, description=self._title())
-        if not self.err.is_terminal:
-            left = self.pace.left() if done < self.cells else None
-            spent = times(time.perf_counter() - self.begun, left)
-            print(f"[{done}/{self.cells}] {spent}: {printable(what)}", file=sys.stderr)
+        self.line(done, self.cells, what, self.pace.left() if done < self.cells else None)
 
     def estimated(self, seconds: float, cells: int) -> None:
         if seconds >= NOTED:
@@ -163,7 +160,13 @@ class Display(Progress):
     def say(self, sentence: str) -> None:
         self.err.print(printable(sentence), markup=False, soft_wrap=True)
 
-    def count(self, what: str) -> Callable[..., None]:
+    def line(self, done: int, count: int, what: str, left: float | None = None) -> None:
+        """What has been finished, where there is no bar. left: seconds until all is."""
+        if not self.err.is_terminal:
+            spent = times(time.perf_counter() - self.begun, left)
+            print(f"[{done}/{count}] {spent}: {printable(what)}", file=sys.stderr)
+
+    def counter(self, what: str) -> Callable[..., None]:
         """A bar for another piece of work, to be called with how much is done, how much there is (None: unknown), and what to
         call it from now on."""
         task = self.bar.add_task(what, total=None)

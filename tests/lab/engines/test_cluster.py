@@ -20,7 +20,7 @@ from evals.conftest import VOCABULARY
 from lab.conftest import TEXT, TINY
 from posenc import InputError
 from posenc.lab.engines import Ray, Work, cluster
-from posenc.lab.evals.run import evaluate
+from posenc.lab.evals.study import evaluate
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
 from references.small_models import small_model

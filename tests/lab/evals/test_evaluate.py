@@ -13,8 +13,8 @@ from evals.conftest import VOCABULARY
 from posenc import InputError
 from posenc.lab.evals import job
 from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, Settings, planned, settings_of
-from posenc.lab.evals.job import fingerprint
-from posenc.lab.evals.run import Interrupted, Progress, evaluate
+from posenc.lab.evals.study import fingerprint
+from posenc.lab.evals.study import Interrupted, Progress, evaluate
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
 from references import stories15m
@@ -304,7 +304,7 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
     assert not any("by construction" in sentence for sentence in found["answer"])
     short = evaluate(model(), tokenizer, **given | {"lengths": [48, 64]})
     assert "rerope:window=64 reads all of these texts as the model as it is does, by construction." in short["answer"]
-    monkeypatch.setattr("posenc.lab.evals.run.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
+    monkeypatch.setattr("posenc.lab.evals.study.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
     apart = evaluate(model(), tokenizer, **given)
     for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):
         assert one["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=1e-5)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -193,7 +193,6 @@ class Bench(Study[Trial, Rows]):
 
     name = "bench"
     unit = "trials"
-    record: ClassVar[type[Any]] = Rows
 
     def __init__(self, trials: Sequence[Trial], settings: Settings) -> None:
         self.trials = trials
@@ -205,6 +204,9 @@ class Bench(Study[Trial, Rows]):
 
     def cells(self) -> list[Trial]:
         return list(self.trials)
+
+    def record(self, cell: object) -> type[Any]:
+        return Rows
 
     def facts(self, cell: Trial) -> Mapping[str, Any]:
         return {

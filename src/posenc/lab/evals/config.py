@@ -2,7 +2,6 @@
 """What an evaluation is, as data: frozen settings, presets, and cells whose id is the hash of their content."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from posenc.checks import check_flags, is_whole
 from posenc.errors import InputError, unknown
 from posenc.tasks import Task, create
-from posenc.texts import flag_of, named
+from posenc.texts import named
 
 NONE, CUT_OFF = "none", "cut_off"
 """The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
@@ -56,30 +55,28 @@ class Settings:
             each = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
             for value in each:
                 if not isinstance(value, kind):
-                    raise InputError(f"--{name} {value!r}: pass {wanted}")
+                    raise InputError(f"{name}={value!r}: pass {wanted}")
             object.__setattr__(self, name, each)
         check_flags(generate=self.generate)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
         for name in ("tasks", "lengths", "depths"):
             if not getattr(self, name):
-                raise InputError(f"--{name}: name at least one")
+                raise InputError(f"{name}: name at least one")
         for name, least, most in (("samples", 2, 10_000), ("seeds", 1, 1000), ("batch_size", 1, 4096)):
             value = getattr(self, name)
             if value is None and name == "batch_size":
                 continue
             if not is_whole(value) or not least <= value <= most:
                 why = "; one text has no interval" if name == "samples" else ""
-                raise InputError(
-                    f"{flag_of(name)} {value}: must be a whole number, at least {least}, at most {most}{why}"
-                )
+                raise InputError(f"{name}={value}: must be a whole number, at least {least}, at most {most}{why}")
         for length in self.lengths:
             if length < 2:
-                raise InputError(f"--lengths {length}: a text has at least 2 tokens")
+                raise InputError(f"lengths={length}: a text has at least 2 tokens")
             if length > LONGEST:
-                raise InputError(f"--lengths {length}: must be at most {LONGEST}")
+                raise InputError(f"lengths={length}: must be at most {LONGEST}")
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise InputError(f"--depths {depth:g}: 0 is the start of the context and 1 its end, as in 0 0.5 1")
+                raise InputError(f"depths={depth:g}: 0 is the start of the context and 1 its end, as in 0 0.5 1")
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
         object.__setattr__(self, "depths", tuple(sorted(map(float, self.depths))))
 
@@ -98,10 +95,10 @@ class Settings:
                     given = {"source": self.text}
                     task = replace(task, **given)
             if task.text in found:
-                raise InputError(f"--tasks: {task.text} is named twice")
+                raise InputError(f"tasks: {task.text} is named twice")
             found[task.text] = task
         if self.text is not None and not taken:
-            raise InputError(f"--text {self.text}: none of {', '.join(found)} takes a text; leave it out")
+            raise InputError(f"text={self.text}: none of {', '.join(found)} takes a text; leave it out")
         return found
 
 
@@ -118,12 +115,6 @@ class Cell:
     def __str__(self) -> str:
         where = "" if self.depth is None else f", depth {self.depth:g}"
         return f"{self.task}, {self.method}, {self.length} tokens{where}, seed {self.seed}"
-
-
-def identity(content: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
-    """Hash of what a measurement is of, `shared` being what all of an evaluation have in common: equal ones give equal
-    numbers on one machine."""
-    return hashlib.sha256(json.dumps({**content, **shared}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def planned(
@@ -194,7 +185,7 @@ def settings_of(preset: str | None, **given: Any) -> Settings:
             raise InputError("tasks: name at least one, or a preset")
         return Settings(**given)
     if preset not in PRESETS:
-        raise unknown("--preset", preset, PRESETS)
+        raise unknown("preset", preset, PRESETS)
     return replace(PRESETS[preset], **given)
 
 

@@ -7,7 +7,7 @@ seeds. Methods read the same texts: what a method changes is the mean of paired 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import sqrt
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +16,24 @@ import torch
 
 from posenc.lab.evals.config import CUT_OFF, NONE, Cell, Settings
 from posenc.lab.evals.reader import BLOCKS, Outcome
-from posenc.lab.evals.store import Measured
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import Task
 from posenc.texts import summary
 
 BETTER, WORSE, SAME, BASE = "better", "worse", "no different", "the arm to beat"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one cell measured. seconds: of its texts' share in the pass that read all depths; fed: tokens that the model
+    was given for them, counted so too. peak_bytes: that this pass took above what was there before; None: cannot be
+    measured here."""
+
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+    fed: float
+    peak_bytes: int | None
+
 
 Key = tuple[int, float | None, int, int]
 """Length, depth, seed and index of a text."""

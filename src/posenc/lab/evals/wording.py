@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.lab.evals.config import CUT_OFF, NONE, Cell
-from posenc.lab.evals.results import BETTER, SAME, WORSE, measure, pooled
-from posenc.lab.evals.store import Measured
+from posenc.lab.evals.results import BETTER, SAME, WORSE, Measured, measure, pooled
 from posenc.tasks import Task
 from posenc.texts import listed
 
@@ -22,7 +21,7 @@ def answer(results: Results) -> list[str]:
     return lines + [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
 
 
-def finished(task: Task, cells: Mapping[Cell, Measured]) -> str:
+def outcome_of(task: Task, cells: Mapping[Cell, Measured]) -> str:
     """The cells of one task, method, length and seed, all depths together."""
     found = {
         (cell.length, cell.depth, cell.seed, index): outcome
