@@ -11,10 +11,10 @@ from unittest import mock
 
 import tokenizers
 import transformers
+from posenc.lab.sweep import Interrupted
 from tokenizers import models, pre_tokenizers
 
 from posenc import cli
-from posenc.lab.sweep import Interrupted
 from references.small_models import small_model
 
 VALUES = {

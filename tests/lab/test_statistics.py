@@ -3,20 +3,7 @@ import math
 import pytest
 import torch
 
-from posenc.lab.statistics import T_975, Z_975, estimate, t_quantile, wilson
-
-
-def t_cdf(x: float, freedom: float) -> float:
-    """Student's distribution by numerical integration of its density."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    u = torch.linspace(0, x, 200_001, dtype=torch.float64)
-    return 0.5 + scale * torch.trapezoid((1 + u * u / freedom) ** (-(freedom + 1) / 2), u).item()
-
-
-@pytest.mark.parametrize("freedom", [1, 1.5, 2, 2.4, 3.3, 4.5, 7, 11, 17, 25, 48, 90, 300])
-def test_quantiles_leave_two_and_a_half_percent_above(freedom):
-    assert t_cdf(t_quantile(freedom), freedom) == pytest.approx(0.975, abs=1.2e-3)
-    assert t_quantile(0.3) == T_975[1]
+from posenc.lab.statistics import Z_975, estimate, wilson
 
 
 @pytest.mark.parametrize(("of_seed", "of_window"), [(1.0, 0.2), (0.2, 2.0), (0.0, 1.0)])

@@ -9,7 +9,7 @@ from posenc.lab.bench import readme
 from posenc.lab.bench.readme import BEGIN, DOCUMENTS, END, adopt, committed, generated, summary
 from posenc.lab.bench.table import in_seconds, markdown, notes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from posenc import cli
-from posenc.lab.bench import run as running
+from posenc.errors import InputError
+from posenc.lab.bench import worker as running
 from posenc.lab.bench.case import Built, Candidate, Case, Peer, Refusal
 from posenc.lab.bench.cases import CASES
-from posenc.lab.bench.harness import Effort
-from posenc.lab.bench.measure import Row, measure
-from posenc.lab.bench.plan import MEMORY, QUICK, STANDARD, TIME, Settings, Trial, identity, plan
-from posenc.lab.bench.run import Progress, bench, expectations
+from posenc.lab.bench.measure import measure
+from posenc.lab.bench.study import MEMORY, QUICK, STANDARD, TIME, Bench, Row, Rows, Settings, Trial, plan
 from posenc.lab.bench.table import markdown, tables
+from posenc.lab.bench.timing import Effort
 from posenc.lab.bench.worker import KEEP_FREED, Died, Worker
-from posenc.errors import InputError
+from posenc.lab.study import run
 
 FAST = Settings(effort=Effort(rounds=3, block=0.0))
 ALIBI = Trial(TIME, "alibi", "forward", "float32", 24)
@@ -63,15 +63,19 @@ def test_what_is_given_replaces_what_the_preset_has():
     ("given", "message"),
     [
         ({"cases": ["alibbi"]}, "unknown case 'alibbi': did you mean 'alibi'"),
-        ({"modes": ["trian"]}, "unknown --mode 'trian': did you mean 'train'"),
-        ({"dtypes": ["float8"]}, "unknown --dtype 'float8'"),
-        ({"lengths": [1]}, "--n 1: a sequence needs at least 2 tokens"),
+        ({"modes": ["trian"]}, "unknown mode 'trian': did you mean 'train'"),
+        ({"dtypes": ["float8"]}, "unknown dtype 'float8'"),
+        ({"lengths": [1]}, "n=1: a sequence needs at least 2 tokens"),
         ({"cases": ["tables"], "modes": ["decode"]}, "nothing to measure: tables has no decode"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(given, message):
     with pytest.raises(InputError, match=message):
         plan(**given)
+
+
+def identity(trial, settings):
+    return Bench([trial], settings).identity(trial)
 
 
 def test_an_id_depends_on_everything_that_numbers_depend_on(monkeypatch):
@@ -84,9 +88,16 @@ def test_an_id_depends_on_everything_that_numbers_depend_on(monkeypatch):
         identity(ALIBI, replace(FAST, flush_denormal=True)),
         identity(ALIBI, replace(FAST, effort=Effort(rounds=4))),
     ]
-    monkeypatch.setattr("posenc.lab.bench.plan.versions", lambda: {"torch": "9"})
+    monkeypatch.setattr("posenc.lab.bench.study.versions", lambda: {"torch": "9"})
     others.append(identity(ALIBI, FAST))
     assert len({first, *others}) == 7
+
+
+def expectations(trial, known):
+    study = Bench([trial], FAST)
+    for each, rows in known.items():
+        study.stored(each, Rows(rows))
+    return study._expected(trial)
 
 
 def test_expectations_grow_from_the_longest_one_that_is_not_longer():
@@ -145,7 +156,7 @@ def test_every_candidate_has_a_row_whatever_happens_to_it(monkeypatch):
         "broken": ("failed", "ValueError: two lines"),
         "cannot": ("left out", "only on Tuesdays"),
         "dead": ("failed", "SIGKILL"),
-        "slow": ("left out", "expected to take 9.0 s a call, more than --patience 3"),
+        "slow": ("left out", "expected to take 9.0 s a call, more than patience=3"),
     }
     assert told == ["limit", "fine", "broken", "cannot", "absent", ""]
     assert [len(row.seconds) for row in rows if row.status == "measured"] == [3, 3]
@@ -197,11 +208,8 @@ def test_the_limit_alone_is_not_timed(monkeypatch):
 @pytest.mark.slow
 def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     trials = [ROPE, replace(ROPE, what=MEMORY), TABLES]
-    planned, finished = [], []
-    progress = Progress(lambda *n: planned.append(n), finished=lambda trial, rows: finished.append(trial))
-    bench(trials[:1], FAST, tmp_path, progress=progress)
-    results = bench(trials, FAST, tmp_path, progress=progress, command="posenc bench", render={"table.md": markdown})
-    assert (planned, finished) == ([(1, 0), (3, 1)], trials)
+    run(Bench(trials[:1], FAST), tmp_path)
+    results = run(Bench(trials, FAST), tmp_path, command="posenc bench", pages={"table.md": markdown})
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert (results["schema"], results["complete"], results["trials_kept_from_before"]) == (1, True, 1)
     assert results["machine"]["cpu"]
@@ -223,20 +231,6 @@ def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-def test_an_interruption_keeps_and_reports_what_there_is(tmp_path):
-    def interrupt(trial, rows):
-        raise KeyboardInterrupt
-
-    results = bench([TABLES, replace(TABLES, length=32)], BARE, tmp_path, progress=Progress(finished=interrupt))
-    assert (results["complete"], results["trials_finished"], results["trials_planned"]) == (False, 1, 2)
-    (tmp_path / "cells" / f"{identity(TABLES, BARE)}.json").write_text("{damaged")
-    planned = []
-    with pytest.warns(UserWarning, match=r"cannot be used: it does not begin with a checksum"):
-        bench([TABLES], BARE, tmp_path, progress=Progress(lambda *n: planned.append(n)))
-    assert planned == [(1, 0)], "a damaged file counts as not finished"
-
-
 def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measured(tmp_path, monkeypatch):
     class Mortal:
         def __init__(self, what, settings):
@@ -252,14 +246,14 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
             self.closed = True
 
     monkeypatch.setattr(running, "Worker", Mortal)
-    results = bench([TABLES], FAST, tmp_path)
+    results = run(Bench([TABLES], FAST), tmp_path)
     assert results["trials"][0]["rows"][1]["note"] == "the process died (SIGSEGV)"
 
     def dies_in_the_rounds(self, *_):
         raise Died("", "the process died (SIGKILL)")
 
     monkeypatch.setattr(Mortal, "measure", dies_in_the_rounds)
-    results = bench([replace(TABLES, length=39)], FAST, tmp_path)
+    results = run(Bench([replace(TABLES, length=39)], FAST), tmp_path)
     assert [(row["name"], row["note"]) for row in results["trials"][0]["rows"]] == [
         ("copy of the tables", "the process died (SIGKILL)")
     ]
@@ -268,8 +262,8 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
         raise Died(None, "the process died (exit code 1)")
 
     monkeypatch.setattr(Mortal, "measure", dies)
-    with pytest.raises(RuntimeError, match="what was measured is kept"):
-        bench([replace(TABLES, length=40)], FAST, tmp_path)
+    with pytest.raises(RuntimeError, match="what was measured is stored"):
+        run(Bench([replace(TABLES, length=40)], FAST), tmp_path)
 
 
 @pytest.fixture
@@ -282,7 +276,9 @@ def worker():
 def test_the_worker_has_its_own_allocator_and_the_parent_none(worker):
     if not Path("/proc").exists():
         pytest.skip("no /proc")
-    rows = worker.measure(TABLES, {}, {})  # an answer: until exec has set it up, /proc shows an empty environment
+    rows = worker.measure(
+        TABLES, {}, {}, print
+    )  # an answer: until exec has set it up, /proc shows an empty environment
     assert [row.name for row in rows][:2] == ["copy of the tables", "posenc"]
     environment = dict(
         item.split("=", 1) for item in Path(f"/proc/{worker.process.pid}/environ").read_text().split("\0") if item
@@ -294,7 +290,7 @@ def test_the_worker_has_its_own_allocator_and_the_parent_none(worker):
 def test_a_worker_that_is_killed_says_so(worker):
     worker.process.kill()
     with pytest.raises(Died) as death:
-        worker.measure(TABLES, {}, {})
+        worker.measure(TABLES, {}, {}, print)
     assert (death.value.candidate, death.value.how) == (None, "the process died (SIGKILL, out of memory?)")
 
 

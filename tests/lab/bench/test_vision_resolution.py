@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOUND = json.loads((ROOT / "benchmarks/vision_resolution.json").read_text(encoding="utf-8"))
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from evals.conftest import VOCABULARY
+from lab.evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli.common import DONE, FAILED, USAGE
 from references import PATIENCE

@@ -9,12 +9,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import posenc
-from evals.conftest import VOCABULARY
+from lab.evals.conftest import VOCABULARY
 from posenc import InputError
-from posenc.lab.evals import job
+from posenc.lab.evals import study
 from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, Settings, planned, settings_of
-from posenc.lab.evals.study import fingerprint
-from posenc.lab.evals.study import Interrupted, Progress, evaluate
+from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
+from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
 from references import stories15m
@@ -33,12 +33,26 @@ def model():
 
 @pytest.fixture(scope="module")
 def finished(tokenizer, tmp_path_factory):
-    directory, told = tmp_path_factory.mktemp("eval"), []
-    hooks = Progress(
-        lambda *plan: told.append(plan), lambda cell, work: told.append(work), lambda cell: told.append(cell)
-    )
-    results = evaluate(model(), tokenizer, directory=directory, name="small", progress=hooks, command="it", **SMALL)
-    return directory, results, told
+    directory, progress = tmp_path_factory.mktemp("eval"), Listening()
+    results = evaluate(model(), tokenizer, directory=directory, name="small", progress=progress, command="it", **SMALL)
+    return directory, results, progress
+
+
+class Listening(Progress):
+    def __init__(self, stop_at=None):
+        self.work, self.cells, self.lines, self.stop_at = 0, [], [], stop_at
+
+    def started(self, study, cells, before, pace):
+        self.planned = pace.total
+
+    def advanced(self, size, what):
+        self.work += size
+
+    def finished(self, what, measured, done):
+        self.cells += measured
+        self.lines.append(what)
+        if self.stop_at is not None and done >= self.stop_at:
+            raise KeyboardInterrupt
 
 
 def numbers(results):
@@ -60,12 +74,12 @@ def rounded(value):
 
 
 def test_results_hold_every_number(finished):
-    directory, results, told = finished
+    directory, results, progress = finished
     assert json.loads((directory / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (results["schema"], results["kind"], results["complete"], results["command"]) == (1, "eval", True, "it")
     per_task = {"passkey": 3, "copying:segment=8": 3, "perplexity": 1}
     methods = {320: 2, 450: 3}  # past 384 tokens the end alone is read too
-    count = sum(per_task.values()) * sum(methods.values())
+    count = sum(per_task.values()) * sum(methods.values()) + 2  # and where it looks, under two methods
     assert results["cells"] == {"planned": count, "finished": count, "kept_from_before": 0}
     assert len(list((directory / "cells").iterdir())) == count
     facts = results["model"]
@@ -85,11 +99,10 @@ def test_results_hold_every_number(finished):
             assert bool(method["by_position"]) == (task["task"] == "perplexity")
             assert (method["by_length"][0]["score"] is None) == (task["task"] != "passkey")
     assert set(results["attention"]) == {NONE, "rerope:window=64"}
-    plan, ticks, cells = told[0], [t for t in told if isinstance(t, int)], [t for t in told if isinstance(t, Cell)]
-    assert plan[:2] == (count, 0)
-    assert 0.9 * plan[2] < sum(ticks) <= plan[2]
-    assert len(cells) == len(set(cells)) == count
-    assert [cell.length for cell in cells] == sorted(cell.length for cell in cells)
+    assert 0.9 * progress.planned < progress.work <= progress.planned
+    assert len(progress.cells) == len(set(progress.cells)) == count
+    lengths = [cell.length for cell in progress.cells if isinstance(cell, Cell)]
+    assert lengths == sorted(lengths)
 
 
 def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
@@ -107,8 +120,8 @@ def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
 
 def test_the_same_again_measures_nothing_and_says_the_same(finished, tokenizer, monkeypatch):
     directory, results, _ = finished
-    monkeypatch.setattr(job.Reader, "read", None)
-    monkeypatch.setattr(job, "attention_profile", None)
+    monkeypatch.setattr(study.Reader, "read", None)
+    monkeypatch.setattr(study, "attention_profile", None)
     again = evaluate(model(), tokenizer, directory=directory, name="small", command="it", **SMALL)
     assert numbers(again) == numbers(results)
     assert again["cells"]["kept_from_before"] == again["cells"]["planned"]
@@ -131,40 +144,22 @@ def test_side_by_side_and_alone_agree(finished, tokenizer):
     assert batched["attention"] is None
 
 
-def stopping(after):
-    """Hooks that interrupt when so many cells are done."""
-    done = []
-
-    def finished(cell):
-        done.append(cell)
-        if len(done) == after:
-            raise KeyboardInterrupt
-
-    return Progress(finished=finished)
-
-
 def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
     _, results, _ = finished
-    half = evaluate(model(), tokenizer, directory=tmp_path, name="small", progress=stopping(10), **SMALL)
+    half = evaluate(model(), tokenizer, directory=tmp_path, name="small", progress=Listening(stop_at=10), **SMALL)
     assert not half["complete"]
-    assert half["cells"] == {"planned": 35, "finished": 10, "kept_from_before": 0}
-    assert len(list((tmp_path / "cells").iterdir())) == 10
-    assert any("Only 10 of 35 cells" in note for note in half["limits"])
-    damaged, emptied, *_ = sorted((tmp_path / "cells").iterdir())
-    damaged.write_text(damaged.read_text()[:-20])
-    emptied.write_text("{}")
-    with pytest.warns(UserWarning, match=r"cannot be used: it(s checksum is wrong| does not begin)"):
-        whole = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
-    assert whole["cells"] == {"planned": 35, "finished": 35, "kept_from_before": 8}
-    assert {entry["file"] for entry in whole["set_aside"]} == {f"cells/{damaged.name}", f"cells/{emptied.name}"}
-    assert numbers(whole) == rounded(numbers(results))  # other depths beside a cell: another order of reading
+    assert half["cells"] == {"planned": 37, "finished": 10, "kept_from_before": 0}
+    assert any("Only 10 of 37 cells" in note for note in half["limits"])
+    complete = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
+    assert complete["cells"] == {"planned": 37, "finished": 37, "kept_from_before": 10}
+    assert numbers(complete) == rounded(numbers(results))  # other depths beside a cell: another order of reading
 
 
 def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypatch):
     def read(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.Reader, "read", read)
+    monkeypatch.setattr(study.Reader, "read", read)
     with pytest.raises(Interrupted):
         evaluate(model(), tokenizer, directory=tmp_path, **SMALL)
     assert not (tmp_path / "results.json").exists()
@@ -181,11 +176,11 @@ def test_models_that_cannot_be_measured_are_refused(tokenizer):
         evaluate(bert, tokenizer, lengths=(40,), **settings)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2))
     assert evaluate(gpt2, tokenizer, lengths=(40, 64), **settings)["complete"]
-    with pytest.raises(InputError, match=r"--lengths 65: .* table of 64 positions.* give lengths of at most 64"):
+    with pytest.raises(InputError, match=r"lengths=65: .* table of 64 positions.* give lengths of at most 64"):
         evaluate(gpt2, tokenizer, lengths=(65,), **settings)
-    with pytest.raises(InputError, match=r"--methods yarn: .*; --methods none measures the model as it is"):
+    with pytest.raises(InputError, match=r"methods=yarn: .*; methods=none measures the model as it is"):
         evaluate(gpt2, tokenizer, lengths=(40,), methods=("yarn",), **settings)
-    with pytest.raises(InputError, match=r"--text a\.txt: none of copying:segment=8 takes a text; leave it out"):
+    with pytest.raises(InputError, match=r"text=a\.txt: none of copying:segment=8 takes a text; leave it out"):
         evaluate(gpt2, tokenizer, lengths=(40,), text="a.txt", **settings)
 
 
@@ -222,7 +217,7 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
 
 
 def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
-    monkeypatch.setattr(job.Job, "check_texts", lambda _: pytest.fail("texts were made"))
+    monkeypatch.setattr(Evaluation, "check_texts", lambda _: pytest.fail("texts were made"))
     with pytest.raises(InputError, match=r"reaches \d+ tokens"):
         evaluate(model(), tokenizer, **SMALL | {"methods": ("rerope:window=100000",), "lengths": (4096,)})
 
@@ -231,37 +226,37 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
     ("given", "message"),
     [
         ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
-        ({"tasks": ()}, r"--tasks: name at least one"),
+        ({"tasks": ()}, r"tasks: name at least one"),
         ({"tasks": ("passkey", "facts:colour=1")}, r"unknown option of facts 'colour=1'"),
-        ({"methods": ("yarm",)}, r"--methods yarm: unknown method 'yarm': did you mean 'yarn'"),
-        ({"methods": ("linear:factor=x",)}, r"--methods linear:factor=x"),
+        ({"methods": ("yarm",)}, r"methods=yarm: unknown method 'yarm': did you mean 'yarn'"),
+        ({"methods": ("linear:factor=x",)}, r"methods=linear:factor=x"),
         (
             {"methods": ("rerope:window=100000",)},
-            r"--methods rerope:window=100000: .*reaches \d+ tokens, and \d+ are wanted",
+            r"methods=rerope:window=100000: .*reaches \d+ tokens, and \d+ are wanted",
         ),
-        ({"lengths": (1,)}, r"--lengths 1: a text has at least 2 tokens"),
-        ({"lengths": 400.5}, r"--lengths 400\.5: pass a whole number of tokens"),
-        ({"depths": ("half",)}, r"--depths 'half': pass a number from 0 to 1"),
-        ({"methods": (None,)}, r"--methods None: pass a method's name"),
-        ({"lengths": (20, 400)}, r"--tasks passkey --lengths 20: length=20: passkey needs at least"),
-        ({"depths": (0.5, 5)}, r"--depths 5: 0 is the start"),
-        ({"samples": 1}, r"--samples 1: must be a whole number, at least 2, at most 10000; one text has no interval"),
-        ({"seeds": 0}, r"--seeds 0"),
-        ({"batch_size": 0}, r"--batch-size 0"),
+        ({"lengths": (1,)}, r"lengths=1: a text has at least 2 tokens"),
+        ({"lengths": 400.5}, r"lengths=400\.5: pass a whole number of tokens"),
+        ({"depths": ("half",)}, r"depths='half': pass a number from 0 to 1"),
+        ({"methods": (None,)}, r"methods=None: pass a method's name"),
+        ({"lengths": (20, 400)}, r"tasks=passkey at length 20: length=20: passkey needs at least"),
+        ({"depths": (0.5, 5)}, r"depths=5: 0 is the start"),
+        ({"samples": 1}, r"samples=1: must be a whole number, at least 2, at most 10000; one text has no interval"),
+        ({"seeds": 0}, r"seeds=0"),
+        ({"batch_size": 0}, r"batch_size=0"),
         (
             {"lengths": (2**24,), "tasks": ("copying",)},
-            r"--lengths 16777216: .* and 0\.1 GiB are free; give shorter ones",
+            r"lengths=16777216: .* and 0\.1 GiB are free; give shorter ones",
         ),
-        ({"lengths": (10**9,)}, r"--lengths 1000000000: must be at most 16777216"),
+        ({"lengths": (10**9,)}, r"lengths=1000000000: must be at most 16777216"),
         ({"colour": 1}, r"unknown setting 'colour'"),
-        ({"preset": "quik"}, r"unknown --preset 'quik': did you mean 'quick'"),
+        ({"preset": "quik"}, r"unknown preset 'quik': did you mean 'quick'"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(given, message, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(job.Reader, "read", None)
+    monkeypatch.setattr(study.Reader, "read", None)
     if given.get("lengths") == (2**24,):
-        monkeypatch.setattr(job.Job, "check_texts", lambda _: None)
-        monkeypatch.setattr(job, "free_bytes", lambda _: 2**27)
+        monkeypatch.setattr(Evaluation, "check_texts", lambda _: None)
+        monkeypatch.setattr(study, "free_bytes", lambda _: 2**27)
     with pytest.raises(InputError, match=message):
         evaluate(model(), tokenizer, directory=tmp_path, **SMALL | given)
     assert not (tmp_path / "cells").exists()
@@ -283,13 +278,13 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
         "samples": 2,
     }
     given |= {"attention": False, "depths": (0.5,)}
-    read, measured = job.Reader.read, []
+    read, measured = study.Reader.read, []
 
     def counted(reader, *args, **kwargs):
         measured.append(args[2])
         return read(reader, *args, **kwargs)
 
-    monkeypatch.setattr(job.Reader, "read", counted)
+    monkeypatch.setattr(study.Reader, "read", counted)
     found = evaluate(model(), tokenizer, **given)
     assert sorted(measured) == [48, 48, 64, 64, 96, 96, 96]  # none and ntk everywhere, rerope at 96
     assert found["cells"]["planned"] == 7
@@ -312,7 +307,7 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
 
 def test_where_a_model_looks_is_told_of_the_other_methods_where_one_refuses(tokenizer, monkeypatch):
     """A refusal took the profiles of this and all later methods along, without a word."""
-    profile = job.attention_profile
+    profile = study.attention_profile
 
     def refuses_once(model, samples, **given):
         if posenc.pretrained.attach.attached(model) is not None and not refused:
@@ -320,21 +315,25 @@ def test_where_a_model_looks_is_told_of_the_other_methods_where_one_refuses(toke
             raise InputError("it cannot be seen")
         return profile(model, samples, **given)
 
-    refused, lines = [], []
-    monkeypatch.setattr(job, "attention_profile", refuses_once)
+    refused, progress = [], Listening()
+    monkeypatch.setattr(study, "attention_profile", refuses_once)
     given = {"tasks": ("facts",), "methods": ("ntk:factor=2", "yarn:factor=2"), "lengths": (320,), "samples": 2}
-    found = evaluate(model(), tokenizer, **given, progress=Progress(told=lines.append))
+    found = evaluate(model(), tokenizer, **given, progress=progress)
     assert list(found["attention"]) == ["none", "yarn:factor=2"]
     assert found["attention_refused"] == {"ntk:factor=2": "it cannot be seen"}
     assert "Where the model looks could not be measured under ntk:factor=2: it cannot be seen." in found["limits"]
-    assert [line.partition(":")[0] for line in lines[-3:]] == ["attention, none", "attention, ntk", "attention, yarn"]
-    assert lines[-2] == "attention, ntk:factor=2: it cannot be seen"
+    assert [line.partition(":")[0] for line in progress.lines[-3:]] == [
+        "attention, none",
+        "attention, ntk",
+        "attention, yarn",
+    ]
+    assert progress.lines[-2] == "attention, ntk:factor=2: it cannot be seen"
 
 
 def test_an_extended_model_is_measured_as_it_came(tokenizer):
     ours = model()
     posenc.extend(ours, "yarn", factor=2)
-    with pytest.raises(InputError, match=r"--methods rerope:window=64: the model comes extended by yarn"):
+    with pytest.raises(InputError, match=r"methods=rerope:window=64: the model comes extended by yarn"):
         evaluate(ours, tokenizer, **SMALL)
     found = evaluate(ours, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
     assert found["model"]["trained_length"] == 2 * TRAINED
@@ -348,7 +347,7 @@ def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
     assert found["attention"] is None
     assert set(found["attention_refused"]) == {"none"}
     assert any("Where the model looks could not be measured under none: " in note for note in found["limits"])
-    with pytest.raises(InputError, match=r"--lengths 200: the model as it is has a learned table of 64 positions"):
+    with pytest.raises(InputError, match=r"lengths=200: the model as it is has a learned table of 64 positions"):
         evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
 
 

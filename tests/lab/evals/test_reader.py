@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from evals.conftest import VOCABULARY
+from lab.evals.conftest import VOCABULARY
 from posenc.errors import InputError
 from posenc.lab.evals.reader import BLOCKS, Reader
 from posenc.pretrained.calls import steady_length

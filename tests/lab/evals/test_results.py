@@ -10,8 +10,7 @@ import torch
 
 from posenc.lab.evals.config import CUT_OFF, NONE, Cell, Settings
 from posenc.lab.evals.reader import BLOCKS, Outcome
-from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, change, numbers, share
-from posenc.lab.evals.results import Measured
+from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, Measured, change, numbers, share
 from posenc.lab.evals.wording import answer, limits
 from posenc.tasks import Task
 
