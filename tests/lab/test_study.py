@@ -95,7 +95,7 @@ def test_what_is_stored_is_not_measured_again_and_what_is_damaged_is(tmp_path):
     run(Squares([1, 3, 5]), tmp_path)
     first, second, _ = sorted((tmp_path / "cells").iterdir())
     first.write_text(first.read_text()[:-3])
-    second.write_text('{"value": "many"}')
+    second.write_text(second.read_text().replace(".0", ".5"))
     study, progress = Squares([1, 3, 5, 7]), Listening()
     with pytest.warns(UserWarning, match=r"is damaged .* renamed to .*damaged and measured again"):
         results = run(study, tmp_path, progress=progress)

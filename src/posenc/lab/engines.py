@@ -275,7 +275,8 @@ class Ray:
                     except ray.exceptions.RayError:  # its workers died
                         lost.append(work.name(work.jobs[index]))
                         continue
-                    ticks(index, total - ticked[index], "")
+                    if total > ticked[index]:
+                        ticks(index, total - ticked[index], "")
                     yield work.jobs[index], result
         finally:
             for reference in pending:

@@ -7,6 +7,7 @@ DIR/report.html         the report
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -32,10 +33,11 @@ class Store(Folder):
         """Files that could not be read: what each was, where it is now, and why."""
 
     def save(self, cell: str, record: object) -> None:
-        """Store what a cell measured: a dataclass."""
+        """Store what a cell measured: a dataclass; with a checksum."""
         import msgspec
 
-        self.write(f"cells/{cell}.json", msgspec.json.encode(record))
+        content = msgspec.json.encode(record)
+        self.write(f"cells/{cell}.json", b'{"sha256":"%s","record":%s}' % (_digest(content), content))
 
     def load(self, cell: str, kind: type[T]) -> T | None:
         """What a cell measured; None where it has not been measured, or where the file is damaged: that is renamed, with a
@@ -44,7 +46,10 @@ class Store(Folder):
 
         path = self.directory / "cells" / f"{cell}.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            sealed = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+            if sealed.keys() != {"sha256", "record"} or bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["record"]):
+                raise msgspec.DecodeError("its checksum is wrong")
+            return msgspec.json.decode(sealed["record"], type=kind)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -93,3 +98,7 @@ def _described(owner: Path) -> str:
         return "{command} (process {pid} on {host}, since {since})".format_map(facts)
     except (OSError, ValueError, KeyError):
         return "another run"
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
