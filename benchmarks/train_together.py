@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
 from posenc import ENCODINGS, Positions
-from posenc.lab.config import Run, Settings
 from posenc.lab.data import Batch, Corpus, load
+from posenc.lab.experiment import Run
 from posenc.lab.parallel import Alone, joint
+from posenc.lab.text import Settings
 from posenc.lab.train import Training
 
 SETTINGS = Settings(

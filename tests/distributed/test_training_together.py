@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from posenc import ENCODINGS, InputError
 from posenc.lab import data
-from posenc.lab.config import Run, Settings
 from posenc.lab.data import making
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
 from posenc.lab.parallel import joint
-from posenc.lab.tasks import TASKS
+from posenc.lab.text import Settings
 from posenc.lab.train import Training, build
-from posenc.lab.vision.config import ImageSettings
+from posenc.lab.vision.experiment import ImageSettings
 from references import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -34,11 +34,9 @@ SETTINGS = Settings(
 )
 READING = "randomized:max_length=64+learned:max_positions=64+rope"
 """Positions that are drawn in training, read by a table and by rotations."""
-IMAGES, IMAGE_SETTINGS = TASKS["vision"].load(
-    "places",
-    ImageSettings(8, 2, (4, 8, 16), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, images=5),
-    data_images=30,
-)
+IMAGES, IMAGE_SETTINGS = ImageSettings(
+    8, 2, (4, 8, 16), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, images=5
+).load("places", data_images=30)
 OTHERS = {"packed": (READING, PACKED), "images": ("grid_table+swin", IMAGES)}
 """What is trained on other data: encoding and corpus."""
 NAMES = (
@@ -155,7 +153,7 @@ def check_same(cell, alone):
     assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
     for arm, own in zip(cell.arms, alone.arms, strict=True):
         assert arm.paired.keys() == own.paired.keys()
-        assert arm.also.keys() == own.also.keys()
+        assert arm.extra.keys() == own.extra.keys()
         for factor, losses in own.paired.items():
             assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
         for ours, theirs in zip(arm.by_position, own.by_position, strict=True):

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from hostile.faults import damages
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints, _digest, loaded, names
-from posenc.lab.config import Run
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
 from posenc.lab.train import Training
 

@@ -9,9 +9,9 @@ import torch
 
 from posenc import InputError
 from posenc.lab.compare import Comparison, compare
-from posenc.lab.config import Settings
 from posenc.lab.data import check_long_enough, load, making
 from posenc.lab.data.tokenizers import Tokenizer, learn_bpe, pretrained
+from posenc.lab.text import Settings
 from posenc.report.page import page
 from posenc.tasks.haystack import pydoc
 
@@ -162,7 +162,7 @@ def test_ids_with_gaps_and_ids_past_the_vocabulary(tmp_path, text, monkeypatch):
     assert int(gap.train.tokens.max()) == 70_002
     lying = Tokenizer("lying", 3, None, "", lambda texts: [[0, 5] * 100 for _ in texts], str)
     monkeypatch.setattr(making, "pretrained", lambda name: lying)
-    with pytest.raises(InputError, match=r"--tokenizer lying: gives id 5, but its vocabulary ends at 2"):
+    with pytest.raises(InputError, match=r"tokenizer=lying: gives id 5, but its vocabulary ends at 2"):
         load(text, "lying")
     mute = Tokenizer("mute", 3, None, "", lambda texts: [[] for _ in texts], str)
     monkeypatch.setattr(making, "pretrained", lambda name: mute)
@@ -174,23 +174,23 @@ def test_ids_with_gaps_and_ids_past_the_vocabulary(tmp_path, text, monkeypatch):
 
 def test_refusals(tmp_path, text):
     for name in ("bpe", "bpe:", "bpe:256", "bpe:x", "bpe:-5", "bpe:²", "bpe:99999999"):
-        with pytest.raises(InputError, match=r"--tokenizer .*: write bpe:N, with N from 257"):
+        with pytest.raises(InputError, match=r"tokenizer=.*: write bpe:N, with N from 257"):
             load(text, name)
-    with pytest.raises(InputError, match=r"--tokenizer ''"):
+    with pytest.raises(InputError, match=r"tokenizer=''"):
         load(text, " ")
-    with pytest.raises(InputError, match=r"--tokenizer ''"):
+    with pytest.raises(InputError, match=r"tokenizer=''"):
         Settings(tokenizer="")
     (tmp_path / "evil").mkdir()
     (tmp_path / "evil" / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
     (tmp_path / "evil" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     for name in (str(tmp_path / "nothing"), str(tmp_path / "evil")):
-        with pytest.raises(InputError, match=r"--tokenizer .*give bytes, bpe:4096") as error:
+        with pytest.raises(InputError, match=r"tokenizer=.*give bytes, bpe:4096") as error:
             pretrained(name)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "ran").exists()
     (tmp_path / "latin.txt").write_bytes(b"a word and caf\xe9 " * 40)
     with pytest.raises(
-        InputError, match=r"latin\.txt: byte 14 of document 1 is not UTF-8, which only --tokenizer bytes reads"
+        InputError, match=r"latin\.txt: byte 14 of document 1 is not UTF-8, which only tokenizer=bytes reads"
     ):
         load(str(tmp_path / "latin.txt"), "bpe:300")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import InputError
-from posenc.lab.config import Run
+from posenc.lab.experiment import Run
 from posenc.lab.train import Training
 
 

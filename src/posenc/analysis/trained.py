@@ -8,8 +8,9 @@ from torch import Tensor
 
 from posenc.analysis.reading import seeded
 from posenc.checks import checked
-from posenc.lab.config import Run, Settings
 from posenc.lab.data import load
+from posenc.lab.experiment import Run
+from posenc.lab.text import Settings
 from posenc.lab.train import train
 from posenc.transformer import Transformer
 

@@ -18,9 +18,9 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from posenc.errors import InputError
 from posenc.lab.engines import InProcess, Job, Result, Shared, Tick, Ticks, Work
+from posenc.lab.experiment import Corpus
 from posenc.lab.parallel import DDP, FSDP, Processes, joint, processes
 from posenc.lab.study import Interrupted
-from posenc.lab.task import Corpus
 
 __all__ = ["Together", "follow", "launched", "together"]
 

@@ -19,9 +19,8 @@ from posenc.blocks import Block, Host
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.lab.config import Run
+from posenc.lab.experiment import Batch, Run
 from posenc.lab.machine import flushed_denormals
-from posenc.lab.task import Batch
 from posenc.positions import Positions
 
 DDP, FSDP = "ddp", "fsdp"

@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from posenc.blocks import Attention, Host
 from posenc.errors import InputError
-from posenc.lab.config import Recipe, Run
+from posenc.lab.experiment import Experiment, Run
 from posenc.lab.muon import Muon
 from posenc.lab.parallel import Alone, processes
-from posenc.lab.task import Task
-from posenc.lab.tasks import task_of
 
 State = dict[str, Tensor | list[float]]
 """Tensors and lists by name, no two of which share memory."""
@@ -35,7 +33,6 @@ class Training:
     def __init__(self, run: Run, part: Any) -> None:
         self.run = run
         self.part = part
-        self.task: Task[Any, Any] = task_of(run.settings)
         self.processes: Alone = processes()
         self.processes.check(run)
         self.model, self.random = _built(run)
@@ -59,7 +56,7 @@ class Training:
         for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule(step, s.steps)
-        whole = self.task.draw(self.part, s, self.order)
+        whole = s.draw(self.part, self.order)
         inputs, targets, positions = self.processes.share(whole)
         with self.drawing(), self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
             logits = self.forward(inputs, positions)
@@ -156,7 +153,7 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
+def activation_bytes(model: Host, part: Any, settings: Experiment) -> int:
     """Memory that one training batch keeps between its forward and its backward pass, parameters apart: of this process
     and its share of the batch, where several train together."""
     group = processes()
@@ -170,7 +167,7 @@ def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    whole = task_of(settings).draw(part, settings, torch.Generator().manual_seed(0))
+    whole = settings.draw(part, torch.Generator().manual_seed(0))
     inputs, targets, positions = group.share(whole)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
     devices = [group.device] if group.device.type == "cuda" else []

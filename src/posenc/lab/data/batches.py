@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is trained and tested on: batches of sequences, packed or of running text, and the ends of held-out passages."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.lab.config import Settings
 from posenc.lab.data.text import HELD_OUT, Corpus, Text
 from posenc.positions import Positions
+
+if TYPE_CHECKING:
+    from posenc.lab.text import Settings
 
 IGNORED = -100
 """The target that `torch.nn.functional.cross_entropy` leaves out."""
@@ -54,7 +56,7 @@ class Batch(NamedTuple):
         return None if self.documents is None else Positions.packed(document_ids=self.documents[:, :-1])
 
 
-def draw(text: Text | Tensor, settings: Settings, generator: torch.Generator) -> Batch:
+def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) -> Batch:
     """The sequences of one training step: a function of its arguments alone.
 
     Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
@@ -71,7 +73,7 @@ def draw(text: Text | Tensor, settings: Settings, generator: torch.Generator) ->
     return Batch(text.tokens[index].long(), text.document(index) if settings.packed else None)
 
 
-def window_ends(text: Text | Tensor, settings: Settings) -> Tensor:
+def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:
     """(windows,): the last token of each held-out passage, evenly spread. Packed, a passage lies in one document, as
     long as there are enough such places, and else anywhere, see `inside_documents`."""
     text, s = Text.of(text), settings
@@ -84,17 +86,17 @@ def window_ends(text: Text | Tensor, settings: Settings) -> Tensor:
     return text.edges[document] + s.longest + place - (through - room)[document]
 
 
-def inside_documents(text: Text, settings: Settings) -> bool:
+def inside_documents(text: Text, settings: "Settings") -> bool:
     """Whether the documents that are longer than the longest test length have room for all targets."""
     return int(_room(text, settings).sum()) > settings.windows * settings.targets
 
 
-def _room(text: Text, settings: Settings) -> Tensor:
+def _room(text: Text, settings: "Settings") -> Tensor:
     """(documents,): how many of a document's tokens have a whole context before them."""
     return (text.edges.diff() - settings.longest).clamp(min=0)
 
 
-def check_long_enough(corpus: Corpus, settings: Settings) -> None:
+def check_long_enough(corpus: Corpus, settings: "Settings") -> None:
     """Refuse a text in which the windows would not fit, or that is not made for the settings.
 
     Raises:

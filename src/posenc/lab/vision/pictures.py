@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from torch.nn import functional as F
 from posenc.errors import InputError
 from posenc.lab.data.text import mapped
 from posenc.lab.machine import free_bytes
-from posenc.lab.vision.config import ImageSettings
 from posenc.positions import Positions
+
+if TYPE_CHECKING:
+    from posenc.lab.vision.experiment import ImageSettings
 
 HELD_OUT = 5
 """One image in so many of each class is held out."""
@@ -137,7 +139,7 @@ class ImageCorpus:
     test: Images
 
     @classmethod
-    def of(cls, pictures: Pictures, settings: ImageSettings) -> "ImageCorpus":
+    def of(cls, pictures: Pictures, settings: "ImageSettings") -> "ImageCorpus":
         """Cut in two, always alike: every fifth image of each class is held out.
 
         Raises:
