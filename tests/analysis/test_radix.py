@@ -121,8 +121,8 @@ def test_every_schedule_that_needs_no_list():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: counter(1, 4), r"length=1: must be a whole number, at least 2"),
-        (lambda: counter(16, 0), r"digits=0: must be a whole number"),
+        (lambda: counter(1, 4), r"length=1: must be at least 2"),
+        (lambda: counter(16, 0), r"digits=0: must be at least 1"),
         (lambda: counter(16, 63), r"digits=63: 62 at most"),
         (lambda: digits([-1]), r"positions=\[-1\]"),
         (lambda: digits([]), r"positions=\[\]"),

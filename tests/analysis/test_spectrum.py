@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from posenc.analysis import spectrum
-from posenc.errors import InputError
 
 
 def test_wavelengths_of_the_paper():
@@ -70,14 +69,3 @@ def test_the_size_of_codes_changes_no_wave(size):
     found = spectrum(lambda at: size * torch.stack((at.double().cos(), torch.full((len(at),), 0.1)), -1), 64)
     assert found.wavelengths.tolist() == [pytest.approx(2 * math.pi, rel=0.01), math.inf]
     assert (found.waves, found.unfinished) == (1, 1)
-
-
-def test_a_bias_has_a_spectrum_of_heads():
-    found = spectrum("alibi")
-    assert (found.of, found.dim, found.directions_99) == ("distance", 4, 1)
-    assert "distances" in found.sentences()[-1]
-
-
-def test_too_few_positions():
-    with pytest.raises(InputError, match=r"length=3: must be a whole number, at least 4"):
-        spectrum("sinusoidal", 3)
