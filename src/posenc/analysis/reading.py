@@ -138,8 +138,8 @@ class Sizes:
     dim: int | None
 
 
-def parts_of(encoding: Encoding) -> list[Encoding]:
-    """The encoding and all encodings inside it."""
+def parts_of(encoding: nn.Module) -> list[Encoding]:
+    """All encodings inside a module, the module first if it is one."""
     return [part for part in encoding.modules() if isinstance(part, Encoding)]
 
 
