@@ -178,7 +178,7 @@ def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
     assert {"kernel", "symmetry", "twins"} <= names
     _, names, reasons = answered(OneLayer(16, 1))
     assert "kernel" in names
-    assert reasons["symmetry"].startswith("Its own code failed here: IndexError: index 1 is out of bounds")
+    assert reasons["symmetry"].startswith("The encoding's code failed: IndexError: index 1 is out of bounds")
 
 
 def test_layers_that_take_turns_are_read_in_the_first(capsys):

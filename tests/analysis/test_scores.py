@@ -7,13 +7,15 @@ import torch
 
 import posenc
 from posenc.analysis import bias, rotation, scores
-from posenc.analysis.scores import Scores
+from posenc.analysis.scores import PositionScores
 from posenc.errors import InputError
 
 LENGTH = 40
 
 
-def close_within_its_error(found: Scores, mean: torch.Tensor, spread: torch.Tensor, expected: torch.Tensor) -> bool:
+def close_within_its_error(
+    found: PositionScores, mean: torch.Tensor, spread: torch.Tensor, expected: torch.Tensor
+) -> bool:
     """Whether a mean over random contents is what it should be: within five standard errors at every distance."""
     error = spread / found.samples**0.5
     return bool(((mean - expected).abs() <= 5 * error + 1e-12).all())

@@ -59,7 +59,7 @@ def test_an_untrained_table_is_no_wave_and_uses_every_direction():
 def test_codes_that_are_all_the_same_have_no_directions():
     found = spectrum(lambda at: torch.ones(len(at), 3))
     assert (found.directions_99, found.effective_dim, found.mean_share) == (0, 0, 1)
-    assert found.sentences() == ["Nothing tells the first 512 positions apart: their codes are all the same."]
+    assert found.sentences() == ["All codes of the first 512 positions are the same."]
     assert found.unfinished == 3
     assert found.waves == 0
 

@@ -152,8 +152,8 @@ def test_what_is_found_behind_layers_alone_is_put_down_to_them():
         curves = {**found.curves, INTACT: replace(found.curves[INTACT], r2=r2, interval=interval)}
         said = replace(found, curves=curves).sentences()
         assert "40% behind the last of 2 layers (95 % interval over texts: 35% to 45%)" in said[0]
-        assert ("At the input it reads next to nothing: what it finds later, the layers have made." in said) is made
-        assert "Of all layers it finds most behind layer 1: 50%." in said
+        assert ("At the input it reads next to nothing: what it reads later comes from the layers." in said) is made
+        assert "It reads most behind layer 1: 50%." in said
 
 
 def test_a_transformers_model_is_probed_as_it_is():

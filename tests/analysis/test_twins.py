@@ -25,7 +25,7 @@ def test_only_positions_tell_two_cans_apart(encoding):
     assert found.distance_without < ROUNDING
     assert found.cosine_without == pytest.approx(1)
     assert (found.distance < ROUNDING) is (encoding in SEES_NO_ORDER)
-    assert ("nothing distinguishes the two occurrences" in found.sentences()[1]) is (encoding in SEES_NO_ORDER)
+    assert ("nothing in this text distinguishes them" in found.sentences()[1]) is (encoding in SEES_NO_ORDER)
 
 
 def test_the_same_twins_are_no_proof_of_blindness():
@@ -33,10 +33,7 @@ def test_the_same_twins_are_no_proof_of_blindness():
     found = twins("can a can", "alibi")
     assert found.distance < ROUNDING
     assert not equivariance("alibi").blind
-    assert (
-        found.sentences()[1]
-        == "They are the same with positions too: in this text nothing distinguishes the two occurrences."
-    )
+    assert found.sentences()[1] == "With positions too they are the same: nothing in this text distinguishes them."
 
 
 def test_representations_are_the_models():
@@ -125,9 +122,9 @@ def test_minilm_with_its_table_and_without():
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("Open a can", {}, r"no token stands in it twice"),
-        ("Can you open a can?", {"word": "open"}, r"no token 'open' stands in it twice"),
-        ("Can you open a can?", {"word": "tin"}, r"no token 'tin' stands"),
+        ("Open a can", {}, r"no token occurs twice"),
+        ("Can you open a can?", {"word": "open"}, r"no token 'open' occurs twice"),
+        ("Can you open a can?", {"word": "tin"}, r"no token 'tin' occurs"),
         ("  ", {}, r"has no words"),
         ("a a", {"encoding": "nope"}, r"unknown encoding"),
     ],

@@ -16,7 +16,7 @@ from posenc.analysis.expansion import EXPANSION
 from posenc.analysis.plotting import Picture
 from posenc.analysis.precision import PRECISION
 from posenc.analysis.properties import PROPERTIES
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.scores import BIAS, ROTATION, SCORES
 from posenc.analysis.shift import SHIFT
 from posenc.analysis.spectrum import SPECTRUM
@@ -28,7 +28,7 @@ from posenc.analysis.terms import FOUR_TERMS
 from posenc.checks import checked
 from posenc.errors import InputError
 
-QUESTIONS: dict[str, Question] = {
+QUESTIONS: dict[str, AnalysisQuestion] = {
     "properties": PROPERTIES,
     "kernel": KERNEL,
     "shift": SHIFT,
@@ -51,7 +51,7 @@ QUESTIONS: dict[str, Question] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
+class AnalysisSection:
     """An answered question: the finding, its pictures, and the seconds it took."""
 
     name: str
@@ -68,11 +68,11 @@ class Analysis(Finding):
 
     subject: str
     settings: dict[str, Any]
-    sections: tuple[Section, ...]
+    sections: tuple[AnalysisSection, ...]
     left_out: dict[str, str]
     note: str = ""
 
-    def __getitem__(self, name: str) -> Section:
+    def __getitem__(self, name: str) -> AnalysisSection:
         """The section of that name. Raises InputError where there is none, with the reason."""
         for section in self.sections:
             if section.name == name:
@@ -171,7 +171,7 @@ def analyze(
     return Analysis(target.name, settings, tuple(sections), left_out, target.note)
 
 
-def _section(name: str, question: Question, target: Target) -> Section:
+def _section(name: str, question: AnalysisQuestion, target: Target) -> AnalysisSection:
     started = time.perf_counter()
     with seeded(target.seed):
         try:
@@ -182,9 +182,9 @@ def _section(name: str, question: Question, target: Target) -> Section:
             if not target.runs_user_code:
                 raise
             message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"its own code failed here: {message}") from error
+            raise InputError(f"the encoding's code failed: {message}") from error
     pictures = tuple(question.pictures(target, finding))
-    return Section(name, question.title, finding, pictures, time.perf_counter() - started)
+    return AnalysisSection(name, question.title, finding, pictures, time.perf_counter() - started)
 
 
 def _rounded(value: Any) -> Any:

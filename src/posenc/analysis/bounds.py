@@ -12,7 +12,7 @@ from posenc import frequencies as schedules
 from posenc.analysis.codes import at_least
 from posenc.analysis.integrals import CI_ZERO, Numbers
 from posenc.analysis.plotting import INK, PALETTE, SOFT, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
@@ -289,7 +289,7 @@ def plot_base_bound(ax: "Axes", finding: BaseBound, *, models: bool = True) -> N
     ax.legend()
 
 
-BASE = Question(
+BASE = AnalysisQuestion(
     "How long a context does the base serve?",
     lambda t: base_bound(
         (t.trained, FACTOR * t.trained),

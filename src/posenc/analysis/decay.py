@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import positions_of
 from posenc.analysis.plotting import LINE, PALETTE, SOFT, image, plot
-from posenc.analysis.question import Finding, Question, first_sentence
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.analysis.reading import codes_of, first_codes
 from posenc.checks import checked
 from posenc.errors import InputError
@@ -213,7 +213,7 @@ def plot_dot_products(ax: "Axes", subject: Any, length: int = 128) -> None:
     ax.set(xlabel=codes.of, ylabel=codes.of)
 
 
-KERNEL = Question(
+KERNEL = AnalysisQuestion(
     "How does the dot product of two codes change with their distance?",
     lambda t: kernel(t.position_codes, t.length),
     lambda t, finding: (plot_kernel.of(finding), plot_dot_products.of(t.codes)),

@@ -13,7 +13,7 @@ from posenc import frequencies as schedules
 from posenc.analysis.bounds import FACTOR, Schedule
 from posenc.analysis.codes import at_least
 from posenc.analysis.plotting import AROUND, LINE, PALETTE, plot
-from posenc.analysis.question import Finding, Findings, Question
+from posenc.analysis.question import AnalysisQuestion, Finding, Findings
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import a_length, at_least_one
@@ -102,8 +102,8 @@ class Digits(Finding):
 
     Position n has the digits floor(n / beta^c) mod beta with beta = base^(2/head_dim), the lowest first; pair c turns by
     n / beta^c radians. values: (positions, pairs), the digits. All others are (pairs,) float64: inv_freq of the schedule;
-    trained, the angles that a pair met in training, from 0 up to length / beta^c and at most a full turn (radians);
-    reached, those of the longer text; unseen, how much of that lies beyond what it met; squeeze, how many times nearer
+    trained, the angles that a pair reached in training, from 0 up to length / beta^c and at most a full turn (radians);
+    reached, those of the longer text; unseen, how much of that lies beyond; squeeze, how many times nearer
     neighbours are than in training, infinite where the schedule stops a pair.
     """
 
@@ -123,7 +123,7 @@ class Digits(Finding):
 
     @property
     def beyond(self) -> list[int]:
-        """The pairs that meet angles they never met in training."""
+        """The pairs that reach angles not reached in training."""
         return [pair for pair, angle in enumerate(self.unseen.tolist()) if angle > 0]
 
     @property
@@ -153,7 +153,7 @@ class Digits(Finding):
         full = int((self.trained >= math.tau).sum())
         pairs = len(self.trained)
         if full == pairs:
-            return f"In {self.length} trained positions every pair makes a full turn: there is no angle it has not met."
+            return f"In {self.length} trained positions every pair makes a full turn: all angles are reached."
         return (
             f"In {self.length} trained positions {full} of {pairs} pairs make a full turn; the slowest gets "
             f"{float(self.trained[-1]) / math.tau:.3g} of one."
@@ -163,10 +163,10 @@ class Digits(Finding):
         start = f"{self.schedule} over {_number(self.factor * self.length)} positions"
         beyond = self.beyond
         if not beyond:
-            return f"{start}: no pair meets an angle that it has not met in training."
+            return f"{start}: no pair reaches an angle that it did not reach in training."
         worst = int(self.unseen.argmax())
         return (
-            f"{start}: {len(beyond)} of {len(self.unseen)} pairs, from {beyond[0]} to {beyond[-1]}, go to angles never met in "
+            f"{start}: {len(beyond)} of {len(self.unseen)} pairs, from {beyond[0]} to {beyond[-1]}, reach angles not reached in "
             f"training, furthest pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
             f"{float(self.reached[worst]) / math.tau:.3g}."
         )
@@ -176,9 +176,7 @@ class Digits(Finding):
         if bool((self.squeeze - 1).abs().max() < 1e-12):
             return "Neighbours stay as far apart in every pair as in training."
         if bool((self.squeeze - first).abs().max() < 1e-9):
-            return (
-                f"Neighbours come {first:.3g} times nearer in every pair, the one that tells them apart best included."
-            )
+            return f"Neighbours come {first:.3g} times nearer in every pair, the one that separates them best included."
         unchanged = int(((self.squeeze - 1).abs() < 1e-12).sum())
         return (
             f"Neighbours in the fastest pair {_nearer(first)}, in the slowest {_nearer(last)}; {unchanged} of "
@@ -331,7 +329,7 @@ def _under_schedules(t: "Target") -> Findings:
     )
 
 
-DIGITS = Question(
+DIGITS = AnalysisQuestion(
     f"What do texts {FACTOR} times longer do to each pair, and what do schedules?",
     _under_schedules,
     lambda t, finding: (plot_digits.of(*finding.findings), plot_squeeze.of(*finding.findings)),

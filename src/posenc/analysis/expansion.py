@@ -2,7 +2,7 @@
 """What codes added at the input do to a model, term by term: its Taylor expansion around codes of zero.
 
 f(.., x_m + p_m, .., x_n + p_n, ..) = f + p_m^T d_m f + p_n^T d_n f + 1/2 p_m^T d_m^2 f p_m + 1/2 p_n^T d_n^2 f p_n
-+ p_m^T H p_n + a remainder of third order: only p_m^T H p_n, H = d_m d_n f, knows two positions at once, and were H the
++ p_m^T H p_n + a remainder of third order: only p_m^T H p_n, H = d_m d_n f, depends on two positions at once, and were H the
 identity it would be the dot product of two codes (Su 2021, kexue.fm/archives/8231). All is measured here, in float64,
 by Hessian-vector products: the complete Hessian is never made.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.analysis.codes import Codes, at_least
 from posenc.analysis.model import VectorModel, vector_model
 from posenc.analysis.plotting import INK, PALETTE, SOFT, bar_names, image, legend_above, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of
 from posenc.checks import checked
 from posenc.encoding import Encoding
@@ -83,7 +83,7 @@ def column(f: Scalar, x: Tensor, n: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Shape:
+class MatrixShape:
     """How far a matrix is from two simpler ones: the Frobenius norm of what is missing over that of the matrix.
 
     identity: from the nearest multiple of the identity. diagonal: from its own diagonal.
@@ -98,20 +98,20 @@ class Shape:
         return 1 - self.diagonal**2
 
 
-def shape_of(matrix: Tensor) -> Shape:
+def shape_of(matrix: Tensor) -> MatrixShape:
     """Of a square matrix that is not zero."""
     dim, total = len(matrix), float(matrix.square().sum())
     trace, diagonal = float(matrix.diagonal().sum()), float(matrix.diagonal().square().sum())
-    return Shape(math.sqrt(max(0.0, 1 - trace**2 / (dim * total))), math.sqrt(max(0.0, 1 - diagonal / total)))
+    return MatrixShape(math.sqrt(max(0.0, 1 - trace**2 / (dim * total))), math.sqrt(max(0.0, 1 - diagonal / total)))
 
 
-def shape_of_noise(dim: int) -> Shape:
+def shape_of_noise(dim: int) -> MatrixShape:
     """What a matrix of independent entries with mean 0 has, as a root of the expected squares."""
-    return Shape(math.sqrt(1 - 1 / dim**2), math.sqrt(1 - 1 / dim))
+    return MatrixShape(math.sqrt(1 - 1 / dim**2), math.sqrt(1 - 1 / dim))
 
 
 ROUNDING = 1e-20
-"""Of squares, relative to their sum: variance below this is none."""
+"""Of squares, relative to their sum: variance below this is rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,14 +212,14 @@ class Blocks:
     noise: what a matrix of independent entries has. matrix: the mean, (dim, dim)."""
 
     count: int
-    each: Shape
-    mean: Shape
-    noise: Shape
+    each: MatrixShape
+    mean: MatrixShape
+    noise: MatrixShape
     matrix: Tensor
 
 
 @dataclass(frozen=True)
-class Table:
+class TableStatistics:
     """A table of vectors. norm: mean. off_diagonal: Frobenius share of their covariance off its diagonal. dominance:
     mean |diagonal| over mean |off-diagonal| entry of the covariance."""
 
@@ -257,8 +257,8 @@ class Expansion(Finding):
     blocks: Blocks | None
     decay: Decay | None
     by_distance: list[float]
-    words: Table | None
-    positions: Table
+    words: TableStatistics | None
+    positions: TableStatistics
 
     def sentences(self) -> list[str]:
         one, all_of = self.pair, self.whole
@@ -413,13 +413,13 @@ def _expanded(f: Scalar, x: Tensor, p: Tensor, amplitudes: Tensor, most: int, dr
     )
 
 
-def statistics(table: Tensor) -> Table:
+def statistics(table: Tensor) -> TableStatistics:
     """Of a table's rows, (n, dim)."""
     centred = table.double() - table.double().mean(0)
     covariance = centred.T @ centred / max(1, len(table) - 1)
     apart = covariance - covariance.diagonal().diag()
     norm, off = float(covariance.norm()), float(apart.abs().sum()) / max(1, apart.numel() - len(apart))
-    return Table(
+    return TableStatistics(
         norm=float(table.norm(dim=-1).mean()),
         off_diagonal=float(apart.norm()) / norm if norm else 0.0,
         dominance=float(covariance.diagonal().mean()) / off if off else math.inf,
@@ -525,7 +525,7 @@ def _blocks(blocks: Tensor) -> Blocks | None:
     if not len(blocks):
         return None
     shapes = [shape_of(block) for block in blocks]
-    each = Shape(*(sum(getattr(s, name) for s in shapes) / len(shapes) for name in ("identity", "diagonal")))
+    each = MatrixShape(*(sum(getattr(s, name) for s in shapes) / len(shapes) for name in ("identity", "diagonal")))
     matrix = blocks.mean(0)
     return Blocks(len(blocks), each, shape_of(matrix), shape_of_noise(len(matrix)), matrix)
 
@@ -539,7 +539,9 @@ TERMS = {
 }
 
 
-@plot("Only the fourth pair of bars knows how far apart two tokens are: compare it with the terms of one position.")
+@plot(
+    "Only the fourth pair of bars depends on how far apart two tokens are: compare it with the terms of one position."
+)
 def plot_expansion_terms(ax: "Axes", expansion: Expansion) -> None:
     """Every term by its size: with codes on two tokens, and on all."""
     rows = torch.arange(len(TERMS)).tolist()
@@ -623,7 +625,7 @@ def _has_blocks(expansion: Expansion) -> "Blocks":
     return expansion.blocks
 
 
-EXPANSION = Question(
+EXPANSION = AnalysisQuestion(
     "Which term of the Taylor expansion around p = 0 depends on the distance?",
     lambda t: expansion(t.adding_model, t.texts(4, 16), seed=t.seed),
     lambda t, finding: [

@@ -177,7 +177,7 @@ def _rule(reach: float) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Curve:
+class FrequencyCurve:
     """theta(t) over t in 0 .. 1: base^-t ("geometric"), or t^exponent ("power")."""
 
     curve: str
@@ -207,7 +207,7 @@ class Curves(Finding):
     dim: int
     distances: Tensor
     names: tuple[str, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[FrequencyCurve, ...]
     integrals: Tensor
     sums: Tensor
     asymptotes: Tensor
@@ -249,7 +249,9 @@ def curves(
 
     Source: Su, kexue.fm/archives/8231.
     """
-    chosen = [Curve("geometric", base) for base in bases] + [Curve("power", exponent=e) for e in exponents]
+    chosen = [FrequencyCurve("geometric", base) for base in bases] + [
+        FrequencyCurve("power", exponent=e) for e in exponents
+    ]
     x = torch.as_tensor(distances, dtype=torch.float64, device="cpu").flatten()
     if not chosen or not len(x):
         raise InputError("curves: pass a base or an exponent, and a distance at least")

@@ -32,7 +32,7 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Plot:
+class PlotFunction:
     """A plot function: `plot(finding, ..., ax=None)` draws into matplotlib axes, or into a new figure, and returns the
     figure. see: one sentence on what to look at. size: of a new figure, in inches."""
 
@@ -66,7 +66,7 @@ class Plot:
 class Picture:
     """A plot and what it shows. `draw()` makes the figure; `see` is what to look at."""
 
-    plot: Plot
+    plot: PlotFunction
     findings: Sequence[Any]
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,9 +78,9 @@ class Picture:
         return self.plot(*self.findings, **self.options)
 
 
-def plot(see: str, size: tuple[float, float] = (6.4, 3.8)) -> Callable[[Callable[..., None]], Plot]:
-    """Make a `Plot` of a function that draws a finding into axes: draw(axes, finding, ...)."""
-    return lambda draw: Plot(draw, see, size)
+def plot(see: str, size: tuple[float, float] = (6.4, 3.8)) -> Callable[[Callable[..., None]], PlotFunction]:
+    """Make a `PlotFunction` of a function that draws a finding into axes: draw(axes, finding, ...)."""
+    return lambda draw: PlotFunction(draw, see, size)
 
 
 # ---------------------------------------------------------------- what several plots draw

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import Waves, at_least
 from posenc.analysis.plotting import INK, SOFT, plot
-from posenc.analysis.question import Finding, Findings, Question, first_sentence
+from posenc.analysis.question import AnalysisQuestion, Finding, Findings, first_sentence
 from posenc.analysis.reading import codes_of, has_position_codes, make, sizes_of
 from posenc.checks import checked
 from posenc.encoding import Encoding
@@ -125,7 +125,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     length, dtype = at_least("length", length), _dtype(dtype)
     module = _module_phases(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
-    tallies: dict[str, _Tally] = {}
+    tallies: dict[str, _PhaseErrors] = {}
     distinct, last = 0, torch.full((1,), math.nan, dtype=torch.float64)
     for first in range(0, length, BLOCK):
         n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
@@ -140,7 +140,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
                 error = torch.minimum(error, math.tau - error)
             else:
                 error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
-            tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
+            tallies.setdefault(name, _PhaseErrors(len(theta), length)).add(first, error)
         rounded = _rounded(n, dtype)
         distinct += int((rounded != torch.cat((last, rounded[:-1]))).sum())
         last = rounded[-1:]
@@ -157,7 +157,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     )
 
 
-class _Tally:
+class _PhaseErrors:
     """Errors as they come, block by block."""
 
     def __init__(self, pairs: int, length: int) -> None:
@@ -273,7 +273,7 @@ def _in_dtypes(t: "Target") -> Findings:
         raise InputError("it rotates nothing by fixed frequencies, so there are no phases") from error
 
 
-PRECISION = Question(
+PRECISION = AnalysisQuestion(
     "How far off are phases in half precision?",
     _in_dtypes,
     lambda t, finding: [plot_phase_error.of(one) for one in finding.findings],

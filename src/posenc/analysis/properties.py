@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four properties wished of positions, measured: unique, evenly spaced, bounded, deterministic."""
+"""The four properties that codes of positions should have, measured: unique, evenly spaced, bounded, deterministic."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.analysis.codes import CHUNK, Codes, at_least, defined_until, in_chunks, positions_of, seeded
 from posenc.analysis.plotting import INK, PALETTE, channel_label, image, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of, first_codes
 from posenc.checks import checked
 from posenc.errors import InputError
@@ -28,7 +28,7 @@ CLAIM = (1, 10001)
 
 @dataclass(frozen=True, eq=False)
 class Uniqueness(Finding):
-    """Whether every position (or distance) has a code of its own.
+    """Whether the codes of all positions (or distances) differ.
 
     holds: no two of the first `length` codes are equal. smallest: the distance (Euclidean) between the closest two of
     them, and pair: which. norm: of a code, root mean square. collision: the first position of 0 .. searched-1 whose code
@@ -57,11 +57,11 @@ class Uniqueness(Finding):
         rounded = f" in {self.dtype}" if self.dtype else ""
         if self.holds:
             sentences = [
-                f"Every {self.of} below {self.length} has a code of its own{rounded}: the closest two, {self.pair[0]} and "
+                f"All codes of the {self.of}s below {self.length} differ{rounded}: the closest two, {self.pair[0]} and "
                 f"{self.pair[1]}, are {self.smallest:.4g} apart (a code is {self.norm:.4g} long)."
             ]
         else:
-            sentences = [f"Not every {self.of} below {self.length} has a code of its own{rounded}."]
+            sentences = [f"Not all codes of the {self.of}s below {self.length} differ{rounded}."]
         if self.collision is None:
             sentences.append(
                 f"None of the first {self.searched} codes equals an earlier one (within {self.tolerance:.2g})."
@@ -109,7 +109,9 @@ def unique(
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"dtype={dtype}: pass a floating one, such as torch.bfloat16")
     if dtype is not None and length > torch.finfo(dtype).max:
-        raise InputError(f"length={length}: more than {dtype} can count; pass {torch.finfo(dtype).max:.0f} or fewer")
+        raise InputError(
+            f"length={length}: must be at most {torch.finfo(dtype).max:.0f}, the largest number of {dtype}"
+        )
     furthest = [SEARCH if codes.reach is None else codes.reach, *([] if codes.limit is None else [codes.limit])]
     searched = max(length, min(furthest)) if search is None else at_least("search", search, length)
     searched = searched if codes.limit is None else min(searched, codes.limit)
@@ -561,7 +563,7 @@ def properties(
     """The four properties: unique, in even steps, bounded, deterministic. A smaller table is measured as far as it goes.
 
     Args:
-        subject: anything `codes_of` takes, with its options. length: positions looked at. trained: see `bounded`. search:
+        subject: anything `codes_of` takes, with its options. length: positions analysed. trained: see `bounded`. search:
             see `unique`.
 
     Raises:
@@ -613,7 +615,7 @@ def plot_norms(ax: "Axes", subject: Any, length: int = 2048, trained: int = 512)
     ax.legend()
 
 
-PROPERTIES = Question(
+PROPERTIES = AnalysisQuestion(
     "Is every position distinct, evenly spaced, bounded and deterministic?",
     lambda t: properties(t.codes, t.length, trained=t.trained_codes, search=t.searched),
     lambda t, finding: (

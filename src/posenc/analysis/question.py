@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of an analysis: a question, asked of a target, gives a finding; a finding has numbers and sentences.
 
-A new question is one file: a `Finding`, the function that computes it, its plots, and a `Question` that joins them; and one
+A new question is one file: a `Finding`, the function that computes it, its plots, and an `AnalysisQuestion` that joins them; and one
 line in `analyze.QUESTIONS`.
 """
 
@@ -47,7 +47,7 @@ class Findings(Finding):
 
 
 @dataclass(frozen=True)
-class Question:
+class AnalysisQuestion:
     """A section of the report.
 
     ask: the finding about a target; raises InputError, with the reason, for a target that it does not apply to.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import at_least
 from posenc.analysis.plotting import LINE, PALETTE, SOFT, plot
-from posenc.analysis.question import Finding, Question, first_sentence
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.analysis.reading import Sizes, make, needs_causal, parts_of, size_of, sizes_of
 from posenc.attention import posed
 from posenc.backends.reference import Reference
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-12
-"""What a score in float64 may differ by without anybody having changed it."""
+"""Rounding of a score in float64."""
 LIMIT = 2**16
-"""The longest text whose scores are computed: every sample and head holds a vector for each of its tokens."""
+"""The longest text whose scores are computed: every sample and head needs a vector for each of its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Bias(Finding):
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation(Finding):
+class PairRotation(Finding):
     """How fast each pair of channels turns. angles: (pairs,) radians a position, in the order of the pairs. trained: the
     length that wavelengths are compared with."""
 
@@ -114,7 +114,7 @@ class Rotation(Finding):
             return [f"None of the {still} pairs rotates."]
         sentences = [
             f"{self.unfinished} of {len(self.angles)} pairs never finish a turn within {self.trained} positions: beyond "
-            "them a model meets angles it was not trained on."
+            "them a model reaches angles it was not trained on."
             if self.unfinished
             else f"Every pair that rotates finishes a turn within {self.trained} positions.",
             f"The fastest pair is back after {turning.min():.4g} positions, the slowest after {turning.max():.4g}.",
@@ -127,7 +127,7 @@ class Rotation(Finding):
 
 
 @dataclass(frozen=True, eq=False)
-class Scores(Finding):
+class PositionScores(Finding):
     """What position adds to the scores of the last token of a text with those before it, by distance: score with the
     encoding minus score without it, in nats. All (num_heads, length), distance 0 first, NaN where a token is not seen.
 
@@ -213,14 +213,14 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
 @checked
 def rotation(
     encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
-) -> Rotation:
+) -> PairRotation:
     """How fast the pairs of an encoding's keys turn: the part of it that turns them, unmapped.
 
     Args:
         encoding: as in `bias`. trained: positions to compare wavelengths with. layer: whose. name: for people.
 
     Raises:
-        InputError: an encoding that turns nothing by an angle that grows evenly with position.
+        InputError: an encoding that rotates nothing by an angle that grows evenly with position.
     """
     prepared = _prepared(encoding, layer, name, shape)
     name = prepared.name
@@ -239,7 +239,7 @@ def rotation(
     step = angles[1] - angles[0]
     if not torch.allclose(angles[2] - angles[1], step, rtol=1e-9):
         raise InputError(f"{name}: its angles do not grow evenly with position")
-    return Rotation(name, step.double(), trained)
+    return PairRotation(name, step.double(), trained)
 
 
 @checked
@@ -252,7 +252,7 @@ def scores(
     layer: int = 0,
     name: str | None = None,
     **shape: Any,
-) -> Scores:
+) -> PositionScores:
     """What position does to the scores of a text's last token, by distance, whichever site it acts on.
 
     Contents are drawn from a normal distribution. What is added to the input passes identity projections, so that
@@ -284,7 +284,7 @@ def scores(
     each = each.masked_fill(each.abs() < ROUNDING, 0.0).masked_fill(hidden, torch.nan)
     mean, spread = each.mean(0), each.std(0)
     content = float(torch.stack(plain)[:, :, :-1].std())
-    return Scores(prepared.name, mean[0], spread[0], mean[1], spread[1], content, samples, seed)
+    return PositionScores(prepared.name, mean[0], spread[0], mean[1], spread[1], content, samples, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +381,7 @@ def plot_bias_by_distance(ax: "Axes", finding: Bias) -> None:
 @plot(
     "Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles they have not met."
 )
-def plot_pair_wavelengths(ax: "Axes", finding: Rotation) -> None:
+def plot_pair_wavelengths(ax: "Axes", finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()
     pairs = torch.arange(len(finding.angles))
@@ -400,7 +400,7 @@ def plot_pair_wavelengths(ax: "Axes", finding: Rotation) -> None:
 @plot(
     "The faster the score with an identical token falls from left to right, the more local this encoding makes attention."
 )
-def plot_effective_scores(ax: "Axes", finding: Scores) -> None:
+def plot_effective_scores(ax: "Axes", finding: PositionScores) -> None:
     """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
     distances = torch.arange(finding.length)
     for values, spread, colour, name in (
@@ -416,7 +416,7 @@ def plot_effective_scores(ax: "Axes", finding: Scores) -> None:
 
 
 @plot("Heads that part ways specialise by distance; where all lie on one line, position treats every head alike.")
-def plot_scores_by_head(ax: "Axes", finding: Scores) -> None:
+def plot_scores_by_head(ax: "Axes", finding: PositionScores) -> None:
     """What position adds to the score of a token with an identical one, a line per head."""
     _by_head(ax, torch.arange(finding.length), finding.same)
     ax.set(xlabel="tokens back", ylabel="score minus score without positions")
@@ -430,19 +430,19 @@ def _by_head(ax: "Axes", distances: torch.Tensor, heads: torch.Tensor) -> None:
         ax.legend()
 
 
-ROTATION = Question(
+ROTATION = AnalysisQuestion(
     "How fast does each pair of channels rotate?",
     lambda t: rotation(t.encoding, t.trained, **t.named),
     lambda t, finding: (plot_pair_wavelengths.of(finding),),
     first_sentence,
 )
-BIAS = Question(
+BIAS = AnalysisQuestion(
     "What is added to the scores?",
     lambda t: bias(t.encoding, t.length, **t.named),
     lambda t, finding: (plot_bias_by_distance.of(finding),),
     first_sentence,
 )
-SCORES = Question(
+SCORES = AnalysisQuestion(
     "How does position change a score?",
     lambda t: scores(t.encoding, t.length, seed=t.seed, **t.named),
     lambda t, finding: [each.of(finding) for each in (plot_effective_scores, plot_scores_by_head)[: len(finding.same)]],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import at_least, in_chunks, positions_of
 from posenc.analysis.plotting import PALETTE, SOFT, channel_label, image, plot
-from posenc.analysis.question import Finding, Question, first_sentence
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.analysis.reading import codes_of
 from posenc.checks import checked
 from posenc.errors import InputError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-MEANT = 1e-4
+ROUNDING = 1e-4
 """Share of the norm below which a miss is rounding: codes in float32 leave so much in long texts."""
 
 
@@ -66,7 +66,7 @@ class Shift(Finding):
         later = f"{abs(self.shift):g} {unit} {'later' if self.shift > 0 else 'earlier'}"
         if self.holds:
             sentences = [
-                f"One {dim} x {dim} matrix takes every code to that of {later}, wherever it is "
+                f"One {dim} x {dim} matrix takes every code to that of {later} "
                 f"(it misses by {self.residual:.1g} of a code's norm)."
             ]
         else:
@@ -74,17 +74,17 @@ class Shift(Finding):
                 f"No one matrix takes every code to that of {later}: the best for half of them "
                 f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
             ]
-        if self.still < MEANT:
+        if self.still < ROUNDING:
             sentences.append(f"Doing nothing misses by {self.still:.1g}: codes so far apart are the same.")
-        if self.added < MEANT <= self.still and not self.holds:
+        if self.added < ROUNDING <= self.still and not self.holds:
             sentences.append("Adding one vector does it everywhere, which is no product with a matrix.")
         if self.exact:
             sentences.append(
-                "It turns each pair of channels by the shift times its frequency, so it is known without a fit."
+                "It rotates each pair of channels by the shift times its frequency, so it is known without a fit."
             )
         elif not self.holds and self.fitted <= dim:
             sentences.append(
-                f"A fit to {self.fitted} positions may be exact by itself in {dim} dimensions: only the others tell."
+                f"A fit to {self.fitted} positions may be exact by itself in {dim} dimensions: only the others are a test."
             )
         if self.holds:
             norms = "keeps every length" if self.orthogonality < 1e-3 else "does not keep lengths"
@@ -141,7 +141,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         shift=shift,
         length=length,
         exact=known,
-        holds=residual < MEANT,
+        holds=residual < ROUNDING,
         matrix=matrix,
         residual=residual,
         residual_fitted=_mean(missed if known else missed[~rest]),
@@ -244,13 +244,13 @@ def plot_shift_error(ax: "Axes", shift: Shift) -> None:
     else:
         ax.plot(at, missed, ".", markersize=3, color=PALETTE[0], label="by its frequencies")
     ax.axhline(max(shift.still, 1e-17), color=PALETTE[1], label="doing nothing")
-    ax.axhline(MEANT, color=SOFT, linestyle=":", label="counts as exact below")
+    ax.axhline(ROUNDING, color=SOFT, linestyle=":", label="counts as exact below")
     ax.set_yscale("log")
     ax.set(xlabel=shift.of, ylabel="missed by (share of the norm)")
     ax.legend(fontsize="small")
 
 
-SHIFT = Question(
+SHIFT = AnalysisQuestion(
     "Is a shift of positions linear?",
     lambda t: shift_matrix(t.position_codes, length=t.length),
     lambda t, finding: (plot_shift_matrix.of(finding), plot_shift_error.of(finding)),

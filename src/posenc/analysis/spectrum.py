@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.analysis.codes import positions_of
 from posenc.analysis.plotting import PALETTE, SOFT, channel_label, integer_axes, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of
 from posenc.checks import checked
 
@@ -52,10 +52,10 @@ class Spectrum(Finding):
 
     def sentences(self) -> list[str]:
         if not self.directions_99:
-            return [f"Nothing tells the first {self.length} {self.of}s apart: their codes are all the same."]
+            return [f"All codes of the first {self.length} {self.of}s are the same."]
         sentences = [
-            f"{self.directions_99} of {self.dim} directions hold 99% of what tells the first {self.length} {self.of}s "
-            f"apart (effective dimension {self.effective_dim:.3g})."
+            f"{self.directions_99} of {self.dim} directions hold 99% of the variance of the first {self.length} codes "
+            f"(effective dimension {self.effective_dim:.3g})."
         ]
         if self.mean_share > 0.01:
             sentences.append(f"{self.mean_share:.0%} of the codes' mean square is the same at every {self.of}.")
@@ -166,7 +166,7 @@ def plot_wavelengths(ax: "Axes", spectrum: Spectrum) -> None:
     ax.legend()
 
 
-SPECTRUM = Question(
+SPECTRUM = AnalysisQuestion(
     "How many dimensions do the codes use?",
     lambda t: spectrum(t.position_codes, t.length),
     lambda t, finding: (plot_singular_values.of(finding), plot_wavelengths.of(finding)),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.analysis.model import tables
 from posenc.analysis.plotting import PALETTE, SOFT, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of
 from posenc.checks import check_sizes, checked
 from posenc.errors import InputError
@@ -434,7 +434,7 @@ def plot_cosine_histogram(ax: "Axes", finding: Subspaces) -> None:
     ax.legend(fontsize="small")
 
 
-@plot("Angles above the grey ones: the leading directions of tokens and positions keep out of each other's way.")
+@plot("Angles above the grey ones: the leading directions of tokens and positions overlap less than random ones.")
 def plot_principal_angles(ax: "Axes", finding: Subspaces) -> None:
     """Principal angles between the leading dimensions of tokens and of positions, against random subspaces."""
     order = torch.arange(1, len(finding.angles) + 1)
@@ -444,7 +444,9 @@ def plot_principal_angles(ax: "Axes", finding: Subspaces) -> None:
     ax.legend(fontsize="small")
 
 
-@plot("Adding costs little where there is room: with more dimensions the sum names its token and its position alike.")
+@plot(
+    "Adding costs little where there is room: with more dimensions the sum identifies both its token and its position."
+)
 def plot_read_back(ax: "Axes", finding: AddOrConcat) -> None:
     """How often a linear map names the right token and position from their sum, by dimension."""
     dims = [one.dim for one in finding.random]
@@ -458,12 +460,12 @@ def plot_read_back(ax: "Axes", finding: AddOrConcat) -> None:
     ax.legend(fontsize="small")
 
 
-SUBSPACES = Question(
+SUBSPACES = AnalysisQuestion(
     "Do tokens and positions use separate subspaces?",
     lambda t: subspaces(t.adding_model, seed=t.seed, name=t.name),
     lambda t, finding: (plot_cosine_histogram.of(finding), plot_principal_angles.of(finding)),
 )
-SUM = Question(
+SUM = AnalysisQuestion(
     "What does adding codes cost, against concatenating them?",
     lambda t: add_or_concat(t.adding_model, seed=t.seed),
     lambda t, finding: (plot_read_back.of(finding),),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.analysis.codes import at_least, seeded
 from posenc.analysis.model import check_single_text, check_tokens
 from posenc.analysis.plotting import PALETTE, SOFT, UP, legend_beside, plot
-from posenc.analysis.question import Finding, Question, first_sentence
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.blocks import Block
 from posenc.checks import checked
 from posenc.encodings import from_spec
@@ -40,7 +40,7 @@ UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class ProbeCurve:
     """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
 
     r2: share of the positions' variance explained; below 0 is worse than guessing. interval: (layers, 2), its 95 %
@@ -69,7 +69,7 @@ class Survival(Finding):
     name: str
     texts: int
     length: int
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, ProbeCurve]
     guess: float
     transfer: Tensor
 
@@ -85,9 +85,9 @@ class Survival(Finding):
             f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
         if best < layers and most >= SHOWN:
-            sentences.append(f"Of all layers it finds most behind layer {best}: {_share(most)}.")
+            sentences.append(f"It reads most behind layer {best}: {_share(most)}.")
         if first < 0.1 < most:
-            sentences.append("At the input it reads next to nothing: what it finds later, the layers have made.")
+            sentences.append("At the input it reads next to nothing: what it reads later comes from the layers.")
         if CUT in self.curves:
             sentences.append(
                 f"With its residual connections cut the same model keeps {_share(self.curves[CUT].r2[-1])}; its last layer "
@@ -150,7 +150,9 @@ def survival(
         texts=len(tokens),
         length=tokens.shape[1],
         curves={
-            kind: Curve(*(torch.tensor([getattr(p, name) for p in fitted]) for name in ("r2", "interval", "error")))
+            kind: ProbeCurve(
+                *(torch.tensor([getattr(p, name) for p in fitted]) for name in ("r2", "interval", "error"))
+            )
             for kind, fitted in probes.items()
         },
         guess=float((at[0] - at[0].mean()).abs().mean()),
@@ -328,7 +330,7 @@ def _of_target(t: "Target") -> Survival:
     return survival(t.model, t.texts(texts, 64), seed=t.seed)
 
 
-SURVIVAL = Question(
+SURVIVAL = AnalysisQuestion(
     "Can position be read behind every layer?",
     _of_target,
     lambda t, finding: (plot_survival.of(finding), plot_probe_transfer.of(finding)),

@@ -13,7 +13,7 @@ from torch.nn.functional import conv1d, cosine_similarity
 from posenc.analysis.codes import at_least, seeded
 from posenc.analysis.model import BYTES, HOST, WORD, VectorModel, random_model, split_words, tokenized, vector_model
 from posenc.analysis.plotting import INK, PALETTE, SOFT, bar_names, legend_above, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.checks import checked
 from posenc.encodings import ENCODINGS, NoPE
 from posenc.errors import InputError
@@ -104,7 +104,7 @@ def equivariance(
     """Compare a model under random orders of its tokens, in float64.
 
     Args:
-        module: what `vector_model` understands (posenc's and transformers' models, torch's attention modules, a function of
+        module: what `vector_model` takes (posenc's and transformers' models, torch's attention modules, a function of
             (batch, n, dim) vectors), or the text of an encoding ("rope", "t5/none"), for a small random encoder with
             it, its learned parameters random, since zeros would hide them.
         length: tokens. dim: width of a function's vectors, where the module does not say. permutations: orders tried.
@@ -121,14 +121,14 @@ def equivariance(
         name, module = name or module, random_model(module, seed=seed)
     if isinstance(module, Transformer) and not module.config.causal:
         claimed = module.encoding.sees_order
-    body = vector_model(module, name=name)
-    width = body.dim if dim is None else dim
+    f = vector_model(module, name=name)
+    width = f.dim if dim is None else dim
     if width is None:
-        raise InputError(f"dim: {body.name} does not say how wide its vectors are; pass dim=")
+        raise InputError(f"dim: {f.name} takes vectors of any width; pass dim=")
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(1, length, width, dtype=torch.float64, generator=draw)
     at = torch.arange(length)
-    base = body.checked(x, at)
+    base = f.checked(x, at)
     size = float(base.square().mean().sqrt()) or 1.0
 
     def far(a: Tensor, b: Tensor) -> float:
@@ -137,43 +137,43 @@ def equivariance(
     order = pooled = last = 0.0
     for _ in range(permutations):
         p = torch.randperm(length, generator=draw)
-        moved = body(x[:, p], at)
+        moved = f(x[:, p], at)
         order, pooled = max(order, far(moved, base[:, p])), max(pooled, far(moved.mean(1), base.mean(1)))
         p = torch.cat((torch.randperm(length - 1, generator=draw), at[-1:]))
-        last = max(last, far(body(x[:, p], at)[:, -1], base[:, -1]))
-    mirror = far(body(x.flip(1), at), base.flip(1))
+        last = max(last, far(f(x[:, p], at)[:, -1], base[:, -1]))
+    mirror = far(f(x.flip(1), at), base.flip(1))
     return Equivariance(
-        body.name,
+        f.name,
         length,
         permutations,
         max(order, mirror),  # the reverse is an order too
         pooled,
         last,
         mirror,
-        is_causal(body, x, at),
-        shift=None if (shifted := _shifted(body, x, at)) is None else far(shifted, base),
+        is_causal(f, x, at),
+        shift=None if (shifted := _shifted(f, x, at)) is None else far(shifted, base),
         sees_order=claimed,
     )
 
 
-def _shifted(body: VectorModel, x: Tensor, at: Tensor) -> Tensor | None:
-    if not body.reads_positions:
+def _shifted(f: VectorModel, x: Tensor, at: Tensor) -> Tensor | None:
+    if not f.reads_positions:
         return None
     try:
-        return body(x, at + SHIFT)
+        return f(x, at + SHIFT)
     except InputError:  # it has no such positions: past the end of its table, or defined from 0 on only
         return None
 
 
-def is_causal(body: VectorModel, x: Tensor, at: Tensor) -> bool:
+def is_causal(f: VectorModel, x: Tensor, at: Tensor) -> bool:
     """Whether tokens see those before them, and none after: another last token changes nothing but itself, another first
     one does."""
-    base, other = body(x, at), x.clone()
+    base, other = f(x, at), x.clone()
     other[:, -1] *= -1
-    back = (body(other, at) - base)[:, :-1].abs().max()
+    back = (f(other, at) - base)[:, :-1].abs().max()
     other = x.clone()
     other[:, 0] *= -1
-    on = (body(other, at) - base)[:, 1:].abs().max()
+    on = (f(other, at) - base)[:, 1:].abs().max()
     return float(back) <= ROUNDING * float(base.square().mean().sqrt()) < float(on)
 
 
@@ -193,21 +193,18 @@ class Breakers(Finding):
         least = min((row for row in others if not row.blind), key=lambda row: row.order, default=None)
         sentences = [f"{alone.name}: f(Px) and P f(x) differ by at most {alone.order:.1e}, which is rounding."]
         if least is not None:
+            broken = len(others) - len(blind)
             sentences.append(
-                f"{len(others) - len(blind)} of {len(others)} additions break the symmetry, by {least.order:.2g} "
-                f"({least.name}) or more."
+                f"{broken} of {len(others)} additions break the symmetry, by {least.order:.2g} ({least.name}) or more."
             )
-        if blind:
-            sentences.append(f"Still blind to order: {', '.join(blind)}.")
-        even = [row.name for row in others if row.mirror < ROUNDING <= row.order]
-        if even:
-            sentences.append(
-                f"They see order but not its direction, a text is to them its mirror image: {', '.join(even)}."
-            )
-        wrong = [row.name for row in others if row.sees_order is not None and row.sees_order == row.blind]
-        if wrong:
-            sentences.append(f"Not as declared (sees_order): {', '.join(wrong)}.")
-        return sentences
+        groups = {
+            "Still blind to order": blind,
+            "Cannot tell a text from its mirror image": [r.name for r in others if r.mirror < ROUNDING <= r.order],
+            "Not as declared (sees_order)": [
+                r.name for r in others if r.sees_order in (True, False) and r.sees_order == r.blind
+            ],
+        }
+        return sentences + [f"{what}: {', '.join(names)}." for what, names in groups.items() if names]
 
 
 @checked
@@ -224,11 +221,8 @@ def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations
         **_around(seed),
         **{text: random_model(text, seed=seed) for text in encodings if text != "none"},
     }
-    measured = [
-        equivariance(model, length=length, dim=HOST.dim, permutations=permutations, seed=seed, name=name)
-        for name, model in tried.items()
-    ]
-    return Breakers(measured)
+    options = {"length": length, "dim": HOST.dim, "permutations": permutations, "seed": seed}
+    return Breakers([equivariance(model, name=name, **options) for name, model in tried.items()])
 
 
 def _around(seed: int) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -237,32 +231,26 @@ def _around(seed: int) -> dict[str, Callable[[Tensor], Tensor]]:
         layer = nn.TransformerEncoderLayer(HOST.dim, HOST.num_heads, 2 * HOST.dim, batch_first=True).double().eval()
         kernel = torch.randn(HOST.dim, 1, 3, dtype=torch.float64)
 
-    def moving(x: Tensor) -> Tensor:
-        return layer(x, src_key_padding_mask=x[..., 0] > 0.5)  # a mark that the token carries
-
-    def staying(x: Tensor) -> Tensor:
-        return layer(x, src_key_padding_mask=(torch.arange(x.shape[1]) < 3).expand(x.shape[:2]))
-
-    def convolved(x: Tensor) -> Tensor:
-        return layer(x + conv1d(x.mT, kernel, padding=1, groups=HOST.dim).mT)
+    def masked(x: Tensor, padding: Tensor) -> Tensor:
+        return layer(x, src_key_padding_mask=padding)
 
     return {
-        "padding that moves with its tokens": moving,
-        "padding that stays where it is": staying,
-        "a convolution over three tokens": convolved,
+        "padding that moves with its tokens": lambda x: masked(x, x[..., 0] > 0.5),  # a mark in the token itself
+        "padding that stays where it is": lambda x: masked(x, (torch.arange(x.shape[1]) < 3).expand(x.shape[:2])),
+        "a convolution over three tokens": lambda x: layer(x + conv1d(x.mT, kernel, padding=1, groups=HOST.dim).mT),
     }
 
 
 @dataclass(frozen=True, eq=False)
 class Twins(Finding):
-    """The representations of a word that a text holds twice.
+    """The two representations of a word that occurs twice in a text.
 
     Attributes:
         name: of the model. text, word: what was read. tokens: of the text. first, second: which of them are compared, a
             word's last token where it has several.
         cosine, distance: between its two representations, with positions; the distance over their mean norm.
-        cosine_without, distance_without: the same once positions are taken away.
-        causal: whether a token sees those before it only, which tells twins apart by itself.
+        cosine_without, distance_without: the same without positions.
+        causal: whether a token sees those before it only, which distinguishes the two by itself.
     """
 
     name: str
@@ -279,24 +267,20 @@ class Twins(Finding):
 
     def sentences(self) -> list[str]:
         text = f"{self.name}: the two {self.word!r} of {self.text!r}"
-        why = (
-            "the causal mask shows each another past"
-            if self.causal
-            else "something other than its codes distinguishes positions"
-        )
-        without = (
-            f"{text} have one representation without positions: cosine {self.cosine_without:.6f}, relative distance "
-            f"{self.distance_without:.1e}, which is rounding."
-            if self.distance_without < ROUNDING
-            else f"{text} differ without positions, cosine {self.cosine_without:.3f}, relative distance "
-            f"{self.distance_without:.2g}: {why}."
-        )
-        with_them = (
-            "They are the same with positions too: in this text nothing distinguishes the two occurrences."
-            if self.distance < ROUNDING
-            else f"With positions: cosine {self.cosine:.3f}, relative distance {self.distance:.2g}."
-        )
-        return [without, with_them]
+        if self.distance_without < ROUNDING:
+            without = (
+                f"{text} have one representation without positions: cosine {self.cosine_without:.6f}, relative distance "
+                f"{self.distance_without:.1e}, which is rounding."
+            )
+        else:
+            other = "something other than its codes distinguishes positions"
+            without = (
+                f"{text} differ without positions, cosine {self.cosine_without:.3f}, relative distance "
+                f"{self.distance_without:.2g}: {'the causal mask shows each another past' if self.causal else other}."
+            )
+        if self.distance < ROUNDING:
+            return [without, "With positions too they are the same: nothing in this text distinguishes them."]
+        return [without, f"With positions: cosine {self.cosine:.3f}, relative distance {self.distance:.2g}."]
 
 
 @checked
@@ -312,12 +296,12 @@ def twins(
     layers: int | None = None,
     seed: int = 0,
 ) -> Twins:
-    """Read a text in which a word stands twice, with positions and without, and compare the word's two representations, in float64.
+    """Compare the two representations of a word that occurs twice in a text, with positions and without, in float64.
 
     Args:
-        text: read in lower case, so that a word is one word wherever it stands.
+        text: read in lower case, so that a word is the same at the start of a sentence.
         encoding: the text of one, for a small random model of two layers; words are its tokens.
-        word: which one; None: the first that stands twice.
+        word: which one; None: the first that occurs twice.
         model: instead of the small one: a transformers model, or a `posenc.Transformer`, which reads bytes unless there
             is a tokenizer. Without positions: its learned table zeroed, its encoding taken out, or all its tokens at
             position 0.
@@ -326,8 +310,8 @@ def twins(
         causal: of the small model: a decoder. layers: only the first ones; None: all. seed: of its weights.
 
     Raises:
-        InputError: a text in which the word (or any word) does not stand twice, a model without a tokenizer, or one whose
-            positions cannot be taken away, such as ALiBi's, which no position ids change.
+        InputError: a text in which the word (or any word) does not occur twice, a model without a tokenizer, or one whose
+            positions cannot be removed, such as ALiBi's, which no position ids change.
     """
     read = text.lower()
     if model is None:
@@ -345,15 +329,15 @@ def twins(
     else:
         tokens, ids = tokenized(tokenizer, read)
         pair = _pair(tokens, ids, word, read)
-    body = vector_model(model, layers=layers)
-    x, at = body.content(torch.tensor(ids))[None], torch.arange(len(ids))
-    cosine, distance = _apart(body.checked(x, at)[0, pair])
+    f = vector_model(model, layers=layers)
+    x, at = f.content(torch.tensor(ids))[None], torch.arange(len(ids))
+    cosine, distance = _apart(f.checked(x, at)[0, pair])
     bare = _without(model, layers)(x, at)
-    if body.codes is None and not isinstance(model, Transformer) and torch.equal(bare, body(x, at)):
-        raise InputError(f"model: no position ids change what {body.name} does, so its positions cannot be taken away")
+    if f.codes is None and not isinstance(model, Transformer) and torch.equal(bare, f(x, at)):
+        raise InputError(f"model: no position ids change what {f.name} does, so its positions cannot be removed")
     cosine_without, distance_without = _apart(bare[0, pair])
     return Twins(
-        name=body.name,
+        name=f.name,
         text=text,
         word=word or tokens[pair[0]],
         tokens=tokens,
@@ -363,18 +347,18 @@ def twins(
         distance=distance,
         cosine_without=cosine_without,
         distance_without=distance_without,
-        causal=is_causal(body, x, at),
+        causal=is_causal(f, x, at),
     )
 
 
 def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """The model with its positions taken away."""
+    """The model without positions."""
     if isinstance(model, Transformer):
         model = copy.deepcopy(model)
         model.encoding = NoPE()
         return vector_model(model, layers=layers)
-    body = vector_model(model, layers=layers)
-    return lambda x, at: body.run(x, torch.zeros_like(at))
+    f = vector_model(model, layers=layers)
+    return lambda x, at: f.run(x, torch.zeros_like(at))
 
 
 def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> list[int]:
@@ -383,7 +367,7 @@ def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> lis
     twice = [i for i in wanted if ids.count(i) > 1]
     if not twice:
         what = "no token" if word is None else f"no token {word!r}"
-        raise InputError(f"text={text!r}: {what} stands in it twice, its tokens are {tokens}; give another text")
+        raise InputError(f"text={text!r}: {what} occurs twice, its tokens are {tokens}; give another text")
     first = ids.index(twice[0])
     return [first, ids.index(twice[0], first + 1)]
 
@@ -447,11 +431,11 @@ def plot_twins_apart(ax: "Axes", *twins: Twins) -> None:
     legend_above(ax, ncols=2)
 
 
-SYMMETRY = Question(
+SYMMETRY = AnalysisQuestion(
     "Does a model with it see token order?",
     lambda t: equivariance(t.host, seed=t.seed, name=t.name),
 )
-TWINS = Question(
+TWINS = AnalysisQuestion(
     "Do two occurrences of a word get different representations?",
     lambda t: twins("So can you open a can?", model=t.host, tokenizer=t.tokenize, seed=t.seed),
     lambda t, finding: (plot_twins_apart.of(finding),),

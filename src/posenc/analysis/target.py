@@ -170,13 +170,13 @@ class Target:
         acting, _ = self.obj.at(0)
         if acting is not self.obj:
             return (
-                f"Its layers take turns, and what follows is read in layer 0 alone, which has {acting.known_as}; only whole "
-                "models have all layers."
+                f"Its layers take turns, and what follows is read in layer 0 alone, which has {acting.known_as}; only "
+                "complete models use all layers."
             )
         if self.obj.num_layers > 1:
             return (
                 f"Its {self.obj.num_layers} layers have parameters of their own, and what follows is read in layer 0 "
-                "alone; only whole models have all layers."
+                "alone; only complete models use all layers."
             )
         return ""
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from posenc.analysis.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.plotting import INK, PALETTE, bar_names, image, legend_beside, plot
-from posenc.analysis.question import Finding, Question
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.blocks import Attention
 from posenc.checks import check_word, checked
 from posenc.errors import InputError
@@ -77,7 +77,7 @@ def first_layer(model: nn.Module, tokens: Tensor) -> FirstLayer:
         InputError: a model whose first input is not the sum of a token's and a position's vector, or tokens of a wrong
             shape.
     """
-    reader: _Reader = _PosencReader(model) if isinstance(model, Transformer) else _PretrainedReader(model)
+    reader: _FirstLayerReader = _PosencReader(model) if isinstance(model, Transformer) else _PretrainedReader(model)
     check_tokens(tokens, model, 1)
     tokens = tokens.to("cpu", torch.long)
     both = reader.read(tokens)
@@ -136,7 +136,7 @@ class _FrozenNorms:
         return x if bias is None else x + bias
 
 
-class _Reader:
+class _FirstLayerReader:
     """A float64 copy of a model whose two inputs can be switched off. A subclass defines `attention_inputs` and `loss`."""
 
     name: str
@@ -167,7 +167,7 @@ class _Reader:
         raise NotImplementedError  # abstract
 
 
-class _PosencReader(_Reader):
+class _PosencReader(_FirstLayerReader):
     """A posenc Transformer."""
 
     def __init__(self, model: Transformer) -> None:
@@ -213,7 +213,7 @@ class _PosencReader(_Reader):
             handle.remove()
 
 
-class _PretrainedReader(_Reader):
+class _PretrainedReader(_FirstLayerReader):
     """A transformers model with a learned table."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -244,8 +244,8 @@ class _PretrainedReader(_Reader):
             _RECORDER.reset(before)
         if recorder.inputs is None:
             raise InputError(
-                f"model of type {self.name!r}: its scores cannot be read, since its attention is none of transformers' "
-                "replaceable kinds; take a BERT-like model, GPT-2 or OPT"
+                f"model of type {self.name!r}: its scores cannot be read, since transformers cannot replace its "
+                "attention; take a BERT-like model, GPT-2 or OPT"
             )
         return recorder.inputs, output
 
@@ -551,7 +551,7 @@ def plot_pruning_cost(ax: "Axes", finding: FourTerms) -> None:
     ax.set(xlabel="attention moved (total variation; a mark a head)")
 
 
-FOUR_TERMS = Question(
+FOUR_TERMS = AnalysisQuestion(
     "Content or position: what do the heads of a trained model score by?",
     lambda t: four_terms(t.adding_model, t.texts(4)),
     lambda t, finding: [
