@@ -45,10 +45,10 @@ class Bias(Finding):
     learned: bool
 
     def sentences(self) -> list[str]:
-        past, seen = self.distances >= 0, ~self.heads.isnan().any(0)
-        if not bool(seen[past].any()):
+        past, visible = self.distances >= 0, ~self.heads.isnan().any(0)
+        if not bool(visible[past].any()):
             return ["At no distance do all heads see the key: nothing that they add can be compared."]
-        first, last = (int(self.distances[past & seen][end]) for end in (0, -1))
+        first, last = (int(self.distances[past & visible][end]) for end in (0, -1))
         near, far = (self.heads[:, self.distances == at][:, 0] for at in (first, last))
         changes = (far - near).tolist()
         most = max(changes, key=abs)
@@ -60,7 +60,7 @@ class Bias(Finding):
                 else "."
             )
         ]
-        if hidden := int((past & ~seen).sum()):
+        if hidden := int((past & ~visible).sum()):
             every = int((past & self.heads.isnan().all(0)).sum())
             sentences.append(
                 f"Of {int(past.sum())} distances back, {hidden} are hidden"
@@ -129,7 +129,7 @@ class PairRotation(Finding):
 @dataclass(frozen=True, eq=False)
 class PositionScores(Finding):
     """What position adds to the scores of the last token of a text with those before it, by distance: score with the
-    encoding minus score without it, in nats. All (num_heads, length), distance 0 first, NaN where a token is not seen.
+    encoding minus score without it, in nats. All (num_heads, length), distance 0 first, NaN where a token is hidden.
 
     same, same_spread: mean and standard deviation over random contents, of a token that is there twice; unrelated,
     unrelated_spread: of two independent ones. content: standard deviation of the score that independent contents have
@@ -150,9 +150,9 @@ class PositionScores(Finding):
         return self.same.shape[1]
 
     def sentences(self) -> list[str]:
-        seen = self.same.isfinite().any(0)
-        same, unrelated = self.same.nanmean(0)[seen], self.unrelated.nanmean(0)[seen]
-        spread, shown = self.unrelated_spread.nanmean(0)[seen], seen.nonzero()
+        visible = self.same.isfinite().any(0)
+        same, unrelated = self.same.nanmean(0)[visible], self.unrelated.nanmean(0)[visible]
+        spread, shown = self.unrelated_spread.nanmean(0)[visible], visible.nonzero()
         first, last = int(shown.min()), int(shown.max())
         sentences = [
             f"Position changes a token's score with an identical token by {_signed(float(same[0]))} at distance {first} and by "
@@ -163,8 +163,8 @@ class PositionScores(Finding):
         ]
         if not bool((self.same.nan_to_num() != 0).any() | (self.unrelated.nan_to_num() != 0).any()):
             sentences = [f"Position changes no score within {self.length} tokens."]
-        if not bool(seen.all()):
-            sentences.append(f"{int((~seen).sum())} of {self.length} distances are hidden from all heads.")
+        if not bool(visible.all()):
+            sentences.append(f"{int((~visible).sum())} of {self.length} distances are hidden from all heads.")
         return sentences
 
 

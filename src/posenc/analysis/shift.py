@@ -35,7 +35,7 @@ class Shift(Finding):
     positions left out. composition: how far M M p(t) is from p(t + 2 shift), over the same norm. orthogonality: the
     largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
     angles: by how much M turns its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2.
-    known_angles: those that the frequencies give, and angle_error, how far the nearest found one is at most; None where
+    known_angles: those that the frequencies give, and angle_error, how far the nearest of them is at most; None where
     they are not known.
     """
 
