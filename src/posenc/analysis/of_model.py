@@ -11,9 +11,9 @@ from posenc.analysis.reading import Codes, of_table
 from posenc.encoding import Encoding
 from posenc.encodings import T5, Rotary
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import FAMILIES, anatomy, unwrapped
-from posenc.pretrained.attach import Turns, attached
+from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
+from posenc.pretrained.models import FAMILIES, model_structure, unwrap
 from posenc.transformer import Transformer
 
 BUCKETED = ("t5", "mt5", "umt5", "longt5")
@@ -29,7 +29,7 @@ def of_model(model: nn.Module, name: str | None, layer: int, site: str | None, h
     if isinstance(model, Transformer):
         own = model.encoding
         return of_encoding(own, layer, name or own.known_as, site, head)
-    inner = unwrapped(model)
+    inner = unwrap(model)
     model_type = str(inner.config.model_type)
     name = name or model_type
     if has_learned_table(model):
@@ -47,7 +47,7 @@ def of_model(model: nn.Module, name: str | None, layer: int, site: str | None, h
 
 def _rotation(model: nn.Module, layer: int) -> Encoding:
     """What turns queries and keys in a layer as the model is now, extended or not."""
-    found = anatomy(model)
+    found = model_structure(model)
     if not 0 <= layer < len(found.layers):
         raise InputError(f"layer={layer}: the model has layers 0 .. {len(found.layers) - 1}")
     own = found.layers[layer]
@@ -55,9 +55,9 @@ def _rotation(model: nn.Module, layer: int) -> Encoding:
         raise InputError(f"layer={layer}: this layer has no positions; pass another")
     record = attached(found.model)
     rotary = getattr(found.decoder, "rotary_emb", None)
-    if record is not None and isinstance(rotary, Turns):
+    if record is not None and isinstance(rotary, RotaryModule):
         kind = own.layer_type if own.layer_type in rotary.rotations else next(iter(rotary.rotations))
-        inside = record.design.encodings[layer] if kind in rotary.still else rotary.rotations[kind]
+        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotary.rotations[kind]
         assert isinstance(inside, Encoding)
         return inside
     rope = found.ropes.get(own.layer_type, found.rope)

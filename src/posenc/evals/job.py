@@ -22,12 +22,12 @@ from posenc.evals.reader import CHUNK, Outcome, Reader
 from posenc.evals.store import Measured, Store
 from posenc.measuring.machine import free_bytes
 from posenc.measuring.memory import measurable, peak
-from posenc.pretrained.anatomy import unwrapped
-from posenc.pretrained.attach import Attached, attached
-from posenc.pretrained.calls import check_causal, check_tokens, evaluating
+from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.extend import extend, restore
+from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.methods import written_factor
+from posenc.pretrained.models import unwrap
 from posenc.tasks import Sample, Task
 
 LOOKED_AT = 1024
@@ -54,7 +54,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
-        self.config: Any = unwrapped(self.model).config
+        self.config: Any = unwrap(self.model).config
         length = getattr(self.config, "max_position_embeddings", None)
         self.trained_length: int = int(length) if length else max(self.settings.lengths)
         self.target_length: int = max(*self.settings.lengths, self.trained_length)
@@ -74,7 +74,7 @@ class Job:
             what = f"{self.name}: it has no tokenizer, and" if self.name else "tokenizer=None:"
             raise InputError(f"{what} every task needs one; pass the tokenizer that belongs to the model")
         s = self.settings
-        self.loaded: Attached | None = attached(unwrapped(self.model))
+        self.loaded: Attachment | None = attached(unwrap(self.model))
         if self.loaded is not None and len(s.methods) > 1:
             raise InputError(
                 f"--methods {' '.join(s.methods[1:])}: the model comes extended by {self.loaded.report.method}; take "
@@ -128,7 +128,7 @@ class Job:
         longest = self.settings.lengths[-1]
         cache = self.cache_bytes_per_token() * longest
         scores = 4 * int(self.model_facts()["heads"]) * CHUNK * longest
-        logits = 3 * 4 * CHUNK * int(unwrapped(self.model).get_input_embeddings().weight.shape[0])
+        logits = 3 * 4 * CHUNK * int(unwrap(self.model).get_input_embeddings().weight.shape[0])
         return self.batch_size * (2 * cache + scores + logits)
 
     # ---------------------------------------------------------------- measuring
@@ -303,7 +303,7 @@ class Job:
 
 def fingerprint(model: nn.Module) -> str:
     """Hash of a model's configuration and of some numbers of each of its weights."""
-    config = unwrapped(model).config.to_dict()
+    config = unwrap(model).config.to_dict()
     config.pop("_name_or_path", None)
     found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weights in model.named_parameters():

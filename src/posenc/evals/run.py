@@ -19,8 +19,8 @@ from posenc.evals.results import numbers
 from posenc.evals.store import Measured, Store
 from posenc.evals.wording import answer, finished, limits
 from posenc.measuring.machine import describe
-from posenc.pretrained.anatomy import check_model, unwrapped
-from posenc.pretrained.precision import chosen_because
+from posenc.pretrained.load import chosen_because
+from posenc.pretrained.models import check_model, unwrap
 
 __all__ = ["Interrupted", "Progress", "evaluate"]
 
@@ -80,7 +80,7 @@ def evaluate(
     check_model(model)
     engine = engine or Here()
     chosen = settings_of(preset, **settings)
-    job = Job(model, tokenizer, chosen, name or str(getattr(unwrapped(model).config, "name_or_path", "")))
+    job = Job(model, tokenizer, chosen, name or str(getattr(unwrap(model).config, "name_or_path", "")))
     job.check()
     store = None if directory is None else Store(directory, job.shared())
     with nullcontext() if store is None else store.writing(command or "an evaluation from Python", "eval", SCHEMA):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an extension did: the loss on a text by position, of the model as it was, of that model on a text cut off, and of
+"""Verify an extension: the loss on a text by position, of the model as it was, of that model on a truncated text, and of
 the extended one."""
 
 import math
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
-from posenc.pretrained.loss import Progress, loss_by_position
+from posenc.pretrained.inference import Progress, loss_by_position
 
 BLOCKS = 8
 SECONDS = 60.0
+A_MINUTE = "about a minute's work"
+"""Why not all tokens are read by default."""
 AS_LOADED, EXTENDED, TUNED = "as loaded", "extended", "fine-tuned"
 
 
@@ -24,7 +26,7 @@ AS_LOADED, EXTENDED, TUNED = "as loaded", "extended", "fine-tuned"
 class Verification:
     """Mean losses in nats a token, by blocks of positions.
 
-    text: what was read. trained_length: tokens the model was good for. wanted: tokens it was made for. stopped: why fewer
+    text: name of the text. trained_length, wanted: tokens that the model was made for before and now. stopped: why fewer
     were read. edges: of the blocks. losses: arm -> one mean a block.
     """
 
@@ -49,7 +51,7 @@ class Verification:
             lines.append(f"{f'{low}-{high}':>15}  {cells}")
         read = self.edges[-1]
         if read <= self.trained_length:
-            lines.append(f"all within the {self.trained_length} tokens that the model was good for before")
+            lines.append(f"all within the {self.trained_length} tokens that the model read before")
         if read < self.wanted:
             lines.append(f"read {read} of {self.wanted} tokens: {self.stopped}")
         return "\n".join(lines)
@@ -57,7 +59,7 @@ class Verification:
 
 @dataclass(eq=False)
 class Verifier:
-    """Reads one text with each arm. ids: (N,). The rest: see `Verification`."""
+    """Reads one text with each arm. ids: (N,). Other fields: see `Verification`."""
 
     text: str
     ids: Tensor
@@ -69,27 +71,27 @@ class Verifier:
 
     @property
     def cut(self) -> str:
-        """The arm that forgets all but as many tokens as the model was good for."""
+        """The arm that reads the text in windows of the trained length."""
         return f"cut to {self.trained_length}"
 
     @property
     def past_training(self) -> bool:
-        """Whether the text is longer than what the model was good for."""
+        """Whether the text is longer than the trained length."""
         return len(self.ids) > self.trained_length
 
     def read(self, arm: str, model: nn.Module, progress: Progress | None = None) -> None:
-        """Measure one arm; the one that is called `cut` reads windows."""
+        """Measure one arm; `cut` reads windows."""
         started = time.perf_counter()
         window = self.trained_length if arm == self.cut else None
         self.losses[arm] = loss_by_position(model, self.ids, window=window, progress=progress).cpu()
         self.seconds[arm] = round(time.perf_counter() - started, 2)
 
     def result(self) -> Verification:
-        """What has been read so far."""
+        """The losses so far."""
         count = len(self.ids)
         step = max(math.ceil(count / BLOCKS), 2)
         marks = {*range(0, count, step), count}
-        if self.past_training:  # an edge of its own, and no sliver of a block beside it
+        if self.past_training:  # an edge there, and no very short block beside it
             at = self.trained_length
             marks = {mark for mark in marks if mark in (0, count) or abs(mark - at) > step // 2} | {at}
         edges = tuple(sorted(marks))
@@ -101,23 +103,17 @@ class Verifier:
 
 
 def verifier(model: Any, tokenizer: Any, name: str, text: str, wanted: int, tokens: int | None = None) -> Verifier:
-    """Prepare to read a text.
+    """Prepare to read a text, called `name`, with the model as it was loaded.
 
-    Args:
-        model: as it was loaded.
-        tokenizer: its own.
-        name: what to call the text.
-        text: the text.
-        wanted: tokens that the model is to be made for.
-        tokens: tokens to read; None takes as many of those wanted as a minute allows, by the model's speed on a short
-            piece, and at least 1024.
+    wanted: tokens that the model is to be made for. tokens: tokens to read; None: as many of those wanted as a minute
+    allows, by the model's speed on a short piece, and at least 1024.
 
     Raises:
         InputError: the text is too short.
     """
     ids = torch.tensor(tokenizer(text[: 16 * (tokens or wanted)], verbose=False).input_ids)
     if len(ids) < 2:
-        raise InputError(f"--text {name}: it has {len(ids)} tokens; give a longer one")
+        raise InputError(f"text={name}: has {len(ids)} tokens; give a longer one")
     count = min(len(ids), tokens or wanted)
     stopped = "the text has no more" if count == len(ids) else "as asked for"
     trained = int(model.config.max_position_embeddings)
@@ -130,5 +126,5 @@ def verifier(model: Any, tokenizer: Any, name: str, text: str, wanted: int, toke
         arms = 4 if count > trained else 2  # windows that overlap by half read everything twice
         allowed = max(1024, int(speed * SECONDS / arms) // 256 * 256)
         if allowed < count:
-            count, stopped = allowed, f"about a minute's work; --verify-tokens {wanted} reads all"
+            count, stopped = allowed, A_MINUTE
     return Verifier(name, ids[:count], trained, wanted, stopped)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import posenc
-from posenc import InputError, harness
+from posenc import InputError
+from posenc.pretrained import lm_eval as harness
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS, create
 from references import smollm2
@@ -204,7 +205,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, said):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("perplexity:protocol=sliding", r"not in windows"), ("copying", r"not those of a text")],
+    [("perplexity:protocol=sliding", r"does not read in windows"), ("copying", r"does not give these tokens")],
 )
 def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, said):
     cell = {"task": text, "length": 600, "depth": None, "samples": 1, "seeds": [0]}
