@@ -299,7 +299,7 @@ def test_norms_of_pairs_are_those_of_the_projections(kind: str) -> None:
             q, k, _ = given[index].unflatten(-1, (4, 48)).split(16, -1)
         else:
             q, k = (x.unflatten(-1, (-1, 16)) for x in given[2 * index : 2 * index + 2])
-        width = body.rotary_dim if layer.rotates else 0
+        width = body.rope.rotary_dim if layer.rotates else 0
         pairs = [(2 * c, 2 * c + 1) if body.layout == "interleaved" else (c, c + width // 2) for c in range(width // 2)]
 
         def product(channels: Any, q: Tensor = q, k: Tensor = k) -> float:

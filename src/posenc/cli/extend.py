@@ -15,7 +15,7 @@ from posenc.texts import flag_of, literal
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning
-    from posenc.pretrained.verify import Verifier
+    from posenc.pretrained.verify import Verification
 
 FINETUNING = (
     ("--steps", int, "steps (default: 1000)"),
@@ -143,10 +143,9 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
             results["finetuning"] = tuned.to_dict()
             told.append(tuned)
     if reader is not None:
-        found = reader.result()
-        results["verification"] = found.to_dict()
+        results["verification"] = reader.to_dict()
         options.verify_tokens = len(reader.ids)  # a minute's tokens are other ones another time
-        told.append(found)
+        told.append(reader)
     if options.out is not None:
         with quiet():
             saved = to_hf(model, options.out, tokenizer)
@@ -220,22 +219,22 @@ def _before_and_after(
     report: Any,
     extended: Callable[[], object],
     shown: Any,
-) -> "Verifier":
+) -> "Verification":
     """Read the text with the model as it was loaded, and again extended."""
     from posenc.pretrained.extend import restore
     from posenc.pretrained.learned_table import has_learned_table
-    from posenc.pretrained.verify import A_MINUTE, AS_LOADED, EXTENDED, verifier
+    from posenc.pretrained.verify import A_MINUTE, AS_LOADED, EXTENDED, verification
     from posenc.tasks.haystack import pydoc
 
     restore(model)
     wanted = report.new_length or 2 * report.trained_length
     text = pydoc() if text is None else text
     name = options.text or "the language reference in Python's standard library"
-    reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
+    reader = verification(model, tokenizer, name, text, wanted, options.verify_tokens)
     if reader.stopped == A_MINUTE:
         reader.stopped += f"; --verify-tokens {wanted} reads all"
     ends = reader.past_training and has_learned_table(model)  # there is no row for what comes next
-    arms = [*([] if ends else [AS_LOADED]), *([reader.cut] if reader.past_training else []), EXTENDED]
+    arms = [*([] if ends else [AS_LOADED]), *([reader.truncated] if reader.past_training else []), EXTENDED]
     for index, arm in enumerate(arms):
         if arm == EXTENDED:
             extended()

@@ -200,7 +200,7 @@ def _target(structure: ModelStructure, factor: float | None, target_length: int 
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
         scaled = (
-            f", stretched from {structure.trained_length} by {structure.schedule['name']}"
+            f", stretched from {structure.trained_length} by {structure.rope.schedule['name']}"
             if structure.rope.scaled
             else ""
         )
@@ -309,7 +309,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     lengths = (
         (1, structure.loaded_length) if design.rotations else ()
     )  # a schedule may have another set for short texts
-    dim, theta = structure.rotary_dim, structure.rope_theta
+    dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, theta) for n in lengths]
     exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
     if not all(_equal(rotation, each) for each in before):
@@ -354,7 +354,7 @@ def _equal(one: Frequencies, other: Frequencies) -> bool:
 def _notes(structure: ModelStructure, chosen: Plan, reached: int | None, target: int | None) -> Iterator[str]:
     if reached is not None and target is not None and reached * (1 + STEP) < target:
         yield f"reaches {reached} of {target} tokens by construction: what is farther apart was not trained"
-    name = structure.schedule["name"]
+    name = structure.rope.schedule["name"]
     if structure.rope.scaled and (name == "linear" or chosen.schedule is None):
         yield f"the model as loaded is scaled by {name}, which stays"
     elif structure.rope.scaled:

@@ -89,7 +89,7 @@ def visibility(
     queries), passed to the model or counted by it.
 
     Positions count from each row's first token that is no padding, so that a left-padded row is where it would be
-    alone; gaps that position_ids leave are kept.
+    alone; gaps between position_ids stay.
 
     Raises:
         InputError: position_ids that jump while keys are cached, whose positions are then unknown.
@@ -137,8 +137,8 @@ def _positions(q: Tensor, k: Tensor, valid: Tensor | None, position_ids: Tensor 
             at = torch.where(even, at, ids)
         elif not torch.compiler.is_compiling() and not bool(even.all()):
             raise InputError(
-                "position_ids that jump while keys are cached: where the cached keys are is not known; pass the whole "
-                "sequence at once, or position_ids that follow on"
+                "position_ids that jump while keys are cached: the positions of the cached keys are unknown; pass the "
+                "complete sequence at once, or position_ids that follow on"
             )
     q_valid = None if valid is None else real.gather(1, slot)
     return Positions(q=at.gather(1, slot), k=at, q_order=q, k_order=k, causal=True, valid=valid, q_valid=q_valid)

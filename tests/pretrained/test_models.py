@@ -61,11 +61,11 @@ def test_float_tables_and_the_layout_are_as_declared(model_type: str) -> None:
     import sys
 
     apply = sys.modules[type(body.layers[0].module).__module__].apply_rotary_pos_emb
-    q = torch.zeros(1, 1, 3, body.rotary_dim)
+    q = torch.zeros(1, 1, 3, body.rope.rotary_dim)
     q[..., 0] = 1.0
     turned, _ = apply(q, q, cos.float(), sin.float())
     moved = turned[0, 0, 2].nonzero().flatten().tolist()
-    assert moved == ([0, 1] if body.layout == "interleaved" else [0, body.rotary_dim // 2])
+    assert moved == ([0, 1] if body.layout == "interleaved" else [0, body.rope.rotary_dim // 2])
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -124,4 +124,4 @@ def test_rounded_frequencies_are_known_and_what_has_run_is_no_obstacle() -> None
         grown(tokens(1, 100))  # after which the module keeps other frequencies
     assert model_structure(grown).rope.frequencies().inv_freq[-1] == 10000.0 ** (-14 / 16)
     with torch.device("meta"):
-        assert model_structure(small_model("llama")).rotary_dim == 16
+        assert model_structure(small_model("llama")).rope.rotary_dim == 16
