@@ -340,7 +340,7 @@ def test_no_mask_of_queries_times_keys_is_made() -> None:
     from transformers import AttentionMaskInterface
 
     def watched(**given: Any) -> Any:
-        made.append(masks.register(**given))
+        made.append(masks.token_index(**given))
         return made[-1]
 
     x, mask = tokens(2, LENGTH), torch.ones(2, LENGTH, dtype=torch.long)
@@ -351,7 +351,7 @@ def test_no_mask_of_queries_times_keys_is_made() -> None:
         model(x, attention_mask=mask)
         model(x, position_ids=torch.arange(LENGTH).expand(2, -1) % 50, use_cache=False)
     finally:
-        AttentionMaskInterface.register("posenc", masks.register)
+        AttentionMaskInterface.register("posenc", masks.token_index)
     assert [None if m is None else tuple(m.shape) for m in made] == [None, (2, 1, 1, 200), (2, 1, 1, 300)]
 
 
