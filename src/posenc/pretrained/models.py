@@ -147,6 +147,18 @@ class ModelStructure:
         return self.ropes.get("full_attention") or next(iter(self.ropes.values()))
 
     @property
+    def rope_theta(self) -> float:
+        return self.rope.rope_theta
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.rope.rotary_dim
+
+    @property
+    def schedule(self) -> Mapping[str, Any]:
+        return self.rope.schedule
+
+    @property
     def trained_length(self) -> int:
         """Tokens, before any scaling that the model was loaded with."""
         return self.rope.original_length
