@@ -17,7 +17,7 @@ from rich.progress import track
 
 import posenc
 from posenc.lab.statistics import estimate
-from posenc.pretrained import anatomy, loss_by_position
+from posenc.pretrained import loss_by_position, model_structure
 
 ARMS = (
     "cut off", "none", "linear:factor=2", "linear:factor=4", "ntk:factor=2", "ntk:factor=4", "ntk_mixed:factor=4",
@@ -46,7 +46,7 @@ def table(results: dict) -> str:
 def main(source: str, kept: str = "longer-context.json", dtype="auto", model="demo", stretches: int = 3) -> None:
     """Measure the arms that the file `kept` does not hold yet, on `stretches` times the trained length."""
     (lm, tokenizer), path = posenc.load(model, dtype=dtype), Path(kept)
-    trained, computed = anatomy(lm).trained_length, str(lm.dtype)
+    trained, computed = model_structure(lm).trained_length, str(lm.dtype)
     ids = torch.tensor(tokenizer(Path(source).read_text(encoding="utf-8"))["input_ids"][: stretches * trained])
     results = json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": computed, "arms": {}}
     for name in track([name for name in ARMS if name not in results["arms"]], "arms"):

@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.bibliography import cite
     from posenc.lab.evals.study import evaluate
+    from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend, restore
@@ -25,8 +26,6 @@ if _TYPE_CHECKING:
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
     from posenc.pretrained.vision.resize import resize
-    from posenc.rotation.cached_keys import re_rotate
-    from posenc.rotation.layout import convert_layout
     from posenc.transformer import Transformer, TransformerConfig
     from posenc.vision import VisionConfig, VisionTransformer
 
@@ -46,14 +45,14 @@ _LAZY = {
     "VisionConfig": "posenc.vision",
     "VisionTransformer": "posenc.vision",
     "cite": "posenc.bibliography",
-    "convert_layout": "posenc.rotation.layout",
+    "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.lab.evals.study",
     "extend": "posenc.pretrained.extend",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",
-    "re_rotate": "posenc.rotation.cached_keys",
+    "re_rotate": "posenc.pretrained.convert",
     "resize": "posenc.pretrained.vision.resize",
     "restore": "posenc.pretrained.extend",
     "to_hf": "posenc.pretrained.export",

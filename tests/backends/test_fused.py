@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from posenc.lab import machine
 
 from posenc import ALiBi, Encoding, InputError, Positions, create, explain
 from posenc.attention import attention, posed
@@ -12,6 +11,7 @@ from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
+from posenc.lab import machine
 from posenc.lab.bench.measure import apart
 from posenc.positions.regions import Region
 

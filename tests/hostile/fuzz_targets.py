@@ -34,7 +34,6 @@ from posenc.lab.experiment import Run
 from posenc.lab.store import Store
 from posenc.lab.text import Settings
 from posenc.lab.train import Training
-from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
 from posenc.report.explorer import checked
 from posenc.tasks import create as create_task
@@ -128,34 +127,6 @@ def line(data: bytes) -> None:
     assert len(told) <= 2 * MESSAGE
 
 
-def gguf(data: bytes) -> None:
-    """What the check accepts, the library reads without end neither of time nor of memory."""
-    from gguf import GGUFReader
-
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-        file.write(data)
-        file.flush()
-        check_gguf(Path(file.name))
-        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, OverflowError):
-            GGUFReader(file.name)
-
-
-def config(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_bytes(data)
-        check_folder(Path(folder))
-
-
-def index(data: bytes) -> None:
-    """Every file that an accepted index names lies in the folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.safetensors.index.json"
-        file.write_bytes(data)
-        check_folder(Path(folder))
-        for shard in json.loads(data)["weight_map"].values():
-            assert (Path(folder) / shard).parent == Path(folder)
-
-
 def settings(data: bytes) -> None:
     """A file of settings, TOML where its first line has a "=": what is read is written, and read again as it was."""
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +186,7 @@ def _taken(store: Records, name: str, data: bytes, load: Callable[[], Any]) -> A
 
 
 TARGETS = {f.__name__: f for f in (
-    encoding, schedule, method, position_map, task, words, kind, target, explorer, line, gguf, config, index, settings,
+    encoding, schedule, method, position_map, task, words, kind, target, explorer, line, settings,
     cell, measured, checkpoint,
 )}  # fmt: skip
 

@@ -14,7 +14,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.anatomy import FAMILIES, anatomy
+from posenc.pretrained.models import FAMILIES, model_structure
 from references.mapped_attention import RELATIVE, use_mapped_attention
 from references.small_models import TRAINED, small_model, tokens
 
@@ -128,7 +128,7 @@ def test_angles_stay_exact_in_half_precision(method: str) -> None:
 def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
     model = small_model(kind).double()
     brute = copy.deepcopy(model)
-    body = anatomy(model)
+    body = model_structure(model)
     use_mapped_attention(brute, method, body.rope.frequencies().inv_freq, body.layout, TRAINED, 1.5)
     posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=reached(method))
     x = tokens(2, LENGTH)
@@ -340,7 +340,7 @@ def test_no_mask_of_queries_times_keys_is_made() -> None:
     from transformers import AttentionMaskInterface
 
     def watched(**given: Any) -> Any:
-        made.append(masks.register(**given))
+        made.append(masks.token_index(**given))
         return made[-1]
 
     x, mask = tokens(2, LENGTH), torch.ones(2, LENGTH, dtype=torch.long)
@@ -351,7 +351,7 @@ def test_no_mask_of_queries_times_keys_is_made() -> None:
         model(x, attention_mask=mask)
         model(x, position_ids=torch.arange(LENGTH).expand(2, -1) % 50, use_cache=False)
     finally:
-        AttentionMaskInterface.register("posenc", masks.register)
+        AttentionMaskInterface.register("posenc", masks.token_index)
     assert [None if m is None else tuple(m.shape) for m in made] == [None, (2, 1, 1, 200), (2, 1, 1, 300)]
 
 
@@ -363,7 +363,7 @@ def test_gradients_and_checkpointing(method: str) -> None:
     """Those of brute force, also where layers are computed again in the backward pass."""
     model, x = small_model("llama").double().train(), tokens(2, LENGTH)
     brute = copy.deepcopy(model)
-    use_mapped_attention(brute, method, anatomy(model).rope.frequencies().inv_freq, "half", TRAINED, 1.5)
+    use_mapped_attention(brute, method, model_structure(model).rope.frequencies().inv_freq, "half", TRAINED, 1.5)
     posenc.extend(model, f"{method}+log_n+softmax_n:n=1.5".removeprefix("none+"), target_length=reached(method))
 
     def gradients(model: Any) -> list[Tensor]:

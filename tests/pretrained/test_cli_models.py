@@ -224,7 +224,7 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
         (["doctor", "MODEL", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
-        (["doctor", "MODEL/config.json"], "config.json: is one file of a model; give the folder that it is in"),
+        (["doctor", "MODEL/config.json"], "config.json: is one file of a model; pass its folder"),
         (["extend", "MODEL", "--method", "yarn:factor=2", "--factor", "4"], "reaches 128 tokens, and 256 are wanted"),
         (
             ["extend", "MODEL", "--method", "longrope", "--factor", "4", "--option", "short_factor=[1, 1]"],
@@ -248,7 +248,7 @@ def test_a_note_in_the_configuration_that_is_none_of_ours_is_refused(folder):
             ["extend", "MODEL", "--method", "yarn:beta_fast", "--factor", "2"],
             "write beta_fast=value",
         ),
-        (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "it has 0 tokens"),
+        (["extend", "MODEL", "--method", "none", "--text", "EMPTY"], "has 0 tokens"),
         (["extend", "MODEL", "--method", "none", "--verify-tokens", "1"], "--verify-tokens 1: must be at least 2"),
         (["extend", "MODEL", "--method", "none", "--lora", "8"], "--lora: is for fine-tuning, give --finetune FILE"),
         (["extend", "MODEL", "--method", "none", "--finetune", "/no/text"], "--finetune /no/text: No such file"),
@@ -336,7 +336,7 @@ def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--length", 100000], "and a window 100000: pass more of it"),
+        (["--length", 100000], "and a window 100000"),
         (["--dtype", "bfloat16"], "which loses small steps"),
         (["--lora", 4], "this needs peft, which is not installed: pip install 'posenc[peft]'"),
     ],

@@ -46,7 +46,7 @@ def test_the_report_is_shown(folder, capsys):
         (["--image-size", "3x3x3"], "--image-size 3x3x3: write pixels"),
         (["--image-size", "9" * 5000], "write pixels"),
         (["--image-size", "48", "--steps", "5"], "--steps: is for fine-tuning"),
-        (["--image-size", "33"], "image_size=(33, 33): no whole number of patches"),
+        (["--image-size", "33"], "image_size=(33, 33): must be a multiple of the patches"),
         (["--image-size", "48", "--factor", "2"], "not allowed with argument"),
         (["--image-size", "48", "--finetune", "a.txt"], "--finetune: is for language models"),
         (["--image-size", "48", "--option", "a=1"], "--option: is for language models"),

@@ -13,11 +13,11 @@ from transformers import AttentionInterface
 
 import posenc
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import FAMILIES
 from posenc.pretrained.attach import attached
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.findings import FINDINGS
-from posenc.pretrained.patient import Table
+from posenc.pretrained.models import FAMILIES
+from posenc.pretrained.probe import FrequencyTable
 from references.small_models import small_model
 
 
@@ -526,12 +526,12 @@ def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch)
 def test_the_base_bound(dim, base, first):
     """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
     inv_freq = posenc.frequencies.default(dim, base).inv_freq
-    assert Table(inv_freq, 1.0, {}).base_bound() == first
+    assert FrequencyTable(inv_freq, 1.0, {}).base_bound() == first
 
 
 def test_pairs_that_never_turn():
     wavelengths = torch.tensor([10.0, 63.0, 65.0, 1000.0])
-    assert Table(2 * math.pi / wavelengths, 1.0, {}).slow_pairs(64) == 2
+    assert FrequencyTable(2 * math.pi / wavelengths, 1.0, {}).slow_pairs(64) == 2
 
 
 def test_it_reads_well_as_text_and_json(llama):

@@ -11,9 +11,9 @@ import transformers
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.anatomy import FAMILIES
 from posenc.pretrained.export import to_hf
 from posenc.pretrained.learned_table import extend_table
+from posenc.pretrained.models import FAMILIES
 from references import PATIENCE
 from references.small_models import TRAINED, small_model, tokens
 
@@ -94,7 +94,7 @@ def test_what_a_configuration_cannot_say_is_said_by_the_report(method, tmp_path)
     part = {"rerope:window=16": "the position map rerope", "yarn+log_n": "LogN", "softmax_n": "SoftmaxN"}[method]
     for text in (export.vllm, export.llama_cpp, *export.missing):
         assert part in text
-    assert f"WARNING: plain transformers loads it as it was BEFORE {method}" in str(export)
+    assert f"WARNING: plain transformers silently loads it as it was BEFORE {method}" in str(export)
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     assert (logits(plain) - logits(model)).abs().max() > 0.01
     assert torch.equal(logits(plain), logits(small_model("llama")))
@@ -120,7 +120,7 @@ def test_the_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     posenc.extend(model, "yarn", factor=4)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"full': has something in it; name a new folder"):
+    with pytest.raises(InputError, match=r"full': is not empty; name a new folder"):
         to_hf(model, tmp_path / "full")
     monkeypatch.setattr(type(model.config), "save_pretrained", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -231,7 +231,7 @@ def test_only_lists_that_are_there_are_named(tmp_path):
 def test_llama_cpp_reads_no_divisors_for_most_architectures(model_type, method, tmp_path):
     """Their graphs pass nullptr to ggml_rope_ext, and their loaders know no such tensor."""
     export = served(method, tmp_path, model_type)
-    assert export.llama_cpp.startswith("cannot serve these frequencies: no flags say them, and its ")
+    assert export.llama_cpp.startswith("cannot serve these frequencies: no flags express them, and its ")
     assert "rope_freqs" not in export.llama_cpp
     assert {"qwen3": "qwen3 reads", "gpt_neox": "gptneox reads", "cohere": "command-r reads"}[
         model_type

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import InputError, frequencies, position_maps
-from posenc.pretrained.anatomy import anatomy
-from posenc.pretrained.attach import Turns, attached
+from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.methods import METHODS, Lengths, plan
+from posenc.pretrained.models import model_structure
 from references.small_models import TRAINED, small_model, tokens
 
 THETA = {"rope_theta": 10000.0}
@@ -116,7 +116,7 @@ def test_layers_that_keep_what_they_had_are_named() -> None:
     assert "layers with a sliding window: 1, as before" in str(posenc.extend(gemma, "rerope"))
     assert posenc.extend(gemma, "rerope+yarn", factor=4).layers == (1, 2)
     gemma2 = posenc.extend(small_model("gemma2"), "yarn", factor=4)
-    assert "layers with a sliding window: 1, their frequencies change with the others'" in str(gemma2)
+    assert "layers with a sliding window: 1, their frequencies change too" in str(gemma2)
     assert gemma2.layers == (2, 2)
 
 
@@ -192,7 +192,7 @@ def test_what_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) 
         posenc.extend(model, "yarn:factor=0", factor=4)
     once = iter([fail])
     with monkeypatch.context() as patched:
-        patched.setattr("posenc.pretrained.attach.Turns", lambda *given: next(once, Turns)(*given))
+        patched.setattr("posenc.pretrained.attach.RotaryModule", lambda *given: next(once, RotaryModule)(*given))
         with pytest.raises(RuntimeError, match=r"no"):
             posenc.extend(model, "yarn", factor=4)
     assert torch.equal(model(x).logits, logits)
@@ -205,7 +205,7 @@ def test_a_model_that_moves_and_a_copy() -> None:
     wanted = model(x).logits
     twin = copy.deepcopy(model)
     assert twin.model.layers[0].self_attn._posenc_plan is not model.model.layers[0].self_attn._posenc_plan
-    assert twin.model.layers[0].self_attn._posenc_plan.memory is twin.model.layers[1].self_attn._posenc_plan.memory
+    assert twin.model.layers[0].self_attn._posenc_plan.cache is twin.model.layers[1].self_attn._posenc_plan.cache
     assert torch.equal(twin(x).logits, wanted)
     posenc.restore(twin)
     assert torch.equal(twin(x).logits, plain)
@@ -258,7 +258,7 @@ def test_what_only_stretched_is_replaced() -> None:
     model = small_model("llama", max_position_embeddings=256, rope_parameters=given)
     report = posenc.extend(model, "yarn", factor=8)
     assert (report.trained_length, report.original_length, report.new_length) == (256, 64, 512)
-    assert "scaled by yarn from 64 tokens; the new schedule takes its place" in str(report)
+    assert "scaled by yarn from 64 tokens; the new schedule replaces it" in str(report)
     fresh, x = small_model("llama"), tokens(1, LENGTH)
     posenc.extend(fresh, "yarn", factor=8)
     assert torch.equal(model(x).logits, fresh(x).logits)
@@ -368,7 +368,7 @@ def test_defaults_follow_from_the_lengths() -> None:
         ("yarn+ntk", {}, r"yarn and ntk are two of a kind; take one frequency schedule"),
         ("rerope+self_extend", {}, r"two of a kind; take one position map"),
         ("log_n+log_n", {}, r"the same part twice"),
-        ("none+yarn", {}, r"none is by itself"),
+        ("none+yarn", {}, r"none does not combine"),
         ("resonance+yarn", {}, r"comes after it, as in yarn\+resonance"),
         ("rerope", {"windw": 3}, r"unknown option 'windw': did you mean 'window'"),
         ("rerope:windw=3", {}, r"unknown option of .*'windw=3'"),
@@ -402,7 +402,7 @@ def test_lengths_that_are_refused() -> None:
 def test_models_that_are_refused() -> None:
     with pytest.raises(InputError, match=r"gemma2 caps its scores"):
         posenc.extend(small_model("gemma2"), "rerope")
-    with pytest.raises(InputError, match=r"every layer of this model sees 32 tokens at most"):
+    with pytest.raises(InputError, match=r"every layer of this model sees at most 32 tokens"):
         posenc.extend(small_model("mistral", sliding_window=32), "log_n")
     with pytest.raises(InputError, match=r"unknown model type 'bloom'"):
         posenc.extend(small_model("bloom", n_head=2, n_layer=1), "yarn", factor=2)
@@ -429,7 +429,7 @@ def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
     for given, message in (
         ((model, None), r"^model=tuple: pass the model alone; posenc.load returns \(model, tokenizer\)"),
         (model.config, r"^model=LlamaConfig: is a configuration; pass the model"),
-        ("demo", r"^model=str: a name is not a model; pass the one that posenc.load\(name\)\[0\] gives"),
+        ("demo", r"^model=str: a name is not a model; pass posenc.load\(name\)\[0\]"),
         (None, r"^model=NoneType: pass a transformers model"),
     ):
         for call in (
@@ -459,11 +459,11 @@ def test_importing_posenc_does_not_import_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_anatomy_of_an_extended_model_is_that_of_the_model_before() -> None:
+def test_the_structure_of_an_extended_model_is_that_of_the_model_before() -> None:
     model = small_model("llama")
-    before = anatomy(model)
+    before = model_structure(model)
     posenc.extend(model, "rerope+yarn", factor=4)
-    found = anatomy(model)
+    found = model_structure(model)
     assert found.rotary is before.rotary
     assert found.loaded_length == 64
     assert isinstance(found.rope.frequencies().inv_freq, Tensor)

@@ -44,7 +44,7 @@ def test_token_ids_may_be_a_list():
     whole = run(small_model("llama"), steps=2)
     assert finetune(small_model("llama"), TEXT.tolist(), steps=2, learning_rate=3e-3, length=32, batch_size=2) == whole
     for wrong in (["a", "b"], [0.5, 1.5], [[1, 2], [3]]):
-        with pytest.raises(InputError, match=r"text: a string, or token ids as a tensor or list of whole numbers"):
+        with pytest.raises(InputError, match=r"text: pass a string, or token ids"):
             finetune(small_model("llama"), wrong, length=2)
 
 
@@ -179,11 +179,11 @@ def test_the_parts_of_a_window_see_each_other(method):
         ({"length": 1}, r"length=1: a window needs two tokens"),
         ({"steps": 0}, r"steps=0: must be at least 1"),
         ({"lora": 0}, r"lora=0: must be at least 1"),
-        ({"pose": True, "target_length": 16}, r"target_length=16: positions reach"),
+        ({"pose": True, "target_length": 16}, r"target_length=16: must be at least"),
         ({"learning_rate": 0.0}, r"learning_rate=0.0: must be a positive number"),
         ({"learning_rate": float("inf")}, r"learning_rate=inf: pass a number that is finite"),
-        ({"warmup": -1}, r"warmup=-1: steps in which the rate rises"),  # below 0 it would climb the loss
-        ({"target_length": 64}, r"target_length=64: is for pose=True"),
+        ({"warmup": -1}, r"warmup=-1"),  # below 0 it would climb the loss
+        ({"target_length": 64}, r"target_length=64: needs pose=True"),
         (
             {"learning_rate": 1e30},
             r"learning_rate=1e\+30: the loss is nan at step 1; lower it, and load the model again",
@@ -236,8 +236,8 @@ def test_the_seed_decides_what_drops_out():
     ("text", "match"),
     [
         (TEXT + 1000, r"token 1082 is beyond the model's vocabulary of 97"),
-        (TEXT[None, None], r"text: a string, or token ids as a tensor"),
-        (TEXT.float(), r"text: a string, or token ids as a tensor"),
+        (TEXT[None, None], r"text: pass a string, or token ids"),
+        (TEXT.float(), r"text: pass a string, or token ids"),
     ],
 )
 def test_a_text_that_is_none_is_refused(text, match):

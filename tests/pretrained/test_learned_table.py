@@ -60,7 +60,7 @@ def test_the_rows_of_a_table_are_those_of_tokens(model_type):
     rows = rows_of_table(model)
     assert len(rows) == L
     assert torch.equal(rows, table(model)[-L:])
-    extend_table(model, "interpolate", target_length=TARGET)
+    posenc.extend(model, "interpolate", target_length=TARGET)
     assert len(rows_of_table(model)) == TARGET
 
 
@@ -72,7 +72,7 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
     first = len(table(model)) - L
     before, short = table(model), torch.randint(3, 50, (2, L))
     want, buffers = out(model, short), {name: b.clone() for name, b in model.named_buffers()}
-    report = extend_table(model, method, target_length=TARGET)
+    report = posenc.extend(model, method, target_length=TARGET)
     assert (report.original_length, report.target_length) == (L, TARGET)
     assert report.added_bytes == (TARGET - L) * table(model).shape[1] * 4
     long = torch.randint(3, 50, (2, TARGET))
@@ -87,28 +87,28 @@ def test_it_is_the_model_that_plain_transformers_makes_of_the_longer_table(model
     assert same if method == "hierarchical" else not same
     model.save_pretrained(tmp_path)
     assert torch.equal(out(transformers.AutoModel.from_pretrained(tmp_path).eval(), long), out(model, long))
-    assert restore_table(model)
+    assert posenc.restore(model)
     assert table(model) is before
     assert torch.equal(out(model, short), want)
     assert all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
     assert model.config.max_position_embeddings == small(model_type).config.max_position_embeddings
-    assert not restore_table(model)
+    assert not posenc.restore(model)
 
 
 def test_extending_again_starts_from_the_models_own_table():
     model, other = small("roberta"), small("roberta")
-    extend_table(model, "interpolate", factor=2)
-    extend_table(model, "hierarchical", factor=3.5, alpha=0.3)
-    extend_table(other, "hierarchical", target_length=42, alpha=0.3)
+    posenc.extend(model, "interpolate", factor=2)
+    posenc.extend(model, "hierarchical", factor=3.5, alpha=0.3)
+    posenc.extend(other, "hierarchical", target_length=42, alpha=0.3)
     assert torch.equal(table(model), table(other))
     before = copy.deepcopy(other).half()
-    restore_table(before)
+    posenc.restore(before)
     assert torch.equal(table(before), table(small("roberta")).half())
 
 
 def test_padding_rows_stay_and_padding_changes_nothing():
     model = small("roberta")
-    extend_table(model, "hierarchical", target_length=TARGET)
+    posenc.extend(model, "hierarchical", target_length=TARGET)
     assert torch.equal(table(model)[:2], table(small("roberta"))[:2])
     long = torch.randint(3, 50, (1, 30))
     padded = torch.cat((long, torch.ones(1, 5, dtype=torch.long)), 1)
@@ -120,12 +120,13 @@ def test_padding_rows_stay_and_padding_changes_nothing():
 @pytest.mark.parametrize(
     ("method", "options", "match"),
     [
-        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: 12 rows reach 144 positions"),
+        ("hierarchical", {"target_length": L**2 + 1}, r"target_length=145: must be at most 144"),
         ("hierarchical", {"target_length": L}, r"target_length=12: the table has 12 positions already"),
         ("hierarchical", {"target_length": 20, "alpha": 0.5}, r"alpha=0.5"),
         ("hierarchical", {}, r"factor=None, target_length=None: give one"),
-        ("interpolate", {"factor": float("nan")}, r"factor=nan: the new length over that of the table"),
-        ("interpolate", {"factor": float("inf")}, r"factor=inf: the new length over that of the table"),
+        ("interpolate", {"factor": float("nan")}, r"factor=nan"),
+        ("interpolate", {"factor": 1.0}, r"factor=1.0: .* above 1"),
+        ("interpolate", {"factor": 2, "alpha": 0.5, "beta": 1}, r"option for a learned table 'beta'"),
         ("yarn", {"factor": 2}, r"unknown method for a learned table 'yarn'"),
     ],
 )
@@ -133,7 +134,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
     model = small("bert")
     before = table(model)
     with pytest.raises(InputError, match=match):
-        extend_table(model, method, **options)
+        posenc.extend(model, method, **options)
     assert table(model) is before
     assert model.config.max_position_embeddings == L
 
@@ -142,7 +143,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(method, options, match):
 def test_the_saved_length_is_what_a_tokenizer_may_fill(model_type, tokenizer, tmp_path):
     """RoBERTa's max_position_embeddings counts two rows that no token gets."""
     model = small(model_type)
-    extend_table(model, "interpolate", target_length=TARGET)
+    posenc.extend(model, "interpolate", target_length=TARGET)
     export = posenc.to_hf(model, tmp_path / "longer", tokenizer)
     assert f"{model_type}, interpolate, {TARGET} tokens" in str(export)
     longest = transformers.AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length
@@ -152,21 +153,22 @@ def test_the_saved_length_is_what_a_tokenizer_may_fill(model_type, tokenizer, tm
 
 def test_the_square_is_reached():
     model = small("gpt2")
-    extend_table(model, "hierarchical", target_length=L**2)
+    posenc.extend(model, "hierarchical", target_length=L**2)
     assert out(model, torch.randint(3, 50, (1, L**2))).isfinite().all()
 
 
 def test_other_models_are_named():
     llama = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("llama", **SMALL))
     assert not has_learned_table(llama)
-    with pytest.raises(InputError, match=r"unknown model type with a learned table 'llama'.*roberta"):
-        extend_table(llama, "hierarchical", factor=2)
+    with pytest.raises(InputError, match=r"unknown method 'hierarchical'"):
+        posenc.extend(llama, "hierarchical", factor=2)
 
 
-def test_extend_and_restore_know_learned_tables():
+def test_the_former_names_are_deprecated():
     model = small("bert")
     before = table(model)
-    assert posenc.extend(model, "hierarchical", factor=2, alpha=0.3).target_length == 2 * L
-    assert len(table(model)) == 2 * L
-    posenc.restore(model)
+    with pytest.warns(DeprecationWarning, match=r"posenc.extend"):
+        assert extend_table(model, "hierarchical", factor=2, alpha=0.3).target_length == 2 * L
+    with pytest.warns(DeprecationWarning, match=r"posenc.restore"):
+        restore_table(model)
     assert table(model) is before

@@ -80,7 +80,7 @@ def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, mo
     monkeypatch.setattr(gguf, "get_tensor_name_map", counted_names)
     gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS)
     model, tokenizer = load(tmp_path)
-    assert counts["read"] <= 2  # transformers' reader of the configuration, and that of the weights
+    assert counts["read"] == 1
     assert counts["named"] <= 4
     torch.testing.assert_close(logits(model), logits(llama), rtol=1e-4, atol=1e-5)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
@@ -151,7 +151,7 @@ def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
         (tmp_path / "none", r"no such file or folder"),
         ("./none", r"no such file or folder"),
         (tmp_path / "none.gguf", r"none\.gguf: no such file"),
-        ("", r"holds no weights"),
+        ("", r"no weights"),
     ):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(InputError, match=message):
@@ -160,7 +160,7 @@ def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(InputError, match=r"which of its GGUF files\? a\.gguf, b\.gguf"):
         load(tmp_path)
-    with pytest.raises(InputError, match=r"a\.gguf: ends in the middle of its head"):
+    with pytest.raises(InputError, match=r"a\.gguf: this GGUF file cannot be read"):
         load(tmp_path / "a.gguf")
     (folder / "config.json").unlink()
     with pytest.raises(InputError, match=r"config\.json"):
@@ -186,7 +186,7 @@ def test_tied_weights_are_all_there(tmp_path):
 def test_a_file_that_was_cut_off_is_one_line(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(InputError, match=r"its weights cannot be read: .*incomplete metadata"):
+    with pytest.raises(InputError, match=r"incomplete metadata"):
         load(folder)
 
 
@@ -208,7 +208,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 
             {"rope_type": "default", "rope_theta": "1e6"},
             r"rope_theta='1e6' in rope_parameters: write a number, without",
         ),
-        ({"rope_type": "default", "rope_theta": 0}, r"rope_theta=0 in rope_parameters: the base is a number above 0"),
+        ({"rope_type": "default", "rope_theta": 0}, r"rope_theta=0 in rope_parameters: must be a number above 0"),
         ({"rope_type": "linear", "rope_theta": 1e4, "factor": "4"}, r"factor='4' in rope_parameters"),
     ],
 )
@@ -220,9 +220,7 @@ def test_rope_parameters_that_are_wrong_are_named_with_what_is_due(folder, param
 
 def test_a_file_of_a_folder_names_the_folder(folder):
     for name in ("config.json", "model.safetensors"):
-        with pytest.raises(
-            InputError, match=rf"{name}: is one file of a model; give the folder that it is in, .*/model$"
-        ):
+        with pytest.raises(InputError, match=rf"{name}: is one file of a model; pass its folder, .*/model$"):
             load(folder / name)
 
 

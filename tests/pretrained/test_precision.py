@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 import posenc
 from posenc.errors import InputError
-from posenc.pretrained import precision
 from references import gguf_files
 from references.commands import run
 
@@ -20,9 +19,8 @@ WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in
 
 def machine(monkeypatch, slow):
     """One that is slow, or fast, in half precision."""
-    monkeypatch.setattr(precision, "slower_than_float32", lambda dtype, device="cpu": slow and dtype in precision.HALF)
-    monkeypatch.setattr(precision, "fastest_dtype", lambda device="cpu": torch.float32 if slow else torch.bfloat16)
-    monkeypatch.setattr(LOAD, "slower_than_float32", precision.slower_than_float32)
+    monkeypatch.setattr(LOAD, "slower_than_float32", lambda dtype, device="cpu": slow and dtype in LOAD.HALF)
+    monkeypatch.setattr(LOAD, "fastest_dtype", lambda device="cpu": torch.float32 if slow else torch.bfloat16)
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def test_a_checkpoint_in_float32_stays_so_everywhere(llama, tmp_path, monkeypatc
         machine(monkeypatch, slow)
         model, _ = posenc.load(tmp_path / "model")
         assert model.dtype == torch.float32
-        assert precision.chosen_because(model) == "float32"
+        assert LOAD.chosen_because(model) == "float32"
 
 
 def test_what_was_asked_for_is_what_is_saved(folder, tmp_path, monkeypatch):
@@ -113,9 +111,9 @@ def test_a_file_of_whole_numbers_and_one_of_floats(llama, tmp_path, monkeypatch)
     gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS)
     machine(monkeypatch, slow=False)
     assert posenc.load(tmp_path)[0].dtype == torch.float32  # as its tensors are
-    assert precision.computing_dtype(None, "cpu") == torch.bfloat16
+    assert LOAD.computing_dtype(None, "cpu") == torch.bfloat16
     machine(monkeypatch, slow=True)
-    assert precision.computing_dtype(None, "cpu") == torch.float32
+    assert LOAD.computing_dtype(None, "cpu") == torch.float32
 
 
 def test_the_command_says_in_which_and_saves_as_it_was(folder, tmp_path, monkeypatch, capsys):

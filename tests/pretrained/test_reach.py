@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import InputError, Positions, position_maps
-from posenc.pretrained.reach import LIMITS
+from posenc.pretrained.methods import METHODS
 from references.small_models import TRAINED, small_model
 
 LONG = 400
@@ -27,14 +27,14 @@ def test_a_map_reaches_as_far_as_its_distances_are_trained_ones(spec):
     relative = position_maps.create(spec).relative(Positions.arange(LONG, causal=True))[0]
     farthest = relative.nan_to_num(nan=-1).amax(1).cummax(0).values
     trained = int((farthest < TRAINED).sum())
-    found = max(LIMITS[spec["name"]].reach(spec, TRAINED), TRAINED)
+    found = max(METHODS[spec["name"]].limit.reach(spec, TRAINED), TRAINED)
     assert found == (math.inf if trained == LONG else trained)
 
 
 def test_lm_infinite_sees_its_first_tokens_at_the_window_itself():
     """As the authors' code, which takes the trained length for it."""
-    assert LIMITS["lm_infinite"].reach({"sinks": 10, "window": TRAINED}, TRAINED) == math.inf
-    assert LIMITS["lm_infinite"].reach({"sinks": 10, "window": TRAINED + 1}, TRAINED) == TRAINED
+    assert METHODS["lm_infinite"].limit.reach({"sinks": 10, "window": TRAINED}, TRAINED) == math.inf
+    assert METHODS["lm_infinite"].limit.reach({"sinks": 10, "window": TRAINED + 1}, TRAINED) == TRAINED
 
 
 @pytest.mark.parametrize(

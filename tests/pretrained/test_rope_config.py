@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import posenc
 from posenc import InputError, frequencies
-from posenc.pretrained import anatomy
+from posenc.pretrained import model_structure
 from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
 from references.small_models import TRAINED, small_model, tokens
 
@@ -47,7 +47,7 @@ def wanted(taken, schedule: str) -> frequencies.Frequencies:
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_the_rotary_module_of_the_model_computes_the_frequencies(model_type):
     model = small(model_type)
-    taken = anatomy(model)
+    taken = model_structure(model)
     for schedule, kind in SCHEDULES.items():
         want = wanted(taken, schedule)
         config = hf_config(taken, {"full_attention": want} if taken.rope_per_type else want, 4 * L)
@@ -69,7 +69,7 @@ def test_the_rotary_module_of_the_model_computes_the_frequencies(model_type):
 
 
 def test_the_layers_of_a_rotation_they_share_cannot_differ():
-    taken = anatomy(small("gemma2"))
+    taken = model_structure(small("gemma2"))
     with pytest.raises(InputError, match=r"model type 'gemma2' rotates all layers alike"):
         hf_rope_parameters(taken, {"full_attention": wanted(taken, "ntk")}, 4 * L)
     with pytest.raises(InputError, match=r"layer type 'chunked': the model has sliding_attention, full_attention"):

@@ -10,7 +10,7 @@ import transformers
 
 import posenc
 from posenc.pretrained.vision.doctor import VISION_FINDINGS
-from posenc.pretrained.vision.libraries import FAMILIES
+from posenc.pretrained.vision.models import FAMILIES
 from references.small_vision import SIZE, images, of_timm, of_transformers
 
 CASES = {

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.vision.libraries import FAMILIES, library_of
+from posenc.pretrained.vision.models import FAMILIES, find_vision_model
 from references.small_vision import SIZE, assert_unchanged, images, of_transformers, state
 
 SQUARE_ONLY = tuple(name for name, family in FAMILIES.items() if family.square)
@@ -37,7 +37,7 @@ def test_it_is_the_library_interpolating_at_every_call(model_type, size):
     model, pixels = of_transformers(model_type), images(*size)
     takes = inspect.signature(type(getattr(model, "vit", model)).forward).parameters
     asked = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in takes else {}
-    want = out(model, pixels, **asked) if FAMILIES[model_type].own else None
+    want = out(model, pixels, **asked) if FAMILIES[model_type].interpolates else None
     before = out(model, images(SIZE, SIZE))
     report = posenc.resize(model, size)
     assert (report.library, report.model_type, report.old, report.new) == ("transformers", model_type, (32, 32), size)
@@ -213,9 +213,7 @@ def test_a_size_that_cuts_its_images_is_kept_and_left():
     """As that of SigLIP so400m: 384 pixels, patches of 14."""
     model = of_transformers("siglip_vision_model", image_size=37)
     assert posenc.resize(model, 37).parts[0].new == (4, 4)
-    with pytest.raises(
-        InputError, match=r"image_size=\(53, 53\): no whole number of patches of 8 x 8; take \(56, 56\)"
-    ):
+    with pytest.raises(InputError, match=r"image_size=\(53, 53\): must be a multiple of .* 8 x 8; pass \(56, 56\)"):
         posenc.resize(model, 53)
     want = out(model, images(56, 56), interpolate_pos_encoding=True)
     posenc.resize(model, 56)
@@ -311,7 +309,7 @@ def test_a_model_that_was_cast_in_between_is_restored_in_its_new_dtype():
 
 
 REFUSED = {
-    "no whole patches": ("vit", {"image_size": 33}, r"image_size=\(33, 33\): no whole number of patches of 8 x 8; take \(32, 32\)"),
+    "no whole patches": ("vit", {"image_size": 33}, r"image_size=\(33, 33\): must be a multiple of .* 8 x 8; pass \(32, 32\)"),
     "zero": ("vit", {"image_size": 0}, r"image_size=0: pass pixels"),
     "three": ("vit", {"image_size": (32, 32, 32)}, r"image_size=\(32, 32, 32\): pass pixels, as 384 or \(height, width\)"),
     "a text": ("vit", {"image_size": "384"}, r"image_size='384'"),
@@ -344,7 +342,7 @@ def test_models_that_are_not_known_are_named():
     config = transformers.AutoConfig.for_model("convnext", hidden_sizes=[8], depths=[1], num_stages=1)
     with pytest.raises(InputError, match=r"unknown vision model type 'convnext'"):
         posenc.resize(transformers.AutoModel.from_config(config), 48)
-    assert library_of(torch.nn.Linear(2, 2)) is None
+    assert find_vision_model(torch.nn.Linear(2, 2)) is None
 
 
 def test_a_table_that_is_not_known_is_refused():
@@ -362,7 +360,7 @@ def test_the_report_says_what_was_done():
     assert str(report).startswith(
         "vit of transformers: images of 32 x 32 -> 48 x 64\n  learned table embeddings.position_emb"
     )
-    assert "4 x 4 -> 6 x 8 (bicubic), rows of tokens without a place kept: 1" in str(report)
+    assert "4 x 4 -> 6 x 8 (bicubic), unchanged rows of tokens without a position: 1" in str(report)
     assert "never pass interpolate_pos_encoding=True" in str(report)
     assert report.to_dict()["parts"][0]["new"] == (6, 8)
     assert posenc.resize(of_transformers("vit"), 48, verify=False).verified == ()

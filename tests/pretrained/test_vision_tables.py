@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from posenc.pretrained.vision.tables import (
     OF_OFFSETS,
     OF_PATCHES,
-    order_of_sinusoids,
     resample,
     resample_offsets,
+    sinusoid_order,
     sinusoids,
 )
 from references import timm_here
@@ -121,8 +121,8 @@ def test_a_window_of_one_patch_has_one_bias(method):
 @pytest.mark.parametrize("x_first", [False, True])
 def test_maes_formula_is_recognised(x_first):
     rows = sinusoids((3, 5), 16, x_first=x_first)
-    assert order_of_sinusoids(rows.float(), (3, 5)) is x_first
-    assert order_of_sinusoids(rows.bfloat16(), (3, 5)) is x_first
-    assert order_of_sinusoids(rows, (5, 3)) is None
-    assert order_of_sinusoids(rows + 0.01, (3, 5)) is None
-    assert order_of_sinusoids(rows[:, :15], (3, 5)) is None
+    assert sinusoid_order(rows.float(), (3, 5)) is x_first
+    assert sinusoid_order(rows.bfloat16(), (3, 5)) is x_first
+    assert sinusoid_order(rows, (5, 3)) is None
+    assert sinusoid_order(rows + 0.01, (3, 5)) is None
+    assert sinusoid_order(rows[:, :15], (3, 5)) is None

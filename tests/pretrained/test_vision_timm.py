@@ -84,4 +84,4 @@ def test_what_holds_nothing_says_so():
     model = of_timm("eva", use_abs_pos_emb=False, use_rot_pos_emb=False)
     report = posenc.resize(model, 48)
     assert report.parts == ()
-    assert "nothing in it is known to posenc to know places" in str(report)
+    assert "no table, function or rotation of positions was recognised in it" in str(report)

@@ -25,9 +25,9 @@ from posenc.encodings import T5, Mapped, Rotary, create
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
-from posenc.pretrained.anatomy import FAMILIES, anatomy, unwrapped
-from posenc.pretrained.attach import Turns, attached
+from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
+from posenc.pretrained.models import FAMILIES, model_structure, unwrap
 from posenc.transformer import Transformer
 
 SHAPE: dict[str, Any] = {
@@ -458,7 +458,7 @@ def _text_positions(encoding: Encoding, at: Tensor, key_at_zero: bool = False) -
 
 
 def _pretrained_codes(model: nn.Module, name: str | None, layer: int, site: str | None, head: int) -> Codes:
-    inner = unwrapped(model)
+    inner = unwrap(model)
     model_type = str(inner.config.model_type)
     name = name or model_type
     if has_learned_table(model):
@@ -476,7 +476,7 @@ def _pretrained_codes(model: nn.Module, name: str | None, layer: int, site: str 
 
 def _rotation(model: nn.Module, layer: int) -> Encoding:
     """What rotates queries and keys in a layer of the model as it is now, extended or not."""
-    structure = anatomy(model)
+    structure = model_structure(model)
     if not 0 <= layer < len(structure.layers):
         raise InputError(f"layer={layer}: the model has layers 0 .. {len(structure.layers) - 1}")
     own = structure.layers[layer]
@@ -484,9 +484,9 @@ def _rotation(model: nn.Module, layer: int) -> Encoding:
         raise InputError(f"layer={layer}: this layer has no positions; pass another")
     record = attached(structure.model)
     rotary = getattr(structure.decoder, "rotary_emb", None)
-    if record is not None and isinstance(rotary, Turns):
+    if record is not None and isinstance(rotary, RotaryModule):
         kind = own.layer_type if own.layer_type in rotary.rotations else next(iter(rotary.rotations))
-        inside = record.design.encodings[layer] if kind in rotary.still else rotary.rotations[kind]
+        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotary.rotations[kind]
         assert isinstance(inside, Encoding)
         return inside
     rope = structure.ropes.get(own.layer_type, structure.rope)

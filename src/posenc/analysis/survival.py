@@ -20,7 +20,7 @@ from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate
 from posenc.positions import Positions
-from posenc.pretrained.anatomy import unwrapped
+from posenc.pretrained.models import unwrap
 from posenc.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def survival(
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
     """
     if not isinstance(model, Transformer):
-        model = unwrapped(model)
+        model = unwrap(model)
     check_tokens(tokens, model, 4)
     if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")

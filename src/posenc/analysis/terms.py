@@ -23,6 +23,7 @@ from posenc.blocks import Attention
 from posenc.checks import check_word, checked
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
 from posenc.transformer import Transformer
 
@@ -257,44 +258,29 @@ class _Recorder:
         self.weights = weights
         self.inputs: _AttentionInputs | None = None
 
-    def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        if mask is None:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        query, groups = call.query, call.query.shape[1] // call.key.shape[1]
+        key, value = call.key.repeat_interleave(groups, 1), call.value.repeat_interleave(groups, 1)
+        scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        if call.mask is None:
             visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)[None, None]
-            visible = visible.tril() if getattr(module, "is_causal", False) else visible
+            visible = visible.tril() if getattr(call.module, "is_causal", False) else visible
         else:
-            visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        weights = _attention(scaling * query @ key.mT, visible)
+            visible = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
+        weights = _attention(scale * query @ key.mT, visible)
         if self.inputs is None:
-            self.inputs = _AttentionInputs(query, key, value, scaling, visible)
+            self.inputs = _AttentionInputs(query, key, value, scale, visible)
             weights = weights if self.weights is None else self.weights
-        return (weights @ value).transpose(1, 2).contiguous(), weights
+        return weights @ value
 
 
 _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
 
 
 def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
-    def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, Tensor]:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return _RECORDER.get()(module, query, key, value, attention_mask, scale)
-
-    AttentionInterface.register(IMPLEMENTATION, attend)
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    register_attention(IMPLEMENTATION, lambda call: _RECORDER.get()(call), eager_mask)
 
 
 def _next_token_loss(logits: Tensor, tokens: Tensor) -> float:

@@ -125,8 +125,7 @@ def load_model(
     import torch
 
     from posenc.lab.machine import check_present
-    from posenc.pretrained.load import load, needs
-    from posenc.pretrained.precision import chosen_because, stored_dtype
+    from posenc.pretrained.load import chosen_because, load, needs, stored_dtype
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

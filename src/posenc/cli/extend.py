@@ -15,7 +15,7 @@ from posenc.texts import flag_of, literal
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning
-    from posenc.pretrained.verify import Verifier
+    from posenc.pretrained.verify import Verification
 
 FINETUNING = (
     ("--steps", int, "steps (default: 1000)"),
@@ -86,9 +86,8 @@ def add_extend(parser: argparse.ArgumentParser) -> None:
 def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend
-    from posenc.pretrained.finetune import prepared
-    from posenc.pretrained.precision import AUTO, HALF, STEPS_LOST, chosen_because, widen
-    from posenc.pretrained.resuming import Checkpoint, remove
+    from posenc.pretrained.finetune import Checkpoint, prepared
+    from posenc.pretrained.load import AUTO, HALF, STEPS_LOST, chosen_because, widen
     from posenc.pretrained.verify import TUNED
     from posenc.report.terminal import Display
 
@@ -115,10 +114,12 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     report = extended()  # a mistake shows before anything is measured
     if training is not None and training.get("lora") is None and options.dtype == AUTO and model.dtype in HALF:
         widen(model, STEPS_LOST)
+    checkpoint: Checkpoint | None = None
     if training is not None:
         settings, rows = prepared(model, _read(options.finetune, "--finetune"), tokenizer, **training)
         if "checkpoint" in training:
-            Checkpoint(training["checkpoint"], 1, model, rows, settings).check()
+            checkpoint = Checkpoint(training["checkpoint"], 1, model, rows, settings)
+            checkpoint.check()
     results: dict[str, Any] = {"command": command, "model": options.model, "extension": report.to_dict()}
     tuned: Finetuning | None = None
     results["precision"] = chosen_because(model)
@@ -129,29 +130,29 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
             tuned = _finetuned(model, tokenizer, options.finetune, training, shown)
             if not tuned.complete:
                 at = f"interrupted after {len(tuned.losses)} of {tuned.settings['steps']} steps"
-                goes_on = "checkpoint" in training
                 then = (
-                    "the same command goes on from there" if goes_on else "the model as it is now is measured and saved"
+                    "the same command goes on from there"
+                    if checkpoint
+                    else "the model as it is now is measured and saved"
                 )
                 print(f"posenc extend: {at}; {then}", file=sys.stderr)
-                if goes_on:
+                if checkpoint is not None:
                     return FAILED
             if reader is not None:
                 reader.read(TUNED, model, shown.counter(TUNED))
             results["finetuning"] = tuned.to_dict()
             told.append(tuned)
     if reader is not None:
-        found = reader.result()
-        results["verification"] = found.to_dict()
+        results["verification"] = reader.to_dict()
         options.verify_tokens = len(reader.ids)  # a minute's tokens are other ones another time
-        told.append(found)
+        told.append(reader)
     if options.out is not None:
         with quiet():
             saved = to_hf(model, options.out, tokenizer)
         results["saved"] = saved.to_dict()
         told.append(saved)
-        if training is not None and "checkpoint" in training:
-            remove(training["checkpoint"])
+        if checkpoint is not None:
+            checkpoint.remove()
     emit(options, results, "\n\n".join(map(str, told)))
     return DONE if tuned is None or tuned.complete else FAILED
 
@@ -218,20 +219,22 @@ def _before_and_after(
     report: Any,
     extended: Callable[[], object],
     shown: Any,
-) -> "Verifier":
+) -> "Verification":
     """Read the text with the model as it was loaded, and again extended."""
     from posenc.pretrained.extend import restore
     from posenc.pretrained.learned_table import has_learned_table
-    from posenc.pretrained.verify import AS_LOADED, EXTENDED, verifier
+    from posenc.pretrained.verify import A_MINUTE, AS_LOADED, EXTENDED, verification
     from posenc.tasks.haystack import pydoc
 
     restore(model)
     wanted = report.new_length or 2 * report.trained_length
     text = pydoc() if text is None else text
     name = options.text or "the language reference in Python's standard library"
-    reader = verifier(model, tokenizer, name, text, wanted, options.verify_tokens)
+    reader = verification(model, tokenizer, name, text, wanted, options.verify_tokens)
+    if reader.stopped == A_MINUTE:
+        reader.stopped += f"; --verify-tokens {wanted} reads all"
     ends = reader.past_training and has_learned_table(model)  # there is no row for what comes next
-    arms = [*([] if ends else [AS_LOADED]), *([reader.cut] if reader.past_training else []), EXTENDED]
+    arms = [*([] if ends else [AS_LOADED]), *([reader.truncated] if reader.past_training else []), EXTENDED]
     for index, arm in enumerate(arms):
         if arm == EXTENDED:
             extended()

@@ -1,26 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretrained models of Hugging Face transformers: load them, make them longer or wider, measure and examine them.
 
-    posenc.load(name) -> (model, tokenizer)
-    posenc.doctor(model, tokenizer=None) -> Diagnosis
-    posenc.extend(model, method, *, factor=None, target_length=None, **options) -> Extension
-    posenc.resize(model, image_size, *, window_size=None, method=None) -> Resizing
-    posenc.restore(model)
-    posenc.finetune(model, text, tokenizer) -> Finetuning
-    posenc.to_hf(model, directory, tokenizer=None) -> Export
-    posenc.nbce_generate(model, tokenizer, contexts, question) -> Answer
-    loss_by_position(model, ids) -> losses
-    anatomy(model) -> Anatomy
+    posenc.load(name) -> (model, tokenizer)                        load.py
+    posenc.extend(model, "yarn", factor=4) -> Extension            extend.py     longer texts, in place
+    posenc.restore(model)                                                        undoes it
+    posenc.to_hf(model, directory) -> Export                       export.py     what plain transformers, vLLM, llama.cpp load
+    posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable
+    posenc.doctor(model) -> Diagnosis                              doctor.py     findings.py (the list), probe.py (the passes)
+    posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
+    posenc.resize(model, image_size) -> Resizing                   vision/       another image size
+    posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
+    loss_by_position(model, ids) -> losses                         inference.py  and verify.py, before and after
+    model_structure(model) -> ModelStructure                       models.py     what is rotary, where
 
-Vision models, of timm too, are in `vision`.
-Read `anatomy` (what a model is), `methods` (the table of methods), `extend` (what it does), `attach` (how), `masks` (who
-sees whom); `patient`, `symptoms` and `doctor`; `verify` (losses before and after). Importing these needs torch alone; using
-them needs transformers.
+How `extend` works, in reading order: `models` (what a model is), `methods` (the table of methods), `extend` (the plan),
+`attach` (how a plan is put into a model) and `masks` (who sees whom), `learned_table` (BERT's kind), `rope_config` (the same
+as a configuration of transformers). `lm_eval` has our tasks for lm-evaluation-harness. Importing these needs torch alone;
+using them needs transformers.
 """
 
-from posenc.pretrained.anatomy import Anatomy, anatomy
+import warnings
+from typing import Any
+
+from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.load import load
-from posenc.pretrained.loss import loss_by_position
+from posenc.pretrained.models import ModelStructure, model_structure
 from posenc.pretrained.nbce import nbce_generate, nbce_steps
 
-__all__ = ["Anatomy", "anatomy", "load", "loss_by_position", "nbce_generate", "nbce_steps"]
+__all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "nbce_generate", "nbce_steps"]
+
+_RENAMED: dict[str, Any] = {"Anatomy": ModelStructure, "anatomy": model_structure}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"{name} is deprecated: call it {new.__name__}", DeprecationWarning, stacklevel=2)
+        return new
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,40 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: what a model's positions are, and what is wrong with them, each finding with a measured number."""
 
-import copy
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor, nn
 
+from posenc import frequencies
 from posenc.checks import checked
-from posenc.pretrained.anatomy import check_model
-from posenc.pretrained.calls import evaluating
-from posenc.pretrained.findings import FINDINGS, Kind, Severity, Symptom
-from posenc.pretrained.patient import Patient, Table, patient
-from posenc.pretrained.symptoms import symptoms
-from posenc.pretrained.vision.doctor import VISION_FINDINGS, VisionDescription, describe, vision_symptoms
-from posenc.pretrained.vision.libraries import Library, library_of
+from posenc.errors import InputError, on_one_line
+from posenc.pretrained.attach import NAME, RotaryModule
+from posenc.pretrained.findings import FINDINGS, Diagnosis, Evidence, diagnosis
+from posenc.pretrained.inference import evaluating, loss_by_position
+from posenc.pretrained.models import ROPE_PARAMETERS, check_model
+from posenc.pretrained.probe import PROBE, FrequencyTable, Probe
+from posenc.pretrained.rope_config import check_parameters
+from posenc.pretrained.vision.doctor import VISION_FINDINGS, describe, vision_evidence
+from posenc.pretrained.vision.models import find_vision_model
+
+ROUNDING, ROUNDING_HALF = 1e-3, 0.2
+"""Differences of logits that count, as a share of their spread, in float32 and in half precision."""
+ORIGINAL = "original_max_position_embeddings"
+STEP = 0.01
+"""Share of a length, or of a factor, that is no difference."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """name: in FINDINGS. evidence: what was measured, in words. measured: the number; its unit is in the evidence."""
-
-    name: str
-    severity: Severity
-    evidence: str
-    measured: float | None
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.name}\n  {self.evidence}\n  {self.remedy}"
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """rotary_dim: channels of a head that rotate. slow_pairs: pairs of them that complete no turn within the model's
+class RotationDescription:
+    """rotary_dim: rotated channels of a head. slow_pairs: pairs of them that complete no turn within the model's
     length. base_bound: the first distance at which the sum of all cosines is negative, None below 2^20."""
 
     rope_theta: float | None
@@ -46,9 +45,8 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Description:
-    """What a model is. length: max_position_embeddings. rotations: by layer type. extended: by which method of
-    posenc.extend, None by none."""
+class ModelDescription:
+    """length: max_position_embeddings. rotations: by layer type. extended: the method of posenc.extend, None: it is not."""
 
     model_type: str
     layout: str
@@ -58,7 +56,7 @@ class Description:
     dtype: str
     attention: str
     extended: str | None
-    rotations: Mapping[str, Rotation]
+    rotations: Mapping[str, RotationDescription]
 
     def __str__(self) -> str:
         lines = [
@@ -67,37 +65,18 @@ class Description:
             f"extended: {self.extended or 'no'}",
         ]
         for kind, rotation in self.rotations.items():
-            pairs = rotation.rotary_dim // 2
+            theta, factor = (
+                "missing" if value is None else f"{value:.10g}"
+                for value in (rotation.rope_theta, rotation.attention_factor)
+            )
             bound = "nowhere below 2^20" if rotation.base_bound is None else f"first at {rotation.base_bound}"
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
-                f"{_number(rotation.rope_theta)}, {rotation.schedule}, attention factor "
-                f"{_number(rotation.attention_factor)}",
-                f"  {rotation.slow_pairs} of {pairs} pairs never complete a turn in {self.length} tokens; the base bound "
-                f"fails {bound}",
+                f"{theta}, {rotation.schedule}, attention factor {factor}",
+                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in {self.length} "
+                f"tokens; the base bound fails {bound}",
             ]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What the model is, and all that was found."""
-
-    model: Description | VisionDescription
-    findings: tuple[Finding, ...]
-
-    @property
-    def wrong(self) -> bool:
-        """Whether anything makes the model compute other than it was made to."""
-        return any(finding.severity == "wrong" for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"wrong": self.wrong}
-
-    def __str__(self) -> str:
-        found = "\n".join(map(str, self.findings)) or "nothing found"
-        return f"{self.model}\n\n{found}"
 
 
 @checked
@@ -105,13 +84,13 @@ class Diagnosis:
 def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     """Examine a model as it stands, and leave it as it is.
 
-    Its frequencies are held against its configuration, and short runs of random tokens show what padding, packing, a
+    Its frequencies are compared with its configuration, and short runs of random tokens show what padding, packing, a
     cache and the attention implementation do to its logits.
 
-    Of a vision model: what in it knows places, and what another image size does to it.
+    Of a vision model: its position tables and rotations, and the effect of another image size.
 
     Args:
-        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/anatomy.py; or a
+        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/models.py; or a
             vision model that `posenc.resize` takes.
         tokenizer: its own; with it a plain text is read as well, which shows weights in the wrong layout.
 
@@ -119,59 +98,404 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
         InputError: not a transformers model, or of a type that is not supported.
     """
     check_model(model)
-    library = library_of(model)
-    if library is not None:
-        return _vision(library)
-    case = patient(model)
-    kept = case.decoder.rotary_emb
-    with evaluating(case.model):
-        case.decoder.rotary_emb = copy.deepcopy(kept)  # one that moves with the length of the text keeps its place
-        try:
-            found = _sorted(FINDINGS, symptoms(case, tokenizer))
-        finally:
-            case.decoder.rotary_emb = kept
-    return Diagnosis(_description(case), found)
+    vision = find_vision_model(model)
+    if vision is not None:
+        described = describe(vision)
+        return diagnosis(described, VISION_FINDINGS, vision_evidence(vision, described.parts))
+    probe = Probe.open(model)
+    with evaluating(probe.model), probe.with_own_rotary():
+        findings = list(_evidence(probe, tokenizer))
+    return diagnosis(_description(probe), FINDINGS, iter(findings))
 
 
-def _vision(library: Library) -> Diagnosis:
-    described = describe(library)
-    return Diagnosis(described, _sorted(VISION_FINDINGS, vision_symptoms(library, described.parts)))
+def _description(probe: Probe) -> ModelDescription:
+    return ModelDescription(
+        model_type=str(probe.model.config.model_type),
+        layout=probe.family.layout,
+        head_dim=probe.head_dim,
+        layers=int(probe.config.num_hidden_layers),
+        length=probe.length,
+        dtype=str(probe.model.dtype).removeprefix("torch."),
+        attention=str(probe.config._attn_implementation),
+        extended=None if probe.attachment is None else probe.attachment.report.method,
+        rotations={
+            kind: RotationDescription(
+                rope_theta=table.parameters.get("rope_theta"),
+                schedule=str(table.parameters.get("rope_type", "default")),
+                rotary_dim=table.rotary_dim,
+                attention_factor=table.attention_factor,
+                slow_pairs=table.slow_pairs(probe.length),
+                base_bound=table.base_bound(),
+            )
+            for kind, table in probe.tables().items()
+        },
+    )
 
 
-def _sorted(known: Mapping[str, Kind], found: Symptom) -> tuple[Finding, ...]:
-    """The worst first."""
-    order = ("wrong", "hazard", "note")
-    all_found = [
-        Finding(name, known[name].severity, evidence, measured, known[name].remedy)
-        for name, evidence, measured in found
+def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
+    """First the configuration, then what the model does."""
+    as_configured = True
+    if probe.attachment is None or not probe.attachment.design.rotations:
+        differences = list(_configuration(probe))
+        yield from differences
+        as_configured = not differences
+    bypassed = list(_bypassed(probe))
+    yield from bypassed
+    if probe.attachment is None:
+        yield from _stated(probe)
+    if bypassed:
+        return
+    if not torch.isfinite(probe.logits(probe.ids())).all():
+        yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
+        return
+    not_causal = list(_future(probe))
+    yield from not_causal
+    if not_causal:
+        return
+    for check in (_cache, _padding, _packing, _implementation):
+        yield from check(probe)
+    if tokenizer is None:
+        return
+    swapped = list(_layout(probe, tokenizer))
+    yield from swapped
+    if as_configured and not swapped and probe.attachment is None:  # else any base may look better
+        yield from _base(probe, tokenizer)
+
+
+# ------------------------------------------------------------------------------------------ the table and the configuration
+
+
+def _configuration(probe: Probe) -> Evidence:
+    """The frequencies in the model against those that its configuration gives."""
+    try:
+        check_parameters(probe.config)
+        rebuilt = probe.rebuilt_rotary()
+    except InputError as error:
+        yield "config_not_buildable", str(error), None
+        return
+    except Exception as error:  # transformers raises errors of many types here
+        yield "config_not_buildable", f"{type(error).__name__}: {on_one_line(error)}", None
+        return
+    current, configured = probe.tables_in(probe.rotary), probe.tables_in(rebuilt)
+    for kind, table in configured.items():
+        where = "" if len(configured) == 1 else f" of {kind}"
+        if kind not in current:
+            yield "config_not_applied", f"the model has no frequencies{where}", None
+            continue
+        yield from _compared(probe, current[kind], table, rebuilt, where)
+        yield from _ignored(probe, current[kind], where)
+
+
+def _compared(
+    probe: Probe, current: FrequencyTable, configured: FrequencyTable, rebuilt: nn.Module, where: str
+) -> Evidence:
+    ours, theirs = current.inv_freq.double(), configured.inv_freq.double()
+    if ours.shape != theirs.shape:
+        text = f"{len(ours)} frequencies{where}, where the configuration asks for {len(theirs)}"
+        yield "config_not_applied", text, len(ours) / len(theirs)
+        return
+    if torch.allclose(ours, theirs, rtol=1e-6, atol=0):
+        if not math.isclose(current.attention_factor, configured.attention_factor, rel_tol=1e-6):
+            text = (
+                f"attention factor{where} {current.attention_factor:.4g}, asked for {configured.attention_factor:.4g}"
+            )
+            yield "config_not_applied", text, current.attention_factor
+        return
+    error = float((ours - theirs).abs().max()) * (probe.length - 1)
+    phase = f"{error:.3g} rad at position {probe.length - 1}"
+    rounded = [configured.inv_freq.to(dtype).double() for dtype in (torch.bfloat16, torch.float16)]
+    if any(torch.equal(ours, x.to(ours.device)) for x in rounded):
+        yield "frequencies_rounded", f"frequencies{where} are in half precision: phases are off by {phase}", error
+        return
+    text = f"frequencies{where} differ from the configuration's by {phase}"
+    before = probe.logits(probe.ids())
+    with probe.with_rotary(rebuilt):
+        change = float((probe.logits(probe.ids()) - before).abs().max())
+    if math.isfinite(change):
+        yield "config_not_applied", f"{text}; with these, {PROBE} tokens' logits change by up to {change:.3g}", change
+    else:
+        yield "config_not_applied", text, error
+
+
+def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
+    """Parameters of a layer type that transformers does not apply."""
+    stated, width = current.parameters, current.rotary_dim
+    if stated.get("rope_type") == "yarn" and stated.get("truncate") is False:
+        original = int(stated.get(ORIGINAL) or probe.length)
+        options = {key: stated[key] for key in ("beta_fast", "beta_slow") if stated.get(key) is not None}
+        untruncated = frequencies.yarn(
+            width, stated["rope_theta"], factor=stated["factor"], original_max_positions=original, truncate=False, **options
+        ).inv_freq  # fmt: skip
+        difference = (current.inv_freq.double().cpu() - untruncated).abs()
+        if float((difference / untruncated).max()) > 1e-3:
+            error = float(difference.max()) * (probe.length - 1)
+            yield "truncate_ignored", f"phases{where} are off by {error:.3g} rad at position {probe.length - 1}", error
+    part = stated.get("partial_rotary_factor")
+    if part is not None and stated.get("rope_type") != "proportional" and int(probe.head_dim * part) != width:
+        text = f"{width} of {probe.head_dim} channels rotate{where}, asked for {int(probe.head_dim * part)}"
+        yield "partial_rotary_ignored", text, width / probe.head_dim
+    if stated.get("rope_type") == "llama3" and stated.get(ORIGINAL) == probe.length:
+        yield "llama3_without_effect", f"original_max_position_embeddings is {probe.length} too", None
+
+
+def _bypassed(probe: Probe) -> Evidence:
+    attachment = probe.attachment
+    if attachment is None:
+        if entry := getattr(probe.config, "posenc", None):
+            yield "extension_not_applied", f"config.posenc is {entry}, and nothing of it is attached", None
+        return
+    implementation, rotary = str(probe.config._attn_implementation), probe.decoder.rotary_emb
+    other_attention = bool(attachment.design.encodings) and not implementation.startswith(NAME)
+    if other_attention or (attachment.design.rotations and not isinstance(rotary, RotaryModule)):
+        text = f"extended by {attachment.report.method}; attention is {implementation!r} now"
+        yield "attention_bypassed", text, None
+    length = attachment.report.new_length or 0
+    if length > probe.length:
+        text = f"stretched for {length} tokens by posenc.extend, and max_position_embeddings is {probe.length}"
+        yield "length_not_declared", text, length / probe.length
+
+
+# ------------------------------------------------------------------------------------------ the configuration itself
+
+ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL}
+REMARKS = {"finetuned"}
+"""Keys without an effect: YaRN's authors wrote this one to state that a model was trained under its schedule."""
+
+
+def _stated(probe: Probe) -> Evidence:
+    """Doubtful rope_parameters of a model that is not extended."""
+    stored = _stored(probe)
+    yield from _base_stated(probe, stored)
+    for name, parameters in probe.parameters.items():
+        where = "" if len(probe.parameters) == 1 else f" of {name}"
+        kind = str(parameters.get("rope_type", "default"))
+        if kind not in ROPE_PARAMETERS:
+            continue
+        given = {key for key, value in parameters.items() if value is not None}
+        ignored = given - ALWAYS_READ - REMARKS - set(ROPE_PARAMETERS[kind])
+        for key in sorted(ignored - set(getattr(probe.config, "ignore_keys_at_rope_validation", None) or ())):
+            yield (
+                "parameter_ignored",
+                f"{key}={parameters[key]} in rope_parameters{where}, whose rope_type is {kind}",
+                None,
+            )
+        factor = parameters.get("factor")
+        if not _is_number(factor):
+            continue
+        if "factor" in ROPE_PARAMETERS[kind] and factor < 1:
+            yield "factor_below_one", f"factor={factor}{where}, whose rope_type is {kind}", float(factor)
+        if kind in ("yarn", "longrope"):
+            yield from _temperature(parameters, kind, where)
+            yield from _lengths(probe, parameters, _lacks_original(stored, name), where)
+
+
+def _base_stated(probe: Probe, stored: Mapping[str, Any]) -> Evidence:
+    given = stored.get("rope_parameters")
+    if not isinstance(given, Mapping) or "rope_theta" in stored:
+        return
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    if any("rope_theta" not in parameters for parameters in nested or [given]):
+        taken = next(iter(probe.parameters.values())).get("rope_theta")
+        text = f"rope_parameters in {probe.config.name_or_path}/config.json has no rope_theta; transformers took {taken:.10g}"
+        yield "base_not_stated", text, None
+
+
+def _temperature(parameters: Mapping[str, Any], kind: str, where: str) -> Evidence:
+    given = parameters.get("attention_factor")
+    if not _is_number(given):
+        return
+    if given <= 0:
+        yield "attention_factor_impossible", f"attention_factor={given}{where}", float(given)
+    elif kind == "yarn" and parameters["factor"] >= 1:
+        formula = 0.1 * math.log(parameters["factor"]) + 1
+        if not math.isclose(given, formula, rel_tol=STEP / 2):
+            text = f"attention_factor={given}{where}, and 0.1 ln {parameters['factor']:g} + 1 is {formula:.4g}"
+            yield "attention_factor_differs", text, float(given)
+
+
+def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: str) -> Evidence:
+    """The length that a schedule stretches to against max_position_embeddings."""
+    original, factor, length = parameters.get(ORIGINAL), float(parameters["factor"]), probe.length
+    if not _is_number(original) or factor <= 1:
+        return
+    stretched = round(factor * original)
+    text = f"{factor:g} times {ORIGINAL}={original:g}{where} is {stretched}, and max_position_embeddings is {length}"
+    if missing and original == length:
+        text = f"factor={factor:g}{where} without {ORIGINAL} in config.json; max_position_embeddings is {length}"
+        yield "original_length_missing", text, stretched / length
+    elif stretched > length * (1 + STEP):
+        yield "length_not_declared", text, stretched / length
+    elif stretched * (1 + STEP) < length:
+        yield "declared_longer_than_stretched", text, length / stretched
+
+
+def _stored(probe: Probe) -> Mapping[str, Any]:
+    """config.json in the folder that the model was loaded from; empty where there is none."""
+    folder = getattr(probe.config, "name_or_path", None)
+    try:
+        stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, Mapping) else {}
+
+
+def _lacks_original(stored: Mapping[str, Any], name: str) -> bool:
+    """Whether a stored configuration has a scaling without its original length."""
+    given = stored.get("rope_parameters") or stored.get("rope_scaling")
+    if not isinstance(given, Mapping) or ORIGINAL in stored:
+        return False
+    parameters = given.get(name, given)
+    return isinstance(parameters, Mapping) and parameters.get(ORIGINAL) is None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ------------------------------------------------------------------------------------------ probes of the logits
+
+
+def _differ(probe: Probe, name: str, text: str, actual: Tensor, expected: Tensor) -> Evidence:
+    """A finding where logits differ by more than rounding."""
+    ratio = float((actual - expected).square().mean().sqrt() / expected.std())
+    if ratio > (ROUNDING_HALF if probe.model.dtype in (torch.bfloat16, torch.float16) else ROUNDING):
+        yield name, f"{text}, by {ratio:.3g} of their spread (root mean square)", ratio
+
+
+def _future(probe: Probe) -> Evidence:
+    ids = probe.ids()
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % probe.config.vocab_size
+    text = "another last token moves the logits before it"
+    yield from _differ(probe, "sees_the_future", text, probe.logits(other)[:, :-1], probe.logits(ids)[:, :-1])
+
+
+def _cache(probe: Probe) -> Evidence:
+    """Half of the probe in one call, the rest token by token; at the start, and across a length where frequencies change.
+
+    Positions are passed, so that no long text is needed to get there."""
+    starts = {0}
+    if probe.attachment is None:
+        for parameters in probe.parameters.values():
+            if parameters.get("rope_type") in ("dynamic", "longrope"):
+                original = parameters.get(ORIGINAL) if parameters["rope_type"] == "longrope" else None
+                starts.add(int(original or probe.length) - PROBE // 2)
+    for start in sorted(max(start, 0) for start in starts):
+        ids = probe.ids()
+        positions = torch.arange(start, start + PROBE, device=ids.device)[None]
+        with probe.with_own_rotary():
+            full = probe.logits(ids, position_ids=positions)
+        with probe.with_own_rotary():
+            parts, cache = [], None
+            for part in torch.arange(PROBE, device=ids.device).split([PROBE // 2, *[1] * (PROBE // 2)]):
+                inputs = {"position_ids": positions[:, part], "past_key_values": cache, "use_cache": True}
+                output = probe.model(ids[:, part], **inputs)
+                cache = output.past_key_values
+                parts.append(output.logits.float())
+        at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
+        yield from _differ(probe, "cache_differs", f"decoding {at} moves the logits", torch.cat(parts, 1), full)
+
+
+def _padding(probe: Probe) -> Evidence:
+    """A padded row beside a full one, with the right positions and with none."""
+    ids = probe.ids(batch=2)
+    pads = PROBE // 3
+    mask = torch.ones_like(ids)
+    mask[1, :pads] = 0
+    alone = probe.logits(ids[1:, pads:])
+    right = (mask.cumsum(-1) - 1).clamp(min=0)
+    text = f"{pads} pads move the logits behind them"
+    padded = probe.logits(ids, attention_mask=mask, position_ids=right)[1:, pads:]
+    wrong = list(_differ(probe, "padding_differs", text, padded, alone))
+    yield from wrong
+    if not wrong:
+        padded = probe.logits(ids, attention_mask=mask)[1:, pads:]
+        yield from _differ(probe, "positions_from_padding", text, padded, alone)
+
+
+def _packing(probe: Probe) -> Evidence:
+    ids = probe.ids()
+    first = PROBE // 3
+    positions = torch.cat([torch.arange(first), torch.arange(PROBE - first)])[None].to(ids.device)
+    packed = probe.logits(ids, position_ids=positions)[:, first:]
+    text = "a text packed in front moves the logits"
+    yield from _differ(probe, "packing_leaks", text, packed, probe.logits(ids[:, first:]))
+
+
+def _implementation(probe: Probe) -> Evidence:
+    name = probe.config._attn_implementation
+    if name == "eager" or (probe.attachment is not None and probe.attachment.design.encodings):
+        return
+    ours = probe.logits(probe.ids())
+    with probe.with_implementation("eager"):
+        eager = probe.logits(probe.ids())
+    yield from _differ(probe, "attention_differs", f"the logits of {name} are not those of eager", ours, eager)
+
+
+# ------------------------------------------------------------------------------------------ reading a plain text
+
+TEXT = (
+    "The sun rose over the hills, and the birds began to sing. A farmer opened his gate and led the cows to the field, "
+    "as he did every morning. His daughter came after him with a basket of bread and cheese. They sat down under the "
+    'old tree by the river and ate. "It will rain tomorrow," he said, and looked at the sky.'
+)
+
+
+def _layout(probe: Probe, tokenizer: Any) -> Evidence:
+    """Only where queries and keys come from a projection each, without a norm."""
+    ids = tokenizer(TEXT, return_tensors="pt", verbose=False).input_ids[:, : probe.length]
+    projections = [
+        getattr(module, name)
+        for module in probe.decoder.modules()
+        if hasattr(module, "q_proj") and hasattr(module, "k_proj") and not hasattr(module, "q_norm")
+        for name in ("q_proj", "k_proj")
     ]
-    return tuple(sorted(all_found, key=lambda finding: order.index(finding.severity)))
+    table = next(iter(probe.tables().values()))
+    if not projections or ids.shape[1] < PROBE or table.rotary_dim != probe.head_dim:
+        return
+    other = "interleaved" if probe.family.layout == "half" else "half"
+    order = torch.arange(probe.head_dim)
+    order = order.view(-1, 2).T.flatten() if other == "interleaved" else order.view(2, -1).T.flatten()
+
+    def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return output.unflatten(-1, (-1, probe.head_dim))[..., order].flatten(-2)
+
+    loss = float(loss_by_position(probe.model, ids)[:, 1:].mean())
+    hooks = [projection.register_forward_hook(reorder) for projection in projections]
+    try:
+        swapped = float(loss_by_position(probe.model, ids)[:, 1:].mean())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if swapped < loss - 0.5:
+        text = f"loss {loss:.2f} on a plain text as rotated ({probe.family.layout}), {swapped:.2f} as {other}"
+        yield "layout_swapped", text, loss - swapped
 
 
-def _description(case: Patient) -> Description:
-    return Description(
-        model_type=str(case.model.config.model_type),
-        layout=case.family.layout,
-        head_dim=case.head_dim,
-        layers=int(case.config.num_hidden_layers),
-        length=case.length,
-        dtype=str(case.model.dtype).removeprefix("torch."),
-        attention=str(case.config._attn_implementation),
-        extended=None if case.record is None else case.record.report.method,
-        rotations={kind: _rotation(table, case.length) for kind, table in case.tables().items()},
-    )
+PAGE, MOST_TOKENS, LEAST_TOKENS = "execmodel", 384, 200
+"""The page of Python's reference that is read under other bases, and how much of it."""
+GAIN, STANDARD_ERRORS = 0.03, 2.5
+"""By how many nats a token another base must be better, and by how many standard errors: measured on SmolLM2-135M, whose
+base is 0.10 nats (3 standard errors) better than a tenth of it and 0.15 (6) than ten times it."""
 
 
-def _rotation(table: Table, length: int) -> Rotation:
-    return Rotation(
-        rope_theta=table.parameters.get("rope_theta"),
-        schedule=str(table.parameters.get("rope_type", "default")),
-        rotary_dim=table.rotary_dim,
-        attention_factor=table.attention_factor,
-        slow_pairs=table.slow_pairs(length),
-        base_bound=table.base_bound(),
-    )
-
-
-def _number(value: float | None) -> str:
-    return "missing" if value is None else f"{value:.10g}"
+def _base(probe: Probe, tokenizer: Any) -> Evidence:
+    """A plain text under ten times the base, and a tenth of it. Only for a model that predicts the text at all."""
+    ids = tokenizer(topics[PAGE], return_tensors="pt", verbose=False).input_ids[:, : min(probe.length, MOST_TOKENS)]
+    if ids.shape[1] < LEAST_TOKENS:
+        return
+    losses = loss_by_position(probe.model, ids)[:, 1:].double()
+    loss = float(losses.mean())
+    if loss > 0.75 * math.log(probe.config.vocab_size):
+        return
+    for times in (0.1, 10.0):
+        with probe.with_rotary(probe.rebuilt_rotary(times)):
+            gains = losses - loss_by_position(probe.model, ids)[:, 1:].double()
+        gain = float(gains.mean())
+        errors = gain / max(float(gains.std()) / math.sqrt(gains.numel()), 1e-12)
+        if gain > GAIN and errors > STANDARD_ERRORS:
+            text = (
+                f"loss {loss:.3f} on a plain text, {loss - gain:.3f} with rope_theta times {times:g} "
+                f"({errors:.1f} standard errors)"
+            )
+            yield "base_doubtful", text, gain

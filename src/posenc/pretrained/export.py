@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extended models as checkpoints that plain transformers loads."""
+"""Extended models as checkpoints that plain transformers loads, and what to tell vLLM and llama.cpp to serve them.
+
+The commands follow from the sources of vLLM 0.33 (rotary_embedding) and of llama.cpp of October 2026 (ggml's rope,
+llama-context.cpp, src/models, server-context.cpp).
+"""
 
 import json
 import os
@@ -9,33 +13,51 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
-from posenc.checks import checked, shown
+from posenc.checks import checked
 from posenc.errors import InputError
-from posenc.files import remove_leftovers, scratch_name, sync
-from posenc.frequencies import Frequencies
-from posenc.pretrained.anatomy import Anatomy, anatomy, check_model, unwrapped
-from posenc.pretrained.attach import Attached, attached, configure
+from posenc.frequencies import Frequencies, abf, stretch, yarn
+from posenc.functional import Layout
+from posenc.pretrained.attach import Attachment, attached, configure
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.precision import AUTO, dtype_of, stored_dtype
-from posenc.pretrained.rope_config import hf_config, hf_rope_parameters
-from posenc.pretrained.serving import OVERRIDES, llama_cpp, vllm_command, vllm_overrides
+from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
+from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.rope_config import MAX_STRETCH, hf_config, hf_rope_parameters, same_frequencies
 
 __all__ = ["Export", "hf_rope_parameters", "to_hf"]
 
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""
 
+OVERRIDES = "vllm-overrides.json"
+"""The file in the exported folder for settings of vLLM that are too long for a command line."""
+
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "phi": "phi2", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2",
+    "granite": "granite", "granitemoe": "granitemoe", "seed_oss": "seed_oss", "gpt_neox": "gptneox", "olmo": "olmo",
+    "olmo2": "olmo2", "olmoe": "olmoe", "glm": "chatglm", "glm4": "glm4", "cohere": "command-r", "gpt_oss": "gpt-oss",
+}  # fmt: skip
+"""config.model_type -> architecture in a GGUF file, where that is known."""
+
+DIVISORS = {
+    **dict.fromkeys(("llama", "granite", "granitemoe"), "the tensor rope_freqs.weight"),
+    "phi3": "the tensors rope_factors_long.weight and rope_factors_short.weight",
+}
+"""The architectures of llama.cpp that read divisors of the frequencies; the others pass none to ggml_rope_ext."""
+
 
 @dataclass(frozen=True)
 class Export:
     """A checkpoint that was written.
 
-    method: None where the model was not extended. length: tokens it is made for. plain: plain
-    transformers computes what the model computes; if not, it computes what the model did before, because of what is
-    missing. vllm, llama_cpp: how to serve it, or why that cannot be said there.
+    method: None where the model was not extended. length: tokens it is made for. plain: plain transformers computes what the
+    model computes; if not, it computes what the model did before, because of what is missing. vllm, llama_cpp: how to serve
+    it, or why that cannot be expressed there. dtype: of the weights in the files, where it is not the model's own.
     """
 
     directory: str
@@ -48,7 +70,6 @@ class Export:
     vllm: str
     llama_cpp: str
     dtype: str = ""
-    """Of the weights in the files, where it is not the one that the model computes in."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -60,8 +81,8 @@ class Export:
             lines.append("plain transformers loads it to the same logits")
         else:
             lines.append(
-                f"WARNING: plain transformers loads it as it was BEFORE {self.method}, and says nothing: no configuration "
-                f"expresses {' and '.join(self.missing)}. Load it with posenc.load({self.directory!r})"
+                f"WARNING: plain transformers silently loads it as it was BEFORE {self.method}: no configuration expresses "
+                f"{' and '.join(self.missing)}. Load it with posenc.load({self.directory!r})"
             )
         if self.dtype:
             lines.append(
@@ -76,10 +97,10 @@ def to_hf(
 ) -> Export:
     """Write an extended model as a checkpoint (safetensors, configuration, generation settings, tokenizer if given).
 
-    Frequency schedules are expressed exactly, see `hf_rope_parameters`, and it is tested before anything is written that
-    transformers' own rotary module turns as the model does. Position maps and changes of attention are beyond a
-    configuration: the checkpoint is then that of the model before, with an entry `posenc` from which `posenc.load`
-    extends it again, and the report says so. The model stays as it is. The folder appears whole or not at all.
+    Frequency schedules are expressed exactly, see `hf_rope_parameters`; before anything is written, transformers' own
+    rotary module is compared with the model's. Position maps and changes of attention are beyond a configuration: the
+    checkpoint is then that of the model before, with an entry `posenc` from which `posenc.load` extends it again, and the
+    report says so. The model stays as it is. The folder appears complete or not at all.
 
     Args:
         model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of
@@ -87,139 +108,229 @@ def to_hf(
             "auto" is the model's, but that of its checkpoint where `load` made it float32 because the machine is faster so.
 
     Raises:
-        InputError: an adapter that is not merged, a folder that has something in it or cannot be written, or a model
-            whose own rotary module does not follow its configuration.
+        InputError: an adapter that is not merged, a folder that is not empty or cannot be written, or a model whose own
+            rotary module does not follow its configuration.
     """
     check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
     from safetensors import SafetensorError
 
-    inner, folder = unwrapped(model), Path(directory)
-    if not folder.name:
-        raise InputError(f"directory={os.fspath(directory)!r}: name a new folder, beside which to write meanwhile")
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except (OSError, ValueError) as error:
-        raise InputError(f"directory={shown(str(folder))}: {error.args[-1]}; give a folder that can be made") from None
-    if "\0" in str(folder):
-        raise InputError(f"directory={shown(str(folder))}: no name has a zero byte; name a new folder")
-    if taken:
-        raise InputError(f"directory={str(folder)!r}: has something in it; name a new folder")
+    inner, folder = unwrap(model), Path(directory)
+    _check_folder(folder)
     config, report, overrides = _expressed(inner, folder)
-    written = dtype_of(dtype) or stored_dtype(inner)
-    if written != inner.dtype:
-        report = replace(report, dtype=str(written).removeprefix("torch."))
-    scratch = folder.with_name(scratch_name())
+    weights_dtype = dtype_of(dtype) or stored_dtype(inner)
+    if weights_dtype != inner.dtype:
+        report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
+    scratch = folder.with_name(f".posenc-{uuid4().hex}")
     try:
         scratch.mkdir(parents=True)
-        remove_leftovers(scratch.parent)
-        inner.save_pretrained(scratch, state_dict=None if written == inner.dtype else _cast(inner, written))
-        config.architectures, config.dtype = inner.config.architectures, written
+        inner.save_pretrained(scratch, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
+        config.architectures, config.dtype = inner.config.architectures, weights_dtype
         config.save_pretrained(scratch)
         if tokenizer is not None:
             _save_tokenizer(tokenizer, scratch, report.length)
         if overrides is not None:
             (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
-        for path in (*scratch.rglob("*"), scratch):
-            sync(path)
         os.replace(scratch, folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as error:  # safetensors tells a full disk by an error of its own
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
         why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"directory={str(folder)!r}: {why}; give a folder that can be written") from None
+        raise InputError(f"directory={str(folder)!r}: {why}; give a folder that can be written") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return report
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.name:
+        raise InputError(f"directory={str(folder)!r}: name a new folder")
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except (OSError, ValueError) as error:  # a name that is too long, or has a zero byte
+        raise InputError(f"directory={str(folder)[:80]!r}: {error}; name a new folder") from error
+    if taken:
+        raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
+
+
 def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The weights in another dtype, but for those that transformers keeps in float32. Tied ones stay one tensor."""
     exact = {*(getattr(inner, "_keep_in_fp32_modules", None) or ()), *(inner._keep_in_fp32_modules_strict or ())}
-    made: dict[Any, torch.Tensor] = {}
-    found = {}
+    cast: dict[Any, torch.Tensor] = {}
+    state = {}
     for name, weight in inner.state_dict().items():
         if weight.dtype == inner.dtype and not exact & set(name.split(".")):
-            weight = made.setdefault((weight.data_ptr(), weight.shape, weight.stride()), weight.to(dtype))
-        found[name] = weight
-    return found
+            weight = cast.setdefault((weight.data_ptr(), weight.shape, weight.stride()), weight.to(dtype))
+        state[name] = weight
+    return state
 
 
 def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | None]:
-    """The configuration to write, what is to be said about it, and what vLLM needs in a file."""
-    config, record, name = deepcopy(inner.config), attached(inner), str(folder)
+    """The configuration to write, the report, and rope_parameters that vLLM needs in a file."""
+    config, attachment, name = deepcopy(inner.config), attached(inner), str(folder)
     model_type, length = str(config.model_type), int(config.max_position_embeddings)
     if has_learned_table(inner):
         table = "its table is in the weights; nothing to set"
         method, length = table_of(inner)
         return config, Export(name, model_type, method, length, True, (), {}, table, table), None
-    body = anatomy(inner)
-    if record is None:
+    structure = model_structure(inner)
+    if attachment is None:
         command, parameters = vllm_command(name, length, None), config.rope_parameters
         flags = f"-c {length} (on a GGUF file of it)"
         return config, Export(name, model_type, None, length, True, (), parameters, command, flags), None
-    missing = _missing(record)
+    report = attachment.report
+    missing = (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
     if missing:  # as it was before, so that extending it after loading starts from there
-        configure(config, {key: value for key, value in record.config.items() if key != "posenc"})
+        configure(config, {key: value for key, value in attachment.config.items() if key != "posenc"})
         no = f"cannot express {' and '.join(missing)}"
-        before = body.loaded_length, False, missing, config.rope_parameters, no, no
-        return config, Export(name, model_type, record.report.method, *before), None
-    wanted = {t: rotation.frequencies() for t, rotation in record.design.rotations.items()}
+        before = structure.loaded_length, False, missing, config.rope_parameters, no, no
+        return config, Export(name, model_type, report.method, *before), None
+    wanted = {t: rotation.frequencies() for t, rotation in attachment.design.rotations.items()}
     if wanted:
-        config = hf_config(body, wanted, length)
-        _check_rotation(body, record, config, length)
-    said = name, model_type, record.report.method, length, True, (), config.rope_parameters
-    return config, *_served(body, wanted, Export(*said, "", ""))
-
-
-def _served(body: Anatomy, wanted: Mapping[str, Frequencies], report: Export) -> tuple[Export, dict[str, Any] | None]:
-    parameters = report.rope_parameters
-    if not wanted:
-        overrides: dict[str, Any] | None = None
-    elif body.rope_per_type:
-        each = {t: vllm_overrides(parameters[t], rope, wanted[t]) for t, rope in body.ropes.items() if t in wanted}
-        changed = {t: found for t, found in each.items() if found is not None}
-        overrides = {**parameters, **changed} if changed else None
-    else:
-        overrides = vllm_overrides(parameters, body.rope, next(iter(wanted.values())))
-    command = vllm_command(report.directory, report.length, overrides, body.layout)
-    flags = llama_cpp(body, wanted, report.length, parameters)
-    said = asdict(report) | {"vllm": command, "llama_cpp": flags}
-    return Export(**said), overrides if OVERRIDES in command else None
-
-
-def _missing(record: Attached) -> tuple[str, ...]:
-    """The parts of a method that no configuration of transformers says."""
-    parts = () if record.report.map is None else (f"the position map {record.report.map['name']}",)
-    return parts + tuple(record.report.attention)
+        config = hf_config(structure, wanted, length)
+        _check_rotation(attachment, config, length)
+    parameters = config.rope_parameters
+    overrides = _vllm_overrides(structure, wanted, parameters)
+    command = vllm_command(name, length, overrides, structure.layout)
+    flags = llama_cpp(structure, wanted, length, parameters)
+    export = Export(name, model_type, report.method, length, True, (), parameters, command, flags)
+    return config, export, overrides if OVERRIDES in command else None
 
 
 @torch.no_grad()
-def _check_rotation(body: Anatomy, record: Attached, config: Any, length: int) -> None:
-    """Compare the rotation that transformers will make of a configuration with the one that the model has.
+def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
+    """Compare the rotation that transformers will make of a configuration with the model's.
 
     Raises:
         InputError: they differ by more than float32 rounds.
     """
-    decoder: Any = body.decoder
-    ours, theirs = decoder.rotary_emb, type(record.rotary)(config)
-    ids = torch.arange(min(length, SAMPLE))[None]
-    x = torch.zeros(1, 1, 1)
-    for layer_type in body.ropes if body.rope_per_type else [None]:
+    structure = attachment.structure
+    decoder: Any = structure.decoder
+    ours, theirs = decoder.rotary_emb, type(attachment.rotary)(config)
+    device = next(ours.buffers()).device
+    ids, x = torch.arange(min(length, SAMPLE))[None], torch.zeros(1, 1, 1)
+    for layer_type in structure.ropes if structure.rope_per_type else [None]:
         arguments = () if layer_type is None else (layer_type,)
-        device = next(ours.buffers()).device
         pairs = zip(ours(x.to(device), ids.to(device), *arguments), theirs(x, ids, *arguments), strict=True)
         if any((mine.cpu() - other).abs().max() > 1e-3 for mine, other in pairs):
             raise InputError(
-                f"transformers' {type(record.rotary).__name__} does not rotate as {record.report.method} does, "
-                f"whatever its configuration says: {body.model_type} cannot be exported with it"
+                f"transformers' {type(attachment.rotary).__name__} does not rotate as {attachment.report.method} does, "
+                f"whatever its configuration says: {structure.model_type} cannot be exported with it"
             )
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
-    kept = tokenizer.model_max_length
+    before = tokenizer.model_max_length
     tokenizer.model_max_length = length
     try:
         tokenizer.save_pretrained(folder)
     finally:
-        tokenizer.model_max_length = kept
+        tokenizer.model_max_length = before
+
+
+def _vllm_overrides(
+    structure: ModelStructure, wanted: Mapping[str, Frequencies], parameters: dict[str, Any]
+) -> dict[str, Any] | None:
+    """rope_parameters for vLLM where those of the checkpoint will not do."""
+    if not wanted:
+        return None
+    if not structure.rope_per_type:
+        return vllm_overrides(parameters, structure.rope, next(iter(wanted.values())))
+    each = {t: vllm_overrides(parameters[t], rope, wanted[t]) for t, rope in structure.ropes.items() if t in wanted}
+    changed = {t: override for t, override in each.items() if override is not None}
+    return {**parameters, **changed} if changed else None
+
+
+def vllm_overrides(parameters: Mapping[str, Any], rope: Rope, frequencies: Frequencies) -> dict[str, Any] | None:
+    """rope_parameters for vLLM where it does not compute what those of the checkpoint state; None: it does.
+
+    vLLM reads no attention_factor of "longrope" but two scales of its own, and else takes LongRoPE's temperature.
+    """
+    if parameters.get("rope_type") != "longrope":
+        return None
+    base = new_base(rope, frequencies)
+    if base is not None:
+        partial = {k: v for k, v in parameters.items() if k == "partial_rotary_factor"}
+        return {"rope_type": "default", "rope_theta": base, **partial}
+    scale = parameters["attention_factor"]
+    return {**parameters, "short_mscale": scale, "long_mscale": scale}
+
+
+def vllm_command(folder: str, length: int, overrides: Mapping[str, Any] | None, layout: Layout = "half") -> str:
+    """A command, or why there is none: vLLM's longrope rotates by halves, and raises or silently does so where a model
+    pairs neighbouring channels (cohere, glm, glm4)."""
+    command = f"vllm serve {folder} --max-model-len {length}"
+    if overrides is None:
+        return command
+    if layout == "interleaved" and overrides.get("rope_type") == "longrope":
+        return (
+            "cannot serve these frequencies: it has them only as longrope, which rotates by halves, and this model pairs "
+            "neighbouring channels; take linear, yarn, ntk or abf"
+        )
+    text = json.dumps({"rope_parameters": overrides})
+    if len(text) > 200:  # lists of factors
+        return f'{command} --hf-overrides "$(cat {folder}/{OVERRIDES})"'
+    return f"{command} --hf-overrides '{text}'"
+
+
+def llama_cpp(
+    structure: ModelStructure, frequencies: Mapping[str, Frequencies], length: int, parameters: Mapping[str, Any]
+) -> str:
+    """Flags for llama.cpp on a GGUF file of the model as it was before, or what such a file must contain, or why neither
+    will do.
+
+    frequencies: by layer type, empty if they are as before. parameters: rope_parameters of the exported configuration.
+    """
+    if frequencies and structure.rope_per_type:
+        return "no flags express it: they act on all layers alike, and this model's layer types rotate differently"
+    if frequencies and structure.rope.scaled:
+        return "no flags express it: the model as loaded is scaled already, in a way of its GGUF file that is not known here"
+    architecture = ARCHITECTURES.get(structure.model_type, "{arch}")
+    # llama-server caps its slots at the file's context length, whatever -c says
+    room = f"-c {length} --override-kv {architecture}.context_length=int:{length}"
+    wanted = next(iter(frequencies.values()), None)
+    scaling = "" if wanted is None else _flags(structure.rope, wanted)
+    if scaling is not None:
+        return f"{room}{scaling} (on the GGUF file of the model as it was before)"
+    if architecture not in DIVISORS:
+        return (
+            f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
+            "frequencies from the file; take linear, yarn, ntk or abf"
+        )
+    if parameters["rope_type"] == "llama3":
+        return (
+            "no flags express it; make a GGUF file of this folder with convert_hf_to_gguf.py, which writes "
+            f"{DIVISORS[architecture]}, and serve that: -c {length}"
+        )
+    scale = 1.0 if wanted is None else wanted.attention_factor
+    key = "" if scale == 1 else f" and the key {architecture}.rope.scaling.attn_factor = {scale:.10g}"
+    return (
+        f"no flags express it; the GGUF file of the model as it was before needs {DIVISORS[architecture]} = the long_factor "
+        f"list of config.json{key}, and then {room}"
+    )
+
+
+def _flags(rope: Rope, wanted: Frequencies) -> str | None:
+    """llama.cpp's flags for frequencies; None: it has none."""
+    factor = stretch(wanted, rope.rotary_dim, rope.rope_theta).max().item()
+    loaded, original = rope.frequencies().inv_freq, rope.original_length
+    if same_frequencies(wanted, Frequencies(loaded)):
+        return ""
+    if same_frequencies(wanted, Frequencies(loaded / factor)):
+        return f" --rope-scaling linear --rope-scale {factor:.10g}"
+    base = new_base(rope, wanted)
+    if base is not None:
+        return f" --rope-freq-base {base:.10g}"
+    if 1 < factor < MAX_STRETCH and same_frequencies(
+        wanted, yarn(rope.rotary_dim, rope.rope_theta, factor=factor, original_max_positions=original)
+    ):
+        return f" --rope-scaling yarn --rope-scale {factor:.10g} --yarn-orig-ctx {original}"
+    return None
+
+
+def new_base(rope: Rope, frequencies: Frequencies) -> float | None:
+    """The base with which plain RoPE has these frequencies; None: there is none."""
+    pairs = rope.rotary_dim // 2
+    if pairs < 2 or not bool((frequencies.inv_freq > 0).all()):
+        return None
+    base = float(frequencies.inv_freq[-1]) ** (-pairs / (pairs - 1))
+    return base if base > 0 and same_frequencies(frequencies, abf(rope.rotary_dim, new_base=base)) else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Longer context for a pretrained model, in place, and back."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from torch import nn
 
 from posenc.checks import checked
 from posenc.encoding import Encoding
@@ -12,19 +12,98 @@ from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
-from posenc.frequencies.vector import at_least_one
-from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, check_model, unwrapped
-from posenc.pretrained.attach import Absent, Design, attach, attached, detach, together
-from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
-from posenc.pretrained.methods import Lengths, Plan, plan, written_factor
-from posenc.pretrained.reach import STEP, reach
-from posenc.pretrained.report import Extension
+from posenc.pretrained.attach import MISSING, Attachment, Design, combined
+from posenc.pretrained.learned_table import TableAttachment, TableExtension, has_learned_table, plan_table
+from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
+from posenc.pretrained.models import RECORD, Layer, ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import hf_config, pinned
-from posenc.pretrained.vision.libraries import Timm, library_of
+from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim")
-"""What plain transformers reads of a configuration to turn as an extended model does."""
+"""Fields of a configuration from which plain transformers rotates as an extended model does."""
+
+TUNING = {
+    "works without": "works without fine-tuning",
+    "needs it": "needs fine-tuning",
+    "comes with it": "for models that were fine-tuned for these numbers",
+}
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What `extend` did to a model.
+
+    method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for
+    now, None: the method does not depend on it. original_length: tokens before the scaling that the model was loaded with.
+    schedule, map: as data, None where there is none. stretch: how many times slower each pair turns than in plain RoPE,
+    fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: how
+    many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
+    fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype;
+    the same as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
+    reach: tokens within which no distance is beyond those of training, by construction; None: any number.
+    notes: what else is worth knowing.
+    """
+
+    model_type: str
+    method: str
+    trained_length: int
+    new_length: int | None
+    original_length: int
+    schedule: dict[str, Any] | None
+    map: dict[str, Any] | None
+    attention: tuple[str, ...]
+    stretch: tuple[float, ...]
+    attention_factor: float
+    exact_tokens: int
+    tuning: str
+    raw_keys: bool
+    cache_bytes_per_token: int
+    plain: bool
+    layers: tuple[int, int]
+    reach: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    @property
+    def expected(self) -> str:
+        """What to expect of texts that the model could read before, by construction."""
+        if self.exact_tokens >= self.trained_length:
+            return f"texts of up to {self.trained_length} tokens are read exactly as before"
+        if self.exact_tokens > 0:
+            return f"the first {self.exact_tokens} tokens of a text are read exactly as before, later ones differently"
+        return "every text is read differently, short ones too"
+
+    def __str__(self) -> str:
+        length = self.reach if self.new_length is None else self.new_length
+        new = "any length" if length is None else f"{length} tokens"
+        lines = [f"{self.model_type} extended by {self.method}: from {self.trained_length} tokens to {new}"]
+        if self.schedule is not None:
+            plain = sum(abs(s - 1) < 1e-9 for s in self.stretch)
+            lines.append(
+                f"frequencies: {plain} of {len(self.stretch)} pairs as in plain RoPE, others up to "
+                f"{max(self.stretch):.4g} times slower; cos and sin times {self.attention_factor:.4g}"
+            )
+        if self.map is not None:
+            options = ", ".join(f"{key} {value}" for key, value in self.map.items() if key != "name")
+            lines.append(f"positions: {self.map['name']} with {options}")
+        if self.attention:
+            lines.append(f"attention: {', '.join(self.attention)}")
+        lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
+        unchanged = "longer ones no better than before: only the length in the configuration was changed"
+        lines.append(
+            f"expected, by construction: {self.expected}; {TUNING[self.tuning] if self.layers[0] else unchanged}"
+        )
+        keys = "unrotated keys, all rotated again at each step" if self.raw_keys else "rotated keys, as before"
+        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
+        how = (
+            "does the same from the saved configuration" if self.plain else "cannot express this: extend after loading"
+        )
+        lines.append(f"plain transformers {how}")
+        return "\n  ".join([*lines, *self.notes])
 
 
 @checked
@@ -38,213 +117,233 @@ def extend(
 ) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
-    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/anatomy.py; a PEFT wrapper is looked through. method: see
+    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/models.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
-    over the one the model had before any scaling; or target_length, in tokens; both None: what a schedule's own text says
-    ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's parts, as in
-    `extend(model, "rerope", window=2048)`.
+    over the one the model had before any scaling; or target_length, in tokens; both None: the factor that a schedule's own
+    text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
+    parts, as in `extend(model, "rerope", window=2048)`.
 
-    BERT and other models with a learned table take "hierarchical" and "interpolate", see `extend_table`.
+    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
+    `learned_table.plan_table`.
 
-    A model that is extended already is extended anew from what it was, never twice. Whatever fails leaves the model as it
-    was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
+    A model that is extended already is extended anew from what it was, never twice. If anything fails, the model stays as
+    it was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
     frequencies, so that save_pretrained keeps them; unless how the model was loaded ("dynamic", "linear") forbids it, which
-    `load` knows what to do with.
+    `load` handles.
 
     Raises:
         InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
             the new length, with how far they do.
     """
     check_model(model)
-    if has_learned_table(model):
-        return extend_table(model, method, factor=factor, target_length=target_length, **options)
-    inner = unwrapped(model)
-    body, record = anatomy(inner), attached(inner)
-    if factor is None and target_length is None:
-        factor = written_factor(method)
-    target = _target(body, factor, target_length)
-    chosen = plan(method, options, Lengths(body.trained_length, target), Lengths(body.loaded_length, target))
-    design = _design(body, chosen, target)
-    report = _report(body, chosen, design, target)
-    if record is not None:
-        if record.report == report:
-            found: Extension = record.report
-            return found
-        detach(record)
+    inner = unwrap(model)
+    plan_for = plan_table if has_learned_table(inner) else plan_rotary
+    attachment: Attachment | TableAttachment = plan_for(inner, method, factor, target_length, options)
+    previous = _attachment(inner)
+    if previous is not None:
+        if previous.report == attachment.report:
+            report: Extension | TableExtension = previous.report
+            return report
+        previous.detach()
     try:
-        attach(body, design, report)
+        attachment.attach()
     except BaseException:
-        if record is not None:
-            attach(body, record.design, record.report)
+        if previous is not None:
+            previous.attach()
         raise
-    return report
+    return attachment.report
 
 
 @checked
 def restore(model: Any) -> bool:
-    """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back. Whether
-    there was anything to undo."""
+    """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back.
+
+    Returns:
+        Whether there was anything to undo.
+    """
     check_model(model)
     resized = restore_size(model)
-    if isinstance(library_of(model), Timm):
+    if isinstance(find_vision_model(model), TimmModel):
         return resized
-    if has_learned_table(model):
-        return restore_table(model)
-    record = attached(unwrapped(model))
-    if record is not None:
-        detach(record)
-    return resized or record is not None
+    attachment = _attachment(unwrap(model))
+    if attachment is not None:
+        attachment.detach()
+    return resized or attachment is not None
 
 
-def _target(body: Anatomy, factor: float | None, target_length: int | None) -> int | None:
+def _attachment(inner: Any) -> Attachment | TableAttachment | None:
+    attachment: Attachment | TableAttachment | None = getattr(inner.base_model, RECORD, None)
+    return attachment
+
+
+def plan_rotary(
+    inner: Any, method: str, factor: float | None, target_length: int | None, options: Mapping[str, Any]
+) -> Attachment:
+    """The extension of a rotary model, with everything made that can fail."""
+    structure = model_structure(inner)
+    if factor is None and target_length is None:
+        factor = written_factor(method)
+    target = _target(structure, factor, target_length)
+    lengths = (Lengths(trained, target) for trained in (structure.trained_length, structure.loaded_length))
+    chosen = plan(method, options, *lengths)
+    design = _design(structure, chosen, target)
+    return Attachment(structure, design, _report(structure, chosen, design, target))
+
+
+def _target(structure: ModelStructure, factor: float | None, target_length: int | None) -> int | None:
     if factor is not None and target_length is not None:
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
     if factor is not None:
-        target_length = round(at_least_one(factor) * body.trained_length)
-    if target_length is not None and target_length < body.loaded_length:
-        scaled = f", stretched from {body.trained_length} by {body.schedule['name']}" if body.rope.scaled else ""
+        if not 1 <= factor < math.inf:
+            raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
+        target_length = round(factor * structure.trained_length)
+    loaded = structure.loaded_length
+    if target_length is not None and target_length < loaded:
+        scaled = (
+            f", stretched from {structure.trained_length} by {structure.rope.schedule['name']}"
+            if structure.rope.scaled
+            else ""
+        )
         raise InputError(
-            f"target_length={target_length}: the model reads {body.loaded_length} tokens as it is{scaled}; pass "
-            f"target_length={2 * body.loaded_length} or more (factor counts from {body.trained_length})"
+            f"target_length={target_length}: the model reads {loaded} tokens as it is{scaled}; pass "
+            f"target_length={2 * loaded} or more (factor counts from {structure.trained_length})"
         )
     return target_length
 
 
-def _design(body: Anatomy, chosen: Plan, target: int | None) -> Design:
-    """What is to be attached, with everything made that can fail."""
-    length = body.loaded_length if target is None else target
-    config: dict[str, Any] = {"posenc": Absent}
-    changed = _changed(body)
-    loaded = {rope.schedule["name"] for rope in body.ropes.values()}
-    alone = chosen.map is None and not chosen.attention
-    turns = chosen.schedule is not None or chosen.map is not None
-    # what is left as it is, is turned by ours too, which no cast rounds; unless it goes with the length of each text
-    turns = turns or not (alone or loaded & {"dynamic", "longrope"})
-    rotations = _rotations(body, chosen, changed, length) if turns else {}
-    # a length that "dynamic" would read, or finer positions on which the rest could not be extended anew, stay
-    if chosen.schedule is not None and (alone or "linear" not in loaded):
-        plain = hf_config(body, {t: rotations[t].frequencies() for t in changed}, length)
+def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Design:
+    length = structure.loaded_length if target is None else target
+    config: dict[str, Any] = {"posenc": MISSING}
+    changed = _changed_types(structure)
+    loaded = {rope.schedule["name"] for rope in structure.ropes.values()}
+    schedule_only = chosen.map is None and not chosen.attention
+    rotates = chosen.schedule is not None or chosen.map is not None
+    # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
+    rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
+    rotations = _rotations(structure, chosen, changed, length) if rotates else {}
+    # left as they are: a length that "dynamic" would read, and finer positions on which the rest could not be extended anew
+    if chosen.schedule is not None and (schedule_only or "linear" not in loaded):
+        plain = hf_config(structure, {t: rotations[t].frequencies() for t in changed}, length)
         config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
     elif chosen.schedule is None and "dynamic" not in loaded:
-        config |= {"max_position_embeddings": length, "rope_parameters": pinned(body)}
-    if alone:
+        config |= {"max_position_embeddings": length, "rope_parameters": pinned(structure)}
+    if schedule_only:
         return Design(rotations, frozenset(), (), config)
-    _check_attention(body, chosen)
+    _check_attention(structure, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
-    still = frozenset(changed if chosen.map is not None else ())
-    return Design(rotations, still, tuple(_encoding(layer, chosen, rotations, still) for layer in body.layers), config)
+    identity = frozenset(changed if chosen.map is not None else ())
+    encodings = tuple(_encoding(layer, chosen, rotations, identity) for layer in structure.layers)
+    return Design(rotations, identity, encodings, config)
 
 
-def _changed(body: Anatomy) -> list[str]:
-    """The layer types whose rotation a method changes: all that share one, else those of the layers that see everything."""
-    if body.rope_per_type and "full_attention" in body.ropes:
+def _changed_types(structure: ModelStructure) -> list[str]:
+    """The layer types whose rotation a method changes: all that share one, else those with full attention."""
+    if structure.rope_per_type and "full_attention" in structure.ropes:
         return ["full_attention"]
-    return list(body.ropes)
+    return list(structure.ropes)
 
 
-def _rotations(body: Anatomy, chosen: Plan, changed: list[str], length: int) -> dict[str, Rotary]:
+def _rotations(structure: ModelStructure, chosen: Plan, changed: list[str], length: int) -> dict[str, Rotary]:
     """Layer type -> its new rotation, one object where the model has one."""
 
     def made(layer_type: str) -> Rotary:
-        rope = body.ropes[layer_type]
+        rope = structure.ropes[layer_type]
         new = chosen.schedule is not None and layer_type in changed
         schedule = _composed(rope, chosen.schedule or {}) if new else rope.at(length)
-        return Rotary(body.head_dim, rope.rope_theta, body.layout, rope.rotary_dim, schedule)
+        return Rotary(structure.head_dim, rope.rope_theta, structure.layout, rope.rotary_dim, schedule)
 
-    if body.rope_per_type:
-        return {layer_type: made(layer_type) for layer_type in body.ropes}
-    return dict.fromkeys(body.ropes, made(changed[0]))
+    if structure.rope_per_type:
+        return {layer_type: made(layer_type) for layer_type in structure.ropes}
+    return dict.fromkeys(structure.ropes, made(changed[0]))
 
 
 def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule on top of what the model has: in place of what only stretched it, but within the finer positions that a
-    model under "linear" was trained on."""
+    """A schedule instead of the model's own scaling, but within the finer positions that a model under "linear" was
+    trained on."""
     if rope.schedule["name"] != "linear":
         return dict(schedule)
     unit = float(rope.schedule["factor"])
-    found = create(_finer(schedule, unit), rope.rotary_dim, rope.rope_theta)
-    divisors = unit * stretch(found, rope.rotary_dim, rope.rope_theta)
-    return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": found.attention_factor}
+    finer = create(_in_units(schedule, unit), rope.rotary_dim, rope.rope_theta)
+    divisors = unit * stretch(finer, rope.rotary_dim, rope.rope_theta)
+    return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": finer.attention_factor}
 
 
-def _finer(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
-    """A schedule for lengths that are counted in positions `unit` times as large."""
-    found = dict(schedule)
-    for key in found.keys() & {"original_max_positions", "length"}:
-        found[key] = max(round(found[key] / unit), 1)
-    return found | {"of": _finer(found["of"], unit)} if isinstance(found.get("of"), Mapping) else found
+def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
+    """A schedule whose lengths are counted in positions `unit` times as large."""
+    scaled = dict(schedule)
+    for key in scaled.keys() & {"original_max_positions", "length"}:
+        scaled[key] = max(round(scaled[key] / unit), 1)
+    return scaled | {"of": _in_units(scaled["of"], unit)} if isinstance(scaled.get("of"), Mapping) else scaled
 
 
-def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], still: frozenset[str]) -> Encoding | None:
-    """What attention does in a layer. One with a window of its own keeps what it had."""
+def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], identity: frozenset[str]) -> Encoding | None:
+    """The encoding of our attention in a layer. One with a sliding window stays as it was."""
     parts: list[Encoding] = []
-    if layer.rotates and layer.layer_type in still:
+    if layer.rotates and layer.layer_type in identity:
         rotation = rotations[layer.layer_type]
         parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
     if layer.window is None:
         parts += chosen.attention.values()
-    return together(*parts)
+    return combined(*parts)
 
 
-def _check_attention(body: Anatomy, chosen: Plan) -> None:
-    """Refuse what `posenc.attention` cannot serve.
-
-    Raises:
-        InputError: capped scores, no layer that sees everything, or two kinds of sinks.
-    """
-    if any(layer.softcap is not None for layer in body.layers):
+def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
+    """Refuse what `posenc.attention` cannot serve."""
+    if any(layer.softcap is not None for layer in structure.layers):
         raise InputError(
-            f"method={chosen.text!r}: {body.model_type} caps its scores (attn_logit_softcapping), which only its own "
-            "attention does; take a frequency schedule, such as yarn"
+            f"method={chosen.text!r}: {structure.model_type} caps its scores (attn_logit_softcapping), which only its own "
+            "attention does; use a frequency schedule, such as yarn"
         )
-    full = [layer for layer in body.layers if layer.window is None]
-    if not full:
+    if all(layer.window is not None for layer in structure.layers):
         raise InputError(
-            f"method={chosen.text!r}: every layer of this model sees {body.layers[0].window} tokens at most; load it with "
-            "sliding_window=None to let it see more, or take a frequency schedule"
+            f"method={chosen.text!r}: every layer of this model sees at most {structure.layers[0].window} tokens; load it "
+            "with sliding_window=None to let it see more, or use a frequency schedule"
         )
-    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in body.layers):
-        raise InputError(f"method={chosen.text!r}: {body.model_type} has learned sinks, a denominator of its own")
+    if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
+        raise InputError(f"method={chosen.text!r}: {structure.model_type} has learned sinks; leave softmax_n out")
 
 
-def _report(body: Anatomy, chosen: Plan, design: Design, target: int | None) -> Extension:
-    main = next((t for t in body.ropes if t == "full_attention"), next(iter(body.ropes)))
-    turned = design.rotations[main].frequencies() if design.rotations else body.rope.frequencies()
-    lengths = (1, body.loaded_length) if design.rotations else ()  # a schedule may have one set for short texts alone
-    before = [create(body.ropes[main].at(n), body.rotary_dim, body.rope_theta) for n in lengths]
-    exact = body.loaded_length if chosen.exact is None else min(chosen.exact, body.loaded_length)
-    if not all(_equal(turned, each) for each in before):
+def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
+    main = next((t for t in structure.ropes if t == "full_attention"), next(iter(structure.ropes)))
+    rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
+    lengths = (
+        (1, structure.loaded_length) if design.rotations else ()
+    )  # a schedule may have another set for short texts
+    dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
+    before = [create(structure.ropes[main].at(n), dim, theta) for n in lengths]
+    exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
+    if not all(_equal(rotation, each) for each in before):
         exact = 0
-    size = 2 * len(body.layers) * body.num_kv_heads * body.head_dim * _item_size(body.model)
-    reached = reach(chosen, turned, body.rope, body.loaded_length, target)
-    changed = sum(_changes(body, chosen, layer) for layer in body.layers)
+    item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
+    reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
+    changed = sum(_changes(structure, chosen, layer) for layer in structure.layers)
     return Extension(
-        model_type=body.model_type,
+        model_type=structure.model_type,
         method=chosen.text,
-        trained_length=body.loaded_length,
+        trained_length=structure.loaded_length,
         new_length=target,
-        original_length=body.trained_length,
+        original_length=structure.trained_length,
         schedule=chosen.schedule,
         map=chosen.map,
         attention=tuple(str(encoding) for encoding in chosen.attention.values()),
-        stretch=tuple(stretch(turned, body.rotary_dim, body.rope_theta).tolist()),
-        attention_factor=turned.attention_factor,
+        stretch=tuple(stretch(rotation, dim, theta).tolist()),
+        attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning=chosen.tuning,
         raw_keys=chosen.map is not None,
-        cache_bytes_per_token=size,
+        cache_bytes_per_token=2 * len(structure.layers) * structure.num_kv_heads * structure.head_dim * item,
         plain=not design.encodings,
-        layers=(changed, len(body.layers)),
+        layers=(changed, len(structure.layers)),
         reach=reached,
-        notes=tuple(_notes(body, chosen, reached if changed else None, target)),
+        notes=tuple(_notes(structure, chosen, reached if changed else None, target)),
     )
 
 
-def _changes(body: Anatomy, chosen: Plan, layer: Layer) -> bool:
+def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     """Whether a method changes anything in a layer."""
-    turned = chosen.schedule is not None and layer.layer_type in _changed(body)
+    scheduled = chosen.schedule is not None and layer.layer_type in _changed_types(structure)
     mapped = chosen.map is not None and layer.window is None
-    return (layer.rotates and (turned or mapped)) or (bool(chosen.attention) and layer.window is None)
+    return (layer.rotates and (scheduled or mapped)) or (bool(chosen.attention) and layer.window is None)
 
 
 def _equal(one: Frequencies, other: Frequencies) -> bool:
@@ -252,31 +351,21 @@ def _equal(one: Frequencies, other: Frequencies) -> bool:
     return same and bool(((one.inv_freq - other.inv_freq).abs() <= 1e-12 * other.inv_freq).all())
 
 
-def _item_size(model: nn.Module) -> int:
-    return next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
-
-
-def _notes(body: Anatomy, chosen: Plan, reached: int | None, target: int | None) -> list[str]:
-    notes = []
+def _notes(structure: ModelStructure, chosen: Plan, reached: int | None, target: int | None) -> Iterator[str]:
     if reached is not None and target is not None and reached * (1 + STEP) < target:
-        notes.append(f"reaches {reached} of {target} tokens by construction: what is farther apart was not trained")
-    if body.rope.scaled:
-        name = body.schedule["name"]
-        if name == "linear" or chosen.schedule is None:
-            notes.append(f"the model as loaded is scaled by {name}, which stays")
-        else:
-            notes.append(
-                f"the model as loaded is scaled by {name} from {body.trained_length} tokens; the new schedule takes its "
-                "place and starts from there"
-            )
+        yield f"reaches {reached} of {target} tokens by construction: what is farther apart was not trained"
+    name = structure.rope.schedule["name"]
+    if structure.rope.scaled and (name == "linear" or chosen.schedule is None):
+        yield f"the model as loaded is scaled by {name}, which stays"
+    elif structure.rope.scaled:
+        yield (
+            f"the model as loaded is scaled by {name} from {structure.trained_length} tokens; the new schedule replaces it "
+            "and starts from there"
+        )
     if chosen.schedule is not None and chosen.schedule["name"] in ("dynamic", "longrope"):
-        notes.append("the schedule depends on the length: it is that of the new one for every text, shorter ones too")
-    still = sum(not layer.rotates for layer in body.layers)
-    if still:
-        notes.append(f"layers without position: {still}")
-    windows = sum(layer.window is not None for layer in body.layers)
-    if windows:
-        together = chosen.schedule is not None and not body.rope_per_type
-        what = "their frequencies change with the others'" if together else "as before"
-        notes.append(f"layers with a sliding window: {windows}, {what}")
-    return notes
+        yield "the schedule depends on the length: it is that of the new one for every text, shorter ones too"
+    if without := sum(not layer.rotates for layer in structure.layers):
+        yield f"layers without position: {without}"
+    if windows := sum(layer.window is not None for layer in structure.layers):
+        shared = chosen.schedule is not None and not structure.rope_per_type
+        yield f"layers with a sliding window: {windows}, {'their frequencies change too' if shared else 'as before'}"

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning of extended models: a plain loop, whole weights or LoRA, with PoSE's skipped positions where wished."""
+"""Fine-tuning of extended models: a plain loop, all weights or LoRA, optionally with PoSE's skipped positions, and resumed
+from a checkpoint."""
 
+import hashlib
+import json
 import math
+import os
 import signal
 import threading
 import time
@@ -16,12 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from posenc.checks import check_sizes, checked, holds_integers
+from posenc.checks import check_sizes, checked
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import Anatomy, anatomy, check_model
-from posenc.pretrained.calls import check_tokens
+from posenc.pretrained.attach import attached
+from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
-from posenc.pretrained.resuming import Checkpoint
+from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+
+CHECKPOINT = "finetuning.safetensors"
 
 NOT_SETTINGS = {"progress", "checkpoint", "checkpoint_minutes"}
 """Arguments that change nothing in what is trained."""
@@ -37,7 +43,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Finetuning:
-    """What training did. losses: nats a token, one number a step. settings: as given. trained: parameters that moved."""
+    """The result of a training. losses: nats a token, one a step. settings: as given. trained: number of trained weights."""
 
     losses: tuple[float, ...]
     settings: dict[str, Any]
@@ -50,12 +56,12 @@ class Finetuning:
 
     @property
     def complete(self) -> bool:
-        """Whether all steps were made; False after Ctrl-C."""
+        """Whether all steps were done; False after Ctrl-C."""
         return len(self.losses) == self.settings["steps"]
 
     def __str__(self) -> str:
         if not self.losses:
-            return "no step was made"
+            return "no step was done"
         tenth = max(1, len(self.losses) // 10)
         first, last = (sum(part) / tenth for part in (self.losses[:tenth], self.losses[-tenth:]))
         s = self.settings
@@ -87,29 +93,29 @@ def finetune(
     checkpoint_minutes: float = 10.0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Finetuning:
-    """Train a causal language model on, in place, at the length it was extended to.
+    """Train a causal language model further, in place, at the length it was extended to.
 
     AdamW with betas 0.9 and 0.95 and no weight decay; the rate rises over `warmup` steps from a tenth and then stays, as
     in Position Interpolation (Chen et al. 2023, section 3.2); gradients are clipped to norm 1. Windows start anywhere.
 
     Args:
-        model: what `anatomy` supports, extended or not. text: a string, which needs the tokenizer, or token ids, a tensor
-            or a list: one text (tokens,), or several (texts, tokens). length: of a window, the model's max_position_embeddings if
-            None. lora: rank of adapters on all matrices of attention (peft), merged into the weights at the end;
-            None: all weights are trained, which must be float32, since smaller steps than bfloat16 holds are lost.
-        pose: each window is split in two and the second part's positions are moved on by a random number, so that
+        model: what `model_structure` supports, extended or not. text: a string, which needs the tokenizer, or token ids, a
+            tensor or a list: one text (tokens,), or several (texts, tokens). length: of a window, the model's
+            max_position_embeddings if None. lora: rank of adapters on all matrices of attention (peft), merged into the
+            weights at the end; None: all weights are trained, which must be float32, since bfloat16 loses small steps.
+        pose: each window is split in two and the positions of the second part are moved on by a random number, so that
             windows of `length` see every distance up to target_length (None: max_position_embeddings) (Zhu et al. 2023,
             arXiv 2309.10400; the tokens stay contiguous). progress: called after each step with its number and loss.
-        checkpoint: a folder in which the training is written every `checkpoint_minutes`, where it stops and at its end; the
-            same call goes on from there, also with more steps. The file takes about three times what is trained.
+        checkpoint: a folder in which the state is written every `checkpoint_minutes`, when the training stops and at its
+            end; the same call resumes it, also with more steps. The file takes about three times the trained weights.
 
-    Ctrl-C ends the training when its step is done: the model is left as far as it was trained, and what is returned has as
-    many losses as there were steps.
+    Ctrl-C ends the training after the current step: the model stays trained so far, and the result has as many losses as
+    there were steps.
 
     Raises:
-        InputError: text that is shorter than a window or has tokens the model does not know, sizes below 1, half
-            precision without LoRA, a loss that is not finite (whole weights are spoilt then), a checkpoint of another
-            training or of more steps; peft is missing.
+        InputError: text that is shorter than a window or has tokens beyond the vocabulary, sizes below 1, half
+            precision without LoRA, a loss that is not finite (the weights must then be loaded again, unless LoRA), a
+            checkpoint of another training or of more steps; peft is missing.
     """
     check_model(model)
     settings, rows = prepared(
@@ -119,39 +125,39 @@ def finetune(
     if checkpoint_minutes <= 0:
         raise InputError(f"checkpoint_minutes={checkpoint_minutes}: must be more than 0")
     store = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_minutes, model, rows, settings)
+    if store is not None:
+        store.check()
     generator = torch.Generator().manual_seed(int(seed))
     began = time.perf_counter()
-    with _as_it_was(model), torch.random.fork_rng():
+    with _modes_restored(model), torch.random.fork_rng():
         torch.manual_seed(int(seed))  # adapters start from random numbers, and dropout draws them
-        tuned = model if lora is None else _with_adapters(anatomy(model), lora)
+        tuned = model if lora is None else _with_adapters(model_structure(model), lora)
         if lora is None:
             tuned.requires_grad_(True)
-        moved = [p for p in tuned.parameters() if p.requires_grad]
+        trained = [p for p in tuned.parameters() if p.requires_grad]
         try:
-            losses = _train(tuned.train(), moved, rows, settings, generator, store, progress)
+            losses = _train(tuned.train(), trained, rows, settings, generator, store, progress)
         except BaseException:
             if lora is not None:
                 tuned.unload()  # type: ignore[operator]
             raise
         if lora is not None:
             tuned.merge_and_unload()  # type: ignore[operator]
-    count = sum(p.numel() for p in moved)
+    count = sum(p.numel() for p in trained)
     return Finetuning(tuple(losses), settings, count, time.perf_counter() - began)
 
 
 def prepared(
     model: nn.Module, text: str | Tensor | Sequence[Any], tokenizer: Any = None, **given: Any
 ) -> tuple[dict[str, Any], Tensor]:
-    """What `finetune` does before it trains: all settings, and the tokens (texts, tokens).
-
-    Whoever has long work to do first, such as the command line, learns here of what will be refused.
+    """All settings of `finetune`, and the tokens (texts, tokens), checked: for callers that do long work before training.
 
     Raises:
-        InputError: as `finetune`, but for a loss that is not finite.
+        InputError: as `finetune`, except for a loss that is not finite.
     """
     defaults = {name: p.default for name, p in signature(finetune).parameters.items() if p.kind is p.KEYWORD_ONLY}
     settings = {name: value for name, value in (defaults | given).items() if name not in NOT_SETTINGS}
-    limit = int(anatomy(model).config.max_position_embeddings)
+    limit = int(model_structure(model).config.max_position_embeddings)
     if settings["length"] is None:
         settings["length"] = limit
     if settings["pose"] and settings["target_length"] is None:
@@ -169,8 +175,8 @@ def prepared(
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Afterwards each module is in the mode it is in now, each weight trains or not as now, and none has a gradient."""
+def _modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of each module and requires_grad of each weight, and drop all gradients."""
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
@@ -196,34 +202,34 @@ def skipped_positions(length: int, target_length: int, rows: int, generator: tor
 
 def _train(
     model: nn.Module,
-    moved: list[nn.Parameter],
+    trained: list[nn.Parameter],
     rows: Tensor,
     settings: Mapping[str, Any],
     generator: torch.Generator,
-    store: Checkpoint | None,
+    store: "Checkpoint | None",
     progress: Callable[[int, float], None] | None,
 ) -> list[float]:
-    optimizer = torch.optim.AdamW(moved, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
-    losses = [] if store is None else store.read(moved, optimizer, generator)
+    optimizer = torch.optim.AdamW(trained, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
+    losses = [] if store is None else store.read(trained, optimizer, generator)
     with _stoppable() as stopped:
         while len(losses) < settings["steps"] and not stopped:
-            losses.append(_step(model, moved, optimizer, rows, settings, len(losses), generator))
+            losses.append(_step(model, trained, optimizer, rows, settings, len(losses), generator))
             try:
                 if progress is not None:
                     progress(len(losses), losses[-1])
             except KeyboardInterrupt:
                 stopped.append(True)
             if store is not None and (stopped or store.due() or len(losses) == settings["steps"]):
-                store.write(moved, optimizer, losses, generator)
+                store.write(trained, optimizer, losses, generator)
     return losses
 
 
 @contextmanager
 def _stoppable() -> Iterator[list[bool]]:
-    """Ctrl-C is noted in the list, so that a step is made whole; once more, and it is as ever."""
+    """Ctrl-C is noted in the list, so that the step is completed; a second one raises as usual."""
     stopped: list[bool] = []
     before = signal.getsignal(signal.SIGINT)
-    # whoever has a handler of their own, or trains in another thread, keeps what they have
+    # another handler, or training in another thread, stays as it is
     ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
 
     def note(number: int, frame: object) -> None:
@@ -241,7 +247,7 @@ def _stoppable() -> Iterator[list[bool]]:
 
 def _step(
     model: nn.Module,
-    moved: list[nn.Parameter],
+    trained: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     rows: Tensor,
     settings: Mapping[str, Any],
@@ -252,7 +258,7 @@ def _step(
     warmup, length, batch = settings["warmup"], settings["length"], settings["batch_size"]
     rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
     optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
-    window = _windows(rows, length, batch, generator).to(moved[0].device)
+    window = _windows(rows, length, batch, generator).to(trained[0].device)
     positions = torch.arange(length).expand(batch, -1)
     if settings["pose"]:
         positions = skipped_positions(length, settings["target_length"], batch, generator)
@@ -267,14 +273,16 @@ def _step(
     value = loss.item()
     if not loss.isfinite():
         if step == 0:
-            raise InputError(f"model: its loss is {value} before it is trained; posenc.doctor(model) may say why")
+            raise InputError(
+                f"model: its loss is {value} before it is trained; posenc.doctor(model) may find the cause"
+            )
         raise InputError(
             f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it"
-            + ("" if settings["lora"] else ", and load the model again, whose weights are spoilt")
+            + ("" if settings["lora"] else ", and load the model again, whose weights are not finite")
         )
     optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(moved, 1.0)
+    torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()
     return value
 
@@ -291,18 +299,18 @@ def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Te
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
         text = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     elif not isinstance(text, Tensor):
-        with suppress(ValueError, TypeError, RuntimeError):  # said below
+        with suppress(ValueError, TypeError, RuntimeError):  # reported below
             text = torch.tensor(text)
-    numbers = isinstance(text, Tensor) and holds_integers(text)
-    if not isinstance(text, Tensor) or not numbers or text.dim() not in (1, 2) or 0 in text.shape:
+    integers = isinstance(text, Tensor) and not text.is_floating_point() and text.dtype != torch.bool
+    if not isinstance(text, Tensor) or not integers or text.is_meta or text.dim() not in (1, 2) or 0 in text.shape:
         raise InputError(
-            "text: a string, or token ids as a tensor or list of whole numbers, (tokens,) or (texts, tokens)"
+            "text: pass a string, or token ids as a tensor or list of integers, (tokens,) or (texts, tokens)"
         )
-    text = text.clone() if text.is_inference() else text  # what was made in inference mode cannot train
+    text = text.clone() if text.is_inference() else text  # inference tensors cannot be trained on
     rows = text.long().cpu() if text.dim() == 2 else text.long().cpu()[None]
     if rows.shape[-1] < length:
         raise InputError(
-            f"text has {rows.shape[-1]} tokens, and a window {length}: pass more of it, or a smaller length"
+            f"text has {rows.shape[-1]} tokens, and a window {length}: pass a longer text, or a smaller length"
         )
     return rows
 
@@ -310,31 +318,150 @@ def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Te
 def _check(settings: Mapping[str, Any]) -> None:
     check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
     if settings["warmup"] < 0:
-        raise InputError(f"warmup={settings['warmup']}: steps in which the rate rises, 0 for none")
+        raise InputError(f"warmup={settings['warmup']}: number of steps in which the rate rises, at least 0")
     if settings["length"] < 2:
         raise InputError(f"length={settings['length']}: a window needs two tokens, one to predict the other from")
     if settings["target_length"] is not None and not settings["pose"]:
-        raise InputError(f"target_length={settings['target_length']}: is for pose=True, which skips up to there")
-    if settings["pose"] and settings["target_length"] < settings["length"]:
         raise InputError(
-            f"target_length={settings['target_length']}: positions reach at least as far as a window's length, "
-            f"{settings['length']}"
+            f"target_length={settings['target_length']}: needs pose=True, which skips positions up to there"
         )
+    if settings["pose"] and settings["target_length"] < settings["length"]:
+        raise InputError(f"target_length={settings['target_length']}: must be at least length={settings['length']}")
     if not 0 < settings["learning_rate"] < math.inf:
         raise InputError(f"learning_rate={settings['learning_rate']}: must be a positive number")
 
 
-def _with_adapters(body: Anatomy, rank: int) -> nn.Module:
+def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise InputError(f"lora={rank} needs peft: pip install 'posenc[peft]' ({error})") from None
-    attention = {id(layer.module) for layer in body.layers}
+    attention = {id(layer.module) for layer in structure.layers}
     names = [
         f"{path}.{name}"
-        for path, module in body.model.named_modules()
+        for path, module in structure.model.named_modules()
         if id(module) in attention
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear)
     ]
-    return get_peft_model(body.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+    return get_peft_model(structure.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+
+
+class Checkpoint:
+    """A training in a folder, as safetensors.
+
+    minutes: between two writes. rows, settings: from `prepared`.
+    """
+
+    def __init__(self, folder: str | Path, minutes: float, model: nn.Module, rows: Tensor, settings: Mapping[str, Any]):
+        self.path: Path = Path(folder) / CHECKPOINT
+        self.identity: str = _identity(model, rows, settings)
+        self.steps: int = settings["steps"]
+        self.every, self.last = 60 * minutes, time.perf_counter()
+
+    def due(self) -> bool:
+        return time.perf_counter() - self.last >= self.every
+
+    def write(
+        self,
+        trained: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        losses: list[float],
+        generator: torch.Generator,
+    ) -> None:
+        """Write the state after a step, atomically."""
+        from safetensors.torch import save_file
+
+        state: dict[str, Tensor] = {"windows": generator.get_state(), "random": torch.get_rng_state()}
+        if trained[0].is_cuda:
+            state["random.cuda"] = torch.cuda.get_rng_state(trained[0].device)
+        for index, weight in enumerate(trained):
+            state[f"{index}"] = weight.detach().cpu().contiguous()
+            for name, value in optimizer.state[weight].items():
+                state[f"{index}.{name}"] = value.detach().cpu().contiguous()
+        about = json.dumps({"identity": self.identity, "losses": losses})
+        temporary = self.path.with_suffix(".tmp")
+        save_file(state, temporary, {"posenc": about})
+        os.replace(temporary, self.path)
+        self.last = time.perf_counter()
+
+    def check(self) -> None:
+        """Raises:
+        InputError: a folder that cannot be made; a file that is damaged, of another training, or of more steps."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"checkpoint={str(self.path.parent)!r}: {error.strerror}; name another folder") from error
+        self._load(tensors=False)
+
+    def read(
+        self, trained: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> list[float]:
+        """Set weights, optimizer and random generators to where the training stopped, if there is a checkpoint.
+
+        Returns:
+            The losses so far.
+
+        Raises:
+            InputError: as `check`.
+        """
+        loaded = self._load(tensors=True)
+        if loaded is None:
+            return []
+        losses, state = loaded
+        for index, weight in enumerate(trained):
+            weight.data.copy_(state[f"{index}"])
+            names = [name for name in state if name.startswith(f"{index}.")]
+            optimizer.state[weight] = {
+                name.partition(".")[2]: state[name] if name.endswith(".step") else state[name].to(weight.device)
+                for name in names
+            }
+        generator.set_state(state["windows"])
+        torch.set_rng_state(state["random"])
+        if "random.cuda" in state and trained[0].is_cuda:
+            torch.cuda.set_rng_state(state["random.cuda"], trained[0].device)
+        return losses
+
+    def remove(self) -> None:
+        """Delete the file, and the folder if nothing else is in it."""
+        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+    def _load(self, tensors: bool) -> tuple[list[float], dict[str, Tensor]] | None:
+        """The losses so far and, if wanted, the state; None: there is no file."""
+        from safetensors import SafetensorError, safe_open
+
+        if not self.path.exists():
+            return None
+        what = f"checkpoint={str(self.path)!r}"
+        try:
+            with safe_open(self.path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get("posenc", "{}"))
+                state = {name: file.get_tensor(name) for name in (file.keys() if tensors else ())}
+        except (SafetensorError, ValueError) as error:
+            raise InputError(f"{what}: cannot be read ({error}); delete it to begin anew") from error
+        if about.get("identity") != self.identity:
+            raise InputError(
+                f"{what}: is of another model, text or settings; give those again, name another folder, or delete it to "
+                "begin anew"
+            )
+        losses: list[float] = about["losses"]
+        if len(losses) > self.steps:
+            raise InputError(
+                f"steps={self.steps}: {what} has {len(losses)} already; give as many or more, name another folder, or "
+                "delete it to begin anew"
+            )
+        return losses, state
+
+
+def _identity(model: nn.Module, rows: Tensor, settings: Mapping[str, Any]) -> str:
+    """Hash of the model before training, its extension, the tokens, and the settings but `steps`, which may change."""
+    attachment = attached(unwrap(model))
+    fixed = {name: value for name, value in settings.items() if name != "steps"}
+    digest = hashlib.sha256(json.dumps([fixed, str(attachment and attachment.report.method)], sort_keys=True).encode())
+    digest.update(rows.numpy().tobytes())
+    for name, weight in model.named_parameters():
+        some = weight.detach().flatten()[:: max(weight.numel() // 64, 1)].float().cpu()
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()

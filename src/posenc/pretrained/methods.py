@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to make a pretrained model read longer texts, by name: what each changes, what it promises, and how its options
-follow from the trained and the new length.
+"""The methods that make a pretrained model read longer texts, by name: what each changes, what it promises, how its options
+follow from the trained and the new length, and how far it reaches.
 
 A method is written as "yarn", "yarn:beta_fast=16", "ntk+log_n" or "rerope:window=2048+softmax_n": at most one frequency
 schedule (with changes to it, "yarn+resonance"), at most one position map, and any of the others. "none" is direct
@@ -19,15 +19,25 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.denominator import LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.errors import InputError, unknown
+from posenc.frequencies import Frequencies
+from posenc.pretrained.models import Rope
 from posenc.texts import check_options, named, read_options, split, summary
 
-Kind = Literal["none", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
+Options = Mapping[str, Any]
+
+STEP = 0.01
+"""Share of a length that is no shortfall: `resonance` moves wavelengths by less, to integers."""
+
+BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised")
+"""Schedules whose factor is how many times longer texts become. llama3's is not: Llama 3.1 reads 16 times its original
+length with a factor of 8, for which it was trained."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """trained: tokens the model is good for now. target: tokens it is to read; None: not said."""
+    """trained: tokens the model was trained for. target: tokens it is to read; None: not given."""
 
     trained: int
     target: int | None
@@ -37,7 +47,7 @@ class Lengths:
         """The target.
 
         Raises:
-            InputError: it was not said.
+            InputError: it was not given.
         """
         if self.target is None:
             raise InputError("this method depends on the new length: pass factor= or target_length=")
@@ -49,38 +59,47 @@ class Lengths:
         return max(self.new / self.trained, 1.0)
 
 
-Default = Callable[[Lengths], Any]
+@dataclass(frozen=True)
+class Limit:
+    """How far a position map reaches, from its options and the number of tokens that the frequencies serve.
+
+    reach: the longest text in which it makes no distance beyond those. remedy: options with which a target is reached.
+    """
+
+    reach: Callable[[Options, float], float]
+    remedy: Callable[[Options, float, float], str]
 
 
 @dataclass(frozen=True)
 class Method:
     """kind: "schedule" of frequencies, "change" applied to one, position "map", or the "attention" around it.
-    make: what its options go to. tuning: whether it works without fine-tuning. defaults: options from the lengths.
-    exact: how many tokens from the start are read exactly as before, from its options and the lengths; None: a schedule,
-    whose frequencies tell.
+    make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
+    many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
+    frequencies decide. limit: of a map.
     """
 
-    kind: Kind
+    kind: MethodKind
     make: Callable[..., Any]
     tuning: Tuning = "works without"
-    defaults: Mapping[str, Default] = field(default_factory=dict)
-    exact: Callable[[Mapping[str, Any], Lengths], int] | None = None
+    defaults: Mapping[str, Callable[[Lengths], Any]] = field(default_factory=dict)
+    exact: Callable[[Options, Lengths], int] | None = None
+    limit: Limit | None = None
 
     @property
     def summary(self) -> str:
         """What it does, in a sentence or two."""
         return summary(self.make)
 
-    @property
-    def signed(self) -> Callable[..., Any]:
-        """What has the annotations of its options."""
-        made: Any = self.make
-        return made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
-
     def options(self) -> dict[str, Parameter]:
         """What a user may set."""
         ours = ("head_dim", "base", "of")
         return {name: p for name, p in signature(self.make).parameters.items() if name not in ours}
+
+    def check(self, name: str, options: Options) -> None:
+        """Raises:
+        InputError: options that the method does not have, or values of another type."""
+        made: Any = self.make
+        check_options(name, options, self.options(), made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
 
 
 def _schedule(name: str, tuning: Tuning = "works without") -> Method:
@@ -91,7 +110,7 @@ def _none() -> None:
     """Direct extrapolation: nothing is changed, positions run past the trained length."""
 
 
-def _within(lengths: Lengths) -> int:
+def _window(lengths: Lengths) -> int:
     """A window that leaves distances as they are: half the trained length (a quarter to a half of it measured best,
     Su, kexue.fm/archives/9708, and on stories15M)."""
     return max(lengths.trained // 2, 1)
@@ -99,14 +118,50 @@ def _within(lengths: Lengths) -> int:
 
 def _slowdown(lengths: Lengths) -> float:
     """Leaky ReRoPE's factor with which the last token of the new length is not farther than in training."""
-    window = _within(lengths)
+    window = _window(lengths)
     return float(max(math.ceil((lengths.new - window) / max(lengths.trained - window, 1)), 1))
 
 
 def _group(lengths: Lengths) -> int:
-    """Self-Extend's rule: two thirds of the trained length hold the window and all groups (LongLM's README)."""
+    """Self-Extend's rule: two thirds of the trained length contain the window and all groups (LongLM's README)."""
     window = lengths.trained // 4
     return max(math.ceil((lengths.new - window) / (lengths.trained * 2 / 3 - window)), 1)
+
+
+def _unbounded(fits: Callable[[Options, float], bool], remedy: str) -> Limit:
+    """Of a map whose distances end somewhere: any length if that is within the served ones, else as without the map."""
+    return Limit(lambda o, served: math.inf if fits(o, served) else served, lambda o, n, t: remedy.format(n))
+
+
+def _leaky_reach(o: Options, served: float) -> float:
+    return math.ceil((served - o["window"]) * o["factor"] + o["window"]) if o["window"] < served else served
+
+
+def _leaky_remedy(o: Options, served: float, target: float) -> str:
+    if o["window"] >= served:
+        return f"a window below {served:.0f}"
+    return f"factor={math.ceil((target - o['window']) / (served - o['window']))} or more"
+
+
+def _grouped_reach(o: Options, served: float) -> float:
+    """Far distances are i // group - j // group + window - window / group, see `position_maps.self_extend`."""
+    window, group = o["window"], o["group"]
+    if window >= served:
+        return served
+    shift = window - window // group if window % group == 0 else window - window / group
+    return math.ceil(served - shift) * group
+
+
+def _grouped_remedy(o: Options, served: float, target: float) -> str:
+    if o["window"] >= served:
+        return f"a window well below {served:.0f}"
+    groups = range(o["group"], math.ceil(target) + 1)
+    return f"group={next(g for g in groups if _grouped_reach({**o, 'group': g}, served) >= target)} or more"
+
+
+def _lampe_reach(o: Options, served: float) -> float:
+    shift = o["window"] - 1 - o["window"] * o["used"] // (o["length"] - 1)
+    return math.ceil(math.ceil(served - shift) * (o["length"] - 1) / o["used"])
 
 
 METHODS: dict[str, Method] = {
@@ -123,38 +178,48 @@ METHODS: dict[str, Method] = {
     "yarn_paper": _schedule("yarn_paper"),
     "yarn_revised": _schedule("yarn_revised"),
     "llama3": _schedule("llama3"),
-    # by the length of the text, which is the new length for good
+    # by the length of the text, fixed at the new length
     "dynamic": _schedule("dynamic"),
     "longrope": _schedule("longrope", "comes with it"),
     "explicit": _schedule("explicit"),
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
-    # position maps
-    "rerope": Method("map", position_maps.rerope, defaults={"window": _within}, exact=lambda o, n: o["window"]),
+    # position maps; string has no remedy: it is for texts within the trained length, and gains little beyond
+    "rerope": Method(
+        "map",
+        position_maps.rerope,
+        defaults={"window": _window},
+        exact=lambda o, n: o["window"],
+        limit=_unbounded(lambda o, n: o["window"] < n, "a window below {:.0f}"),
+    ),
     "leaky_rerope": Method(
         "map",
         position_maps.leaky_rerope,
-        defaults={"window": _within, "factor": _slowdown},
+        defaults={"window": _window, "factor": _slowdown},
         exact=lambda o, n: o["window"],
+        limit=Limit(_leaky_reach, _leaky_remedy),
     ),
     "self_extend": Method(
         "map",
         position_maps.self_extend,
         defaults={"window": lambda n: max(n.trained // 4, 1), "group": _group},
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
+        limit=Limit(_grouped_reach, _grouped_remedy),
     ),
     "dual_chunk": Method(
         "map",
         position_maps.dual_chunk,
         defaults={"chunk": lambda n: max(n.trained * 3 // 4, 2), "local": lambda n: max(n.trained // 8, 1)},
         exact=lambda o, n: o["chunk"],
+        limit=_unbounded(lambda o, n: min(2 * (o["chunk"] - o["local"]) - 1, o["chunk"]) < n, "a chunk below {:.0f}"),
     ),
     "string": Method(
         "map",
         position_maps.string,
         defaults={"shift": lambda n: max(n.trained // 3, 1), "window": lambda n: max(min(n.trained // 16, 128), 1)},
         exact=lambda o, n: o["shift"],
+        limit=Limit(lambda o, n: n + o["shift"] - o["window"] if o["shift"] <= n else n, lambda o, n, t: ""),
     ),
     "lampe": Method(
         "map",
@@ -165,18 +230,24 @@ METHODS: dict[str, Method] = {
             "length": lambda n: n.new,
         },
         exact=lambda o, n: o["window"],
+        limit=Limit(
+            _lampe_reach,
+            lambda o, n, t: f"used and window that together are below {n:.0f}, and length={t:.0f}",
+        ),
     ),
     "streaming": Method(
         "map",
         position_maps.streaming,
         defaults={"sinks": lambda n: 4, "recent": lambda n: max(n.trained - 4, 1)},
         exact=lambda o, n: o["sinks"] + o["recent"],
+        limit=_unbounded(lambda o, n: o["sinks"] + o["recent"] <= n, "sinks + recent of {:.0f} at most"),
     ),
     "lm_infinite": Method(
         "map",
         position_maps.lm_infinite,
         defaults={"sinks": lambda n: 10, "window": lambda n: n.trained},
         exact=lambda o, n: o["window"],
+        limit=_unbounded(lambda o, n: o["window"] <= n, "a window of {:.0f} at most"),
     ),
     # the attention around it
     "log_n": Method(
@@ -208,38 +279,37 @@ METHODS: dict[str, Method] = {
 class Plan:
     """A method for given lengths. text: the method, with every option of its maps and attention, so that it means the same
     for a model that has been saved with a longer length. schedule and map are data, None where there is none; attention is
-    encodings by name."""
+    encodings by name. exact: tokens from the start that all parts but the schedule leave exactly as they were; None: all.
+    factor: the schedule's own factor where it is written; None: it follows from the lengths."""
 
     text: str
     schedule: dict[str, Any] | None = None
     map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = field(default_factory=dict)
     exact: int | None = None
-    """Tokens from the start that all parts but the schedule leave exactly as they were; None: all."""
     tuning: Tuning = "works without"
     factor: float | None = None
-    """What was written as the schedule's own factor; None: it follows from the lengths."""
 
 
-def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Lengths) -> Plan:
+def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
     """Read a method. options: keywords, which go to the part that has them. schedules: the lengths for a frequency
-    schedule, from what the model had before any scaling; others: from what it is good for now.
+    schedule, from what the model had before any scaling; others: the lengths for the other parts.
 
     Raises:
         InputError: an unknown method or option, an option that two parts have, or parts that do not go together.
     """
     parts = [_read(part) for part in split(method)]
     _distribute(parts, options)
-    _compatible(method, [name for name, _ in parts])
+    _check_compatible(method, [name for name, _ in parts])
     schedule: dict[str, Any] | None = None
-    found: dict[str, Any] | None = None
+    position_map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = {}
     exact: list[int] = []
     tuning: Tuning = "works without"
     factor: float | None = None
     for name, given in parts:
         chosen = METHODS[name]
-        check_options(name, given, chosen.options(), chosen.signed)
+        chosen.check(name, given)
         if chosen.tuning != "works without":
             tuning = chosen.tuning
         if chosen.kind in ("schedule", "change"):
@@ -248,43 +318,85 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
             continue
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
-            found = {"name": name, **given}
-            position_maps.create(found)
+            position_map = {"name": name, **given}
+            position_maps.create(position_map)
         elif chosen.kind == "attention":
             attention[name] = chosen.make(**given)
         assert chosen.exact is not None
         exact.append(chosen.exact(given, others))
     if schedule is not None:
         shape: dict[str, Any] = {"original_max_positions": schedules.trained}
-        if schedules.target is not None or needs_length(schedule):
+        if schedules.target is not None or _needs_length(schedule):
             shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
-    text = "+".join(":".join([name, *(f"{k}={_spelled(v)}" for k, v in given.items())]) for name, given in parts)
-    return Plan(text, schedule, found, attention, min(exact, default=None), tuning, factor)
+    text = "+".join(":".join([name, *(f"{k}={_as_text(v)}" for k, v in given.items())]) for name, given in parts)
+    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor)
 
 
 def written_factor(method: str) -> float | None:
-    """How many times longer a schedule in the text says that texts become, as in "yarn:factor=4"; None: it does not.
+    """The factor that a schedule in the text states, as in "yarn:factor=4"; None: it states none.
 
     Raises:
-        InputError: an unknown method or option, or a value that is no number.
+        InputError: an unknown method or option, or a value that is not a number.
     """
     for part in split(method):
         name, given = _read(part)
         if METHODS[name].kind == "schedule" and "length" not in METHODS[name].options():
-            check_options(name, given, METHODS[name].options(), METHODS[name].signed)
+            METHODS[name].check(name, given)
             return given.get("factor")
     return None
 
 
-def needs_length(schedule: Mapping[str, Any]) -> bool:
-    """Whether a schedule as data lacks what only the new length tells."""
+def served_by(rotation: Frequencies, rope: Rope) -> float:
+    """The longest text in which no pair turns farther than in training: as many times the trained tokens as its slowest
+    pair is slower. Infinite if even that one completed a turn in training, after which there are no new angles."""
+    stretched = rope.schedule["name"] == "linear"
+    trained = rope.frequencies() if stretched else frequencies.default(rope.rotary_dim, rope.rope_theta)
+    slowest, now = float(trained.inv_freq[-1]), float(rotation.inv_freq[-1])
+    if slowest * rope.original_length >= 2 * math.pi or now == 0:
+        return math.inf
+    return rope.original_length * slowest / now
+
+
+def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, target: int | None) -> int | None:
+    """Tokens that a method serves by construction; None: any number.
+
+    rotation: the frequencies under the method. rope: the rotation as loaded. loaded_length: tokens the model serves now.
+
+    Raises:
+        InputError: options that do not reach the target; names the reach, and what to change.
+    """
+    served = float(loaded_length) if chosen.schedule is None else served_by(rotation, rope)
+    reached, remedy = served, ""
+    wanted = loaded_length + 1 if target is None else target
+    if chosen.map is not None:
+        limit = METHODS[chosen.map["name"]].limit
+        assert limit is not None
+        reached = max(limit.reach(chosen.map, served), served)
+        remedy = limit.remedy(chosen.map, served, wanted) if reached * (1 + STEP) < wanted else ""
+    elif chosen.factor is not None and served * (1 + STEP) < wanted and _innermost(chosen) in BY_FACTOR:
+        remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
+    if remedy:
+        missing = "the model reads as many without it" if target is None else f"{target} are wanted"
+        raise InputError(f"method={chosen.text!r}: reaches {reached:.0f} tokens, and {missing}; give {remedy}")
+    return None if reached == math.inf else round(reached)
+
+
+def _innermost(chosen: Plan) -> str:
+    schedule = chosen.schedule or {}
+    while isinstance(schedule.get("of"), Mapping):
+        schedule = schedule["of"]
+    return str(schedule.get("name"))
+
+
+def _needs_length(schedule: Options) -> bool:
+    """Whether a schedule as data lacks what only the new length determines."""
     of = schedule.get("of")
     wanted = {n for n, p in METHODS[schedule["name"]].options().items() if p.default is Parameter.empty}
-    return bool({"factor", "length"} & wanted - set(schedule)) or (of is not None and needs_length(of))
+    return bool({"factor", "length"} & wanted - set(schedule)) or (of is not None and _needs_length(of))
 
 
-def _spelled(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -308,20 +420,20 @@ def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, A
             )
         name, given = owners[0]
         if key in given:
-            raise InputError(f"{key}={value}: the method's text says {name}:{key}={given[key]}; give it once")
+            raise InputError(f"{key}={value}: the method already has {name}:{key}={given[key]}; give it once")
         given[key] = value.tolist() if isinstance(value, Tensor) else value
 
 
-def _compatible(method: str, names: list[str]) -> None:
+def _check_compatible(method: str, names: list[str]) -> None:
     kinds = [METHODS[name].kind for name in names]
     if "none" in kinds and len(names) > 1:
-        raise InputError(f"method={method!r}: none is by itself; leave it out")
+        raise InputError(f"method={method!r}: none does not combine with others; leave it out")
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
-        if sum(found == kind for found in kinds) > 1:
+        if sum(each == kind for each in kinds) > 1:
             both = " and ".join(name for name in names if METHODS[name].kind == kind)
             raise InputError(f"method={method!r}: {both} are two of a kind; take one {what}")
     if len(set(names)) < len(names):
-        raise InputError(f"method={method!r}: the same part twice")
+        raise InputError(f"method={method!r}: has the same part twice")
     order = [kind for kind in kinds if kind in ("schedule", "change")]
     if "schedule" in order[1:]:
         raise InputError(f"method={method!r}: what changes a schedule comes after it, as in yarn+resonance")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NBCE: read many contexts at once without longer positions, by naive Bayes over one language model (Su 2023).
 
-Each context is read with the question in a row of its own, and one row has no context. Token by token the context
+Each row of a batch reads one context and the question, and one row has no context. Token by token the context
 whose prediction is surest is followed, less what the model would say anyway:
 
     log p(T | S_1, ..., S_n) = (1 + beta) P[log p(T | S_1), ..., log p(T | S_n)] - beta log p(T) + constant
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from posenc.checks import check_sizes, checked, shown
 from posenc.errors import InputError
-from posenc.pretrained.anatomy import unwrapped
 from posenc.pretrained.attach import attached
-from posenc.pretrained.calls import check_tokens, ends, evaluating
-from posenc.pretrained.rows import Rows
+from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
+from posenc.pretrained.models import unwrap
 
 POOLINGS = ("min_entropy", "average")
 TEMPLATE = "User: {context}\n\n{question}\n\nAssistant:"
@@ -32,24 +31,26 @@ _FLOOR = -100.0
 
 
 @dataclass(frozen=True)
-class Step:
-    """One token as it is generated."""
+class NBCEStep:
+    """One generated token.
+
+    text: what it adds, empty where it is the first part of a character. context: index of the context that was followed;
+    None under average pooling. entropies: of each context's prediction, in nats, after top-p and before the bonus for the
+    context followed last.
+    """
 
     token: int
     text: str
-    """What the token adds to the text: empty where it is the first part of a character."""
     context: int | None
-    """Index of the context that was followed; None under average pooling."""
     entropies: tuple[float, ...]
-    """Of each context's prediction, in nats, after top-p and before the bonus for the context followed last."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was generated, without the end-of-text token, and how."""
+class NBCEAnswer:
+    """The generated text, without the end-of-text token, and its steps."""
 
     text: str
-    steps: tuple[Step, ...]
+    steps: tuple[NBCEStep, ...]
 
     @property
     def tokens(self) -> list[int]:
@@ -80,10 +81,10 @@ def combine(
     Args:
         log_probs: (n + 1, vocabulary), natural logarithms; row 0 is the row without a context.
         pooling: "min_entropy" or "average"; the latter with beta = n - 1 is naive Bayes itself.
-        beta: how much of the prediction without a context is taken away. -1 leaves nothing but it, among the tokens
-            that are left by top_p.
+        beta: how much of the prediction without a context is subtracted. -1 leaves that prediction alone, among the
+            tokens of top_p.
         eta: taken off the entropy of the context followed last, so that the choice does not flicker.
-        top_p: the share of probability that is kept, in (0, 1].
+        top_p: the share of probability that stays, in (0, 1].
         previous: index of the context followed last, None at the first token.
 
     Returns:
@@ -97,13 +98,13 @@ def combine(
     """
     _check(pooling, top_p)
     if log_probs.ndim != 2 or len(log_probs) < 2:
-        raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: give (contexts + 1, vocabulary), row 0 first")
+        raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: pass (contexts + 1, vocabulary)")
     if not log_probs.is_floating_point() or log_probs.is_meta or 0 in log_probs.shape:
         raise InputError(f"log_probs={shown(log_probs)}: give logarithms of probabilities, with values")
     if previous is not None and not 0 <= previous < len(log_probs) - 1:
         raise InputError(f"previous={previous}: the context followed last, from 0 to {len(log_probs) - 2}")
-    kept = _top_p(log_probs, top_p)
-    entropies = -(kept.exp() * kept.clamp(_FLOOR, 0)).sum(-1)[1:]
+    likely = _top_p(log_probs, top_p)
+    entropies = -(likely.exp() * likely.clamp(_FLOOR, 0)).sum(-1)[1:]
     if pooling == "average":
         chosen, pooled = None, _top_p(log_probs[1:].mean(0).log_softmax(-1), top_p)
     else:
@@ -111,16 +112,18 @@ def combine(
         if previous is not None:
             sticky[previous] -= eta
         chosen = int(sticky.argmin())
-        pooled = kept[1 + chosen]
-    alone = kept[0]
+        pooled = likely[1 + chosen]
+    alone = likely[0]
     both = (alone > _FLOOR) & (pooled > -torch.inf)  # else one of them is -inf, and a difference may be NaN
     merged = torch.where(both, (1 + beta) * pooled - beta * torch.where(both, alone, 0), pooled)
     return merged.log_softmax(-1), chosen, entropies
 
 
 @checked
-def nbce_generate(model: nn.Module, tokenizer: Any, contexts: Sequence[str], question: str, **options: Any) -> Answer:
-    """Answer a question from several contexts, each no longer than the model can read.
+def nbce_generate(
+    model: nn.Module, tokenizer: Any, contexts: Sequence[str], question: str, **options: Any
+) -> NBCEAnswer:
+    """NBCEAnswer a question from several contexts, each no longer than the model can read.
 
     The arguments are those of `nbce_steps`, and `streamer`: an object with put(tokens) and end(), such as
     transformers' TextStreamer, which is given each token as it comes.
@@ -133,7 +136,7 @@ def nbce_generate(model: nn.Module, tokenizer: Any, contexts: Sequence[str], que
             streamer.put(torch.tensor([step.token]))
     if streamer is not None:
         streamer.end()
-    return Answer("".join(step.text for step in steps), tuple(steps))
+    return NBCEAnswer("".join(step.text for step in steps), tuple(steps))
 
 
 @checked
@@ -153,7 +156,7 @@ def nbce_steps(
     max_new_tokens: int = 256,
     batch_size: int | None = None,
     seed: int | None = None,
-) -> Iterator[Step]:
+) -> Iterator[NBCEStep]:
     """The tokens of the answer one by one, until the model ends its text or `max_new_tokens` have come.
 
     Args:
@@ -161,23 +164,23 @@ def nbce_steps(
         tokenizer: its tokenizer.
         contexts: texts to read. Their order plays no part: what relates one to another is not seen.
         question: put to each of them.
-        template: a text with {context} and {question}, or a function of both that gives the prompt, such as
+        template: a text with {context} and {question}, or a function of both that returns the prompt, such as
             `chat(tokenizer)`.
         pooling, beta, eta, top_p: see `combine`.
         temperature: 0 takes the likeliest token (the authors draw at 0.01, which is nearly that).
         max_new_tokens: the answer's greatest length.
-        batch_size: rows that the model is given at a time, len(contexts) + 1 by default; fewer take less memory.
+        batch_size: rows per pass of the model, len(contexts) + 1 by default; fewer take less memory.
         seed: of the draws, where temperature > 0.
 
-    Each row keeps a cache of its own. Prompts are padded on the left, and positions are passed to the model, so that
-    padding shifts nothing. A prompt longer than max_position_embeddings is warned of.
+    Prompts are padded on the left, and positions are passed to the model, so that
+    padding shifts nothing. A prompt longer than max_position_embeddings gives a warning.
 
     Raises:
         InputError: no contexts, a number out of range, a template without its fields, or another model's tokenizer.
     """
     _check(pooling, top_p)
     if not contexts or not all(isinstance(context, str) for context in contexts):
-        raise InputError(f"contexts={shown(contexts)}: give a list of at least one text")
+        raise InputError(f"contexts={shown(contexts)}: pass a list of at least one text")
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         raise InputError(f"tokenizer={shown(tokenizer)}: pass the model's own, of transformers")
     check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
@@ -190,10 +193,10 @@ def nbce_steps(
     _warn_of_length(model, max(map(len, prompts)))
     size = batch_size or len(prompts)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    ending, text, tokens = ends(model, tokenizer), "", list[int]()
+    ending, text, tokens = end_tokens(model, tokenizer), "", list[int]()
     previous: int | None = None
     with evaluating(model):
-        groups = [Rows(model, prompts[at : at + size]) for at in range(0, len(prompts), size)]
+        groups = [CachedBatch(model, prompts[at : at + size]) for at in range(0, len(prompts), size)]
         for _ in range(max_new_tokens):
             log_probs = torch.cat([group.logits.log_softmax(-1) for group in groups])
             merged, previous, entropies = combine(
@@ -206,10 +209,10 @@ def nbce_steps(
             if token in ending:
                 return
             tokens.append(token)
-            told = tokenizer.decode(tokens, skip_special_tokens=True)
-            whole = "" if told.endswith("\N{REPLACEMENT CHARACTER}") else told[len(text) :]
-            text += whole
-            yield Step(token, whole, previous, tuple(entropies.tolist()))
+            decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+            added = "" if decoded.endswith("\N{REPLACEMENT CHARACTER}") else decoded[len(text) :]
+            text += added
+            yield NBCEStep(token, added, previous, tuple(entropies.tolist()))
             if len(tokens) < max_new_tokens:
                 for group in groups:
                     group.read(torch.full((len(group.logits), 1), token))
@@ -238,14 +241,14 @@ def _format(template: str) -> Callable[[str, str], str]:
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
-        raise InputError(f"template={template!r}: {error}; write braces that are meant as such twice") from None
+        raise InputError(f"template={template!r}: {error}; write a literal brace twice") from None
     if fields != {"context", "question"}:
-        raise InputError(f"template={template!r}: needs {{context}} and {{question}}, and no other field")
+        raise InputError(f"template={template!r}: must have the fields {{context}} and {{question}} and no other")
     return lambda context, question: template.format(context=context, question=question)
 
 
 def _top_p(log_probs: Tensor, top_p: float) -> Tensor:
-    """-inf outside the smallest set of likeliest tokens that holds `top_p` of each row's probability."""
+    """-inf outside the smallest set of likeliest tokens with `top_p` of each row's probability."""
     if top_p == 1:
         return log_probs
     ascending, order = log_probs.sort(-1)
@@ -255,7 +258,7 @@ def _top_p(log_probs: Tensor, top_p: float) -> Tensor:
 
 
 def _encode(tokenizer: Any, prompt: str) -> list[int]:
-    """Token ids; a prompt that brings its own first token, as chat formats do, is given no second one."""
+    """Token ids; a prompt that begins with the first token, as chat formats do, gets no second one."""
     begins = bool(tokenizer.bos_token) and prompt.startswith(tokenizer.bos_token)
     ids: list[int] = tokenizer(prompt, add_special_tokens=not begins).input_ids
     if not ids:
@@ -265,9 +268,9 @@ def _encode(tokenizer: Any, prompt: str) -> list[int]:
 
 def _warn_of_length(model: Any, length: int) -> None:
     limit = getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and length > limit and attached(unwrapped(model)) is None:
+    if limit is not None and length > limit and attached(unwrap(model)) is None:
         warnings.warn(
-            f"posenc: a context with its question takes {length} tokens, and the model is for {limit}: "
-            "cut the contexts smaller, or posenc.extend the model",
+            f"posenc: a context with its question takes {length} tokens, more than max_position_embeddings={limit}: "
+            "make the contexts shorter, or posenc.extend the model",
             stacklevel=4,
         )

@@ -10,144 +10,128 @@ import torch
 
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
-from posenc.pretrained.anatomy import RECORD, Anatomy, Rope
+from posenc.pretrained.attach import attached
+from posenc.pretrained.models import ROPE_PARAMETERS, ModelStructure, Rope, head_dim_of, rope_parameters_by_type
 
-KINDS = ("default", "linear", "proportional", "llama3", "yarn", "dynamic", "longrope")
-"""The kinds of rope_type that transformers and posenc know."""
-FORMERLY = {"su": "longrope"}
+RENAMED = {"su": "longrope"}
 NUMBERS = ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
            "partial_rotary_factor", "original_max_position_embeddings")  # fmt: skip
 LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
-STILL = 1e30
+MAX_STRETCH = 1e30
 """A divisor that stops a pair, since JSON has no infinity: the angle stays below 1e-23 for any length."""
 
 
 def check_parameters(config: Any) -> None:
-    """Refuse rope_parameters of which transformers makes an error somewhere else, or frequencies that are no numbers.
+    """Refuse rope_parameters at which transformers fails elsewhere, or computes frequencies that are not finite.
 
     Raises:
-        InputError: an unknown rope_type, text where a number is due, a base that is not above 0, or a list of factors
-            that has not one for each pair; names the key, the value and what to write.
+        InputError: an unknown rope_type, text instead of a number, a base that is not above 0, or a list of factors of
+            another length than there are pairs; names the key, the value and what to write.
     """
-    said = getattr(config, "rope_parameters", None)
-    if not isinstance(said, Mapping):
-        return
-    nested = [value for value in said.values() if isinstance(value, Mapping)]
-    for parameters in nested or [said]:
+    for parameters in rope_parameters_by_type(config).values():
         kind = parameters.get("rope_type", "default")
-        if kind not in KINDS:
-            now = f"it is called {FORMERLY[kind]!r} now; " if kind in FORMERLY else ""
-            raise InputError(f"unknown rope_type {kind!r}: {now}known are {', '.join(sorted(KINDS))}")
+        if kind not in ROPE_PARAMETERS:
+            renamed = f"it is called {RENAMED[kind]!r} now; " if kind in RENAMED else ""
+            raise InputError(f"unknown rope_type {kind!r}: {renamed}known are {', '.join(sorted(ROPE_PARAMETERS))}")
         for key in NUMBERS:
             value = parameters.get(key)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise InputError(f"{key}={value!r} in rope_parameters: write a number, without quotes")
         theta = parameters.get("rope_theta")
         if theta is not None and not 0 < theta < math.inf:
-            raise InputError(
-                f"rope_theta={theta} in rope_parameters: the base is a number above 0, as the model's release has it"
-            )
-        _check_lists(config, parameters)
-
-
-def _check_lists(config: Any, parameters: Mapping[str, Any]) -> None:
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    pairs = int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)) // 2
-    for key in ("short_factor", "long_factor") if parameters.get("rope_type") == "longrope" else ():
-        factors = parameters.get(key)
-        count = len(factors) if isinstance(factors, list | tuple) else None
-        if count != pairs:
-            has = f"{count} numbers" if count is not None else repr(factors)
-            raise InputError(f"{key} in rope_parameters has {has}: give one for each of the {pairs} pairs that rotate")
+            raise InputError(f"rope_theta={theta} in rope_parameters: must be a number above 0")
+        pairs = int(head_dim_of(config) * (parameters.get("partial_rotary_factor") or 1.0)) // 2
+        for key in ("short_factor", "long_factor") if kind == "longrope" else ():
+            factors = parameters.get(key)
+            if not isinstance(factors, list | tuple) or len(factors) != pairs:
+                given = f"{len(factors)} numbers" if isinstance(factors, list | tuple) else repr(factors)
+                raise InputError(
+                    f"{key} in rope_parameters has {given}: give one for each of the {pairs} rotated pairs"
+                )
 
 
 def hf_rope_parameters(
-    anatomy: Anatomy, frequencies: Frequencies | Mapping[str, Frequencies], length: int
+    structure: ModelStructure, frequencies: Frequencies | Mapping[str, Frequencies], length: int
 ) -> dict[str, Any]:
     """config.rope_parameters under which transformers' own rotary module has these frequencies.
 
-    The kind with a name where it is exact ("linear", "yarn", "llama3"); anything else as "longrope" whose short and
-    long factors are the same: each pair's divisor. What the model has as loaded is kept, see `pinned`.
+    The rope_type with a name where it is exact ("linear", "yarn", "llama3"); anything else as "longrope" with equal short
+    and long factors: each pair's divisor. The model's parameters as loaded stay, see `pinned`.
 
     Args:
-        anatomy: of the model. frequencies: of all layers, or by layer type (Gemma 3), where types left out stay as
+        structure: of the model. frequencies: of all layers, or by layer type (Gemma 3), where types left out stay as
             loaded. length: tokens that the frequencies are made for.
 
     Raises:
         InputError: a layer type the model lacks, frequencies of another width, or different ones for layer types
             that share one rotation.
     """
-    by_type = frequencies if isinstance(frequencies, Mapping) else dict.fromkeys(anatomy.ropes, frequencies)
-    strange = sorted(set(by_type) - set(anatomy.ropes))
-    if strange:
-        raise InputError(f"frequencies for layer type {strange[0]!r}: the model has {', '.join(anatomy.ropes)}")
-    given = pinned(anatomy)
+    by_type = frequencies if isinstance(frequencies, Mapping) else dict.fromkeys(structure.ropes, frequencies)
+    if unknown_types := sorted(set(by_type) - set(structure.ropes)):
+        raise InputError(f"frequencies for layer type {unknown_types[0]!r}: the model has {', '.join(structure.ropes)}")
+    given = pinned(structure)
     written = {
-        layer_type: _written(anatomy, rope, given[layer_type] if anatomy.rope_per_type else given,
+        layer_type: _written(structure, rope, given[layer_type] if structure.rope_per_type else given,
                              by_type.get(layer_type), length)
-        for layer_type, rope in anatomy.ropes.items()
+        for layer_type, rope in structure.ropes.items()
     }  # fmt: skip
-    if anatomy.rope_per_type:
+    if structure.rope_per_type:
         return {**given, **written}
     first, *others = written.values()
     if any(other != first for other in others):
-        raise InputError(f"model type {anatomy.model_type!r} rotates all layers alike: give one set of frequencies")
+        raise InputError(f"model type {structure.model_type!r} rotates all layers alike: give one set of frequencies")
     return first
 
 
-def hf_config(anatomy: Anatomy, frequencies: Frequencies | Mapping[str, Frequencies], length: int) -> Any:
+def hf_config(structure: ModelStructure, frequencies: Frequencies | Mapping[str, Frequencies], length: int) -> Any:
     """A copy of the model's configuration with `hf_rope_parameters`, and what else transformers reads beside them.
 
     Raises:
-        InputError: what `hf_rope_parameters` refuses.
+        InputError: as `hf_rope_parameters`.
     """
-    config = deepcopy(anatomy.config)
-    config.rope_parameters = hf_rope_parameters(anatomy, frequencies, length)
+    config = deepcopy(structure.config)
+    config.rope_parameters = hf_rope_parameters(structure, frequencies, length)
     config.max_position_embeddings = length
-    if getattr(config, "original_max_position_embeddings", None):  # Phi-3's own field goes before the dictionary
-        config.original_max_position_embeddings = anatomy.trained_length
-    if getattr(config, "head_dim", anatomy.head_dim) is None:  # "yarn" and "longrope" multiply it
-        config.head_dim = anatomy.head_dim
+    if getattr(config, "original_max_position_embeddings", None):  # Phi-3 reads this field before the dictionary
+        config.original_max_position_embeddings = structure.trained_length
+    if getattr(config, "head_dim", structure.head_dim) is None:  # "yarn" and "longrope" multiply it
+        config.head_dim = structure.head_dim
     return config
 
 
-def as_loaded(anatomy: Anatomy) -> dict[str, Any]:
-    """The model's rope_parameters before `extend` changed them."""
-    extension = getattr(anatomy.decoder, RECORD, None)
-    kept: Mapping[str, Any] = {} if extension is None else extension.config
-    return dict(kept.get("rope_parameters", anatomy.config.rope_parameters))
+def pinned(structure: ModelStructure) -> dict[str, Any]:
+    """The model's rope_parameters as loaded, with the factor that they may derive from max_position_embeddings, so that
+    another length does not change it."""
+    attachment = attached(structure.model)
+    loaded = {} if attachment is None else attachment.config
+    given = dict(loaded.get("rope_parameters", structure.config.rope_parameters))
 
+    def with_factor(parameters: Mapping[str, Any], rope: Rope) -> dict[str, Any]:
+        implied = rope.schedule["name"] in ("yarn", "longrope") and parameters.get("factor") is None
+        return {**parameters, "factor": rope.schedule["factor"]} if implied else dict(parameters)
 
-def pinned(anatomy: Anatomy) -> dict[str, Any]:
-    """The model's rope_parameters with the factor that they may leave to its max_position_embeddings, so that another
-    length changes nothing."""
-    given = as_loaded(anatomy)
-    if anatomy.rope_per_type:
-        return {**given, **{t: _with_factor(given[t], rope) for t, rope in anatomy.ropes.items()}}
-    return _with_factor(given, anatomy.rope)
-
-
-def _with_factor(given: Mapping[str, Any], rope: Rope) -> dict[str, Any]:
-    implied = rope.schedule["name"] in ("yarn", "longrope") and given.get("factor") is None
-    return {**given, "factor": rope.schedule["factor"]} if implied else dict(given)
+    if structure.rope_per_type:
+        return {**given, **{t: with_factor(given[t], rope) for t, rope in structure.ropes.items()}}
+    return with_factor(given, structure.rope)
 
 
 def _written(
-    anatomy: Anatomy, rope: Rope, given: Mapping[str, Any], frequencies: Frequencies | None, length: int
+    structure: ModelStructure, rope: Rope, given: Mapping[str, Any], frequencies: Frequencies | None, length: int
 ) -> dict[str, Any]:
-    if frequencies is None or same(frequencies, rope.frequencies()):
+    if frequencies is None or same_frequencies(frequencies, rope.frequencies()):
         return dict(given)
     shape = {"rope_theta": rope.rope_theta}
-    if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # there it is another thing
+    if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # where it means another thing
         shape["partial_rotary_factor"] = given["partial_rotary_factor"]
     divisors = stretch(frequencies, rope.rotary_dim, rope.rope_theta)
-    kinds = {} if anatomy.model_type in LONGROPE_ONLY else _kinds(divisors.max().item(), rope.original_length)
+    kinds = {} if structure.model_type in LONGROPE_ONLY else _kinds(divisors.max().item(), rope.original_length)
+    renamed = {"original_max_position_embeddings": "original_max_positions"}
     for schedule, options in kinds.items():
-        if same(frequencies, create({"name": schedule, **_ours(options)}, rope.rotary_dim, rope.rope_theta)):
+        candidate = {"name": schedule} | {renamed.get(name, name): value for name, value in options.items()}
+        if same_frequencies(frequencies, create(candidate, rope.rotary_dim, rope.rope_theta)):
             return {"rope_type": schedule, **options, **shape}
-    numbers = divisors.clamp(max=STILL).tolist()
+    numbers = divisors.clamp(max=MAX_STRETCH).tolist()
     return {
         "rope_type": "longrope", "short_factor": numbers, "long_factor": numbers,
         "factor": max(1.0, length / rope.original_length), "attention_factor": float(frequencies.attention_factor),
@@ -156,8 +140,8 @@ def _written(
 
 
 def _kinds(factor: float, original_length: int) -> dict[str, dict[str, Any]]:
-    """The kinds that transformers computes as posenc does, with the options most models have."""
-    if not 1 < factor < STILL:
+    """The rope_types that transformers computes as posenc does, with the options most models have."""
+    if not 1 < factor < MAX_STRETCH:
         return {"default": {}} if factor == 1 else {}
     original = {"original_max_position_embeddings": original_length}
     return {
@@ -167,13 +151,8 @@ def _kinds(factor: float, original_length: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {"original_max_position_embeddings": "original_max_positions"}
-    return {renamed.get(name, name): value for name, value in options.items()}
-
-
-def same(one: Frequencies, other: Frequencies) -> bool:
-    """Whether two schedules give the same rotations and temperature, but for what a file rounds."""
+def same_frequencies(one: Frequencies, other: Frequencies) -> bool:
+    """Whether two schedules give the same rotations and temperature, but for rounding in a file."""
     return (
         one.inv_freq.shape == other.inv_freq.shape
         and torch.allclose(one.inv_freq, other.inv_freq, rtol=1e-9, atol=0)

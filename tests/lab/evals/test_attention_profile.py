@@ -17,7 +17,7 @@ import posenc
 from posenc import InputError
 from posenc.lab.evals.attention import attention_profile, pair_norms, summed_by_distance
 from posenc.lab.evals.profile import AttentionProfile
-from posenc.pretrained.anatomy import FAMILIES, anatomy
+from posenc.pretrained.models import FAMILIES, model_structure
 from posenc.tasks import Sample
 from references import smollm2
 from references.mapped_attention import RELATIVE, use_mapped_attention
@@ -120,7 +120,7 @@ def test_what_gpt_oss_gives_to_its_sinks_goes_nowhere() -> None:
 def by_brute_force(model: Any, method: str, n: float, ids: Tensor) -> Tensor:
     """Weights (texts, layers, heads, N, N) of a copy of a model that attends by a formula of i and j: its attention is
     given the identity for values, so that what comes out is the weights."""
-    brute, body = copy.deepcopy(model), anatomy(model)
+    brute, body = copy.deepcopy(model), model_structure(model)
     use_mapped_attention(brute, method, body.rope.frequencies().inv_freq, body.layout, TRAINED, n)
     from transformers import AttentionInterface
 
@@ -287,7 +287,7 @@ def test_a_head_that_looks_a_distance_back() -> None:
 def test_norms_of_pairs_are_those_of_the_projections(kind: str) -> None:
     """Before the rotation, by a formula on what the projections give, pair by pair."""
     model, ids = small_model(kind), tokens(1, LENGTH)
-    body, given = anatomy(model), []
+    body, given = model_structure(model), []
     names = ("query_key_value",) if kind == "gpt_neox" else ("q_proj", "k_proj")
     for layer in body.layers:
         for name in names:
@@ -299,7 +299,7 @@ def test_norms_of_pairs_are_those_of_the_projections(kind: str) -> None:
             q, k, _ = given[index].unflatten(-1, (4, 48)).split(16, -1)
         else:
             q, k = (x.unflatten(-1, (-1, 16)) for x in given[2 * index : 2 * index + 2])
-        width = body.rotary_dim if layer.rotates else 0
+        width = body.rope.rotary_dim if layer.rotates else 0
         pairs = [(2 * c, 2 * c + 1) if body.layout == "interleaved" else (c, c + width // 2) for c in range(width // 2)]
 
         def product(channels: Any, q: Tensor = q, k: Tensor = k) -> float:
@@ -318,7 +318,7 @@ def test_pairs_that_never_complete_a_turn_are_those_of_the_reach() -> None:
     """Gemma 3's layers turn by a base of their own and see a window of their own."""
     profile = measured(small_model("gemma3_text"), [tokens(1, LENGTH)[0]])
     for kind, reach in (("full_attention", TRAINED), ("sliding_attention", 24)):
-        rope = anatomy(small_model("gemma3_text")).ropes[kind]
+        rope = model_structure(small_model("gemma3_text")).ropes[kind]
         theta = [rope.rope_theta ** (-2 * c / 16) for c in range(8)]
         turning = profile.turning[kind]
         assert turning.reach == reach

@@ -11,8 +11,7 @@ import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc.errors import InputError
 from posenc.lab.evals.reader import BLOCKS, Reader
-from posenc.pretrained.calls import steady_length
-from posenc.pretrained.rows import Rows
+from posenc.pretrained.inference import CachedBatch, steady_length
 from posenc.tasks import Sample, Task
 from references.small_models import small_model
 
@@ -176,8 +175,8 @@ def test_what_was_read_is_taken_over_only_where_it_means_the_same():
 
 def test_no_cache_but_a_plain_one_is_cut():
     texts = [torch.arange(3, 40).tolist()]
-    assert Rows(small_model("llama"), texts).rewinds
-    assert not Rows(small_model("gemma3_text"), texts).rewinds
+    assert CachedBatch(small_model("llama"), texts).rewinds
+    assert not CachedBatch(small_model("gemma3_text"), texts).rewinds
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

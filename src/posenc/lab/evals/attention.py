@@ -21,9 +21,9 @@ from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, wavelengths
 from posenc.lab.evals.observed import observed
 from posenc.lab.evals.profile import AttentionProfile, LayerKind, NeedleMass, Turning
-from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.attach import attached
-from posenc.pretrained.calls import check_tokens, evaluating
+from posenc.pretrained.inference import check_tokens, evaluating
+from posenc.pretrained.models import ModelStructure, model_structure
 from posenc.rotation import Layout
 from posenc.tasks import Sample
 
@@ -50,7 +50,7 @@ def attention_profile(
     it was. Time grows with the square of a text's length, memory with the length.
 
     Args:
-        model: a transformers model of a supported type (`posenc.pretrained.anatomy`), extended or not.
+        model: a transformers model of a supported type (`posenc.pretrained.models`), extended or not.
         samples: of `posenc.tasks`, or token ids (N,) or (1, N). Texts are read one at a time.
         depths: where the samples' needles were asked to stand, one number a sample: those of one depth are averaged.
             None: the middle of the needle in the prompt, to a tenth.
@@ -64,7 +64,7 @@ def attention_profile(
         InputError: a model that is not supported, texts that are too short or of another shape, or numbers that do not
             fit together.
     """
-    body = anatomy(model)
+    body = model_structure(model)
     texts = [sample if isinstance(sample, Sample) else _plain(sample) for sample in samples]
     _check(body, texts, depths, sinks, first_row, chunk)
     longest = max(len(text.ids) for text in texts)
@@ -106,7 +106,7 @@ def attention_profile(
 class _Tally:
     """Sums over queries and texts, in float64 on the CPU; per layer and head (layers, heads[, bins])."""
 
-    def __init__(self, body: Anatomy, sinks: int, first_row: int, edges: Tensor) -> None:
+    def __init__(self, body: ModelStructure, sinks: int, first_row: int, edges: Tensor) -> None:
         shape = len(body.layers), body.num_heads
         self.body, self.sinks, self.first_row, self.edges = body, sinks, first_row, edges
         self.rows = 0
@@ -202,7 +202,12 @@ def _plain(ids: Tensor) -> Sample:
 
 
 def _check(
-    body: Anatomy, texts: Sequence[Sample], depths: Sequence[float] | None, sinks: int, first_row: int, chunk: int
+    body: ModelStructure,
+    texts: Sequence[Sample],
+    depths: Sequence[float] | None,
+    sinks: int,
+    first_row: int,
+    chunk: int,
 ) -> None:
     if not texts:
         raise InputError("samples is empty: give at least one text")
@@ -256,7 +261,7 @@ def _by_depth(
     return tuple(rows)
 
 
-def _turning(body: Anatomy, kind: str) -> Turning:
+def _turning(body: ModelStructure, kind: str) -> Turning:
     rope = body.ropes[kind]
     trained = create(rope.at(body.loaded_length), rope.rotary_dim, rope.rope_theta)
     record = attached(body.model)

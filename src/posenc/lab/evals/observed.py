@@ -4,19 +4,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.attention import posed
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.anatomy import Anatomy
-from posenc.pretrained.attach import LayerPlan, set_implementation
-from posenc.pretrained.masks import Window
+from posenc.pretrained.attach import AttentionCall, LayerPlan, register_attention, set_implementation
+from posenc.pretrained.masks import SlidingWindow
+from posenc.pretrained.models import ModelStructure
 
 NAME = "posenc_observed"
 """What transformers knows the observed attention by. It has no mask function of that name, and so makes no masks."""
@@ -45,20 +45,18 @@ class View:
 
 
 @contextmanager
-def observed(body: Anatomy, observer: Observer, chunk: int) -> Iterator[None]:
+def observed(body: ModelStructure, observer: Observer, chunk: int) -> Iterator[None]:
     """Show an observer the attention of a model, extended or not, in every pass over one text without a cache; the model
     then attends as before. Memory is heads x chunk x N at a time, never N x N.
 
     Raises:
         InputError: a model whose attention cannot be set, or sees the future.
     """
-    from transformers import AttentionInterface
-
     if any(not getattr(layer.module, "is_causal", True) for layer in body.layers):
         raise InputError(
             f"a {body.model_type} model whose tokens see those after them: observed are causal models alone"
         )
-    AttentionInterface.register(NAME, attend)
+    register_attention(NAME, attend, None)
     before = body.config._attn_implementation
     try:
         for index, layer in enumerate(body.layers):
@@ -72,34 +70,23 @@ def observed(body: Anatomy, observer: Observer, chunk: int) -> Iterator[None]:
         set_implementation(body.model, before)
 
 
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    s_aux: Tensor | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """The attention function that transformers calls, in its signature: what the model computes, shown on the way.
+def attend(call: AttentionCall) -> Tensor:
+    """What the model computes, shown to the observer on the way.
 
     An extended model attends by the encoding that `posenc.extend` gave the layer, a plain one by its window alone.
     """
-    view: View = module._posenc_view  # type: ignore[assignment]
-    plan: LayerPlan | None = getattr(module, "_posenc_plan", None)
-    encoding = plan.windowed if plan is not None else None if view.window is None else Window(view.window)
-    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation has left them in float32
+    view: View = call.module._posenc_view  # type: ignore[assignment]
+    plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
+    encoding = plan.windowed if plan is not None else None if view.window is None else SlidingWindow(view.window)
+    query, key = call.query, call.key
     with torch.autocast(query.device.type, enabled=False):
         positions = Positions.arange(query.shape[2], causal=True, device=query.device)
-        problem = posed(query, key, value, encoding, positions, None, scaling, s_aux, 0.0, 0)
+        problem = posed(query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0)
         view.observer.vectors(view.layer, query[0], key[0], problem.scale)
         bias, outs = sum_by_rows(problem.bias, query.device), []
         for first in range(0, query.shape[2], view.chunk):
             end = min(first + view.chunk, query.shape[2])
-            weights = Reference().weights(problem, first, end, bias(first, end), softcap)
+            weights = Reference().weights(problem, first, end, bias(first, end), call.softcap)
             view.observer.block(view.layer, first, weights[0])
             outs.append(Reference().output(problem, weights, first))
-    return torch.cat(outs, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(outs, 2)

@@ -13,9 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import InputError
-from posenc.pretrained.calls import check_tokens, ends, evaluating, fed_at_a_time, steady_length
-from posenc.pretrained.loss import scores_by_position
-from posenc.pretrained.rows import Rows
+from posenc.pretrained.inference import (
+    CachedBatch,
+    check_tokens,
+    chunk_size,
+    end_tokens,
+    evaluating,
+    scores_by_position,
+    steady_length,
+)
 from posenc.tasks import Sample, Task
 
 CHUNK = 512
@@ -103,7 +109,7 @@ class Reader:
             check_tokens(self.model, sample.ids)
         order = sorted(range(len(texts)), key=lambda i: texts[i].prompt)  # neighbours have the most in common
         found: dict[int, Outcome] = {}
-        self._kept: tuple[list[int], Rows] | None = None
+        self._kept: tuple[list[int], CachedBatch] | None = None
         with evaluating(self.model), self._counted():
             while order:
                 size = 1 if through[order[0]] else self.batch_size
@@ -151,12 +157,12 @@ class Reader:
             for row, text in enumerate(texts)
         ]
 
-    def _read(self, prompts: Sequence[list[int]], steady: bool) -> Rows:
+    def _read(self, prompts: Sequence[list[int]], steady: bool) -> CachedBatch:
         """The prompts in a cache: what the last one has in common with a single new one is taken over. steady: whether it
         means the same there."""
         if len(prompts) > 1 or not steady:
-            chunk = fed_at_a_time(self.model, max(map(len, prompts)), self.chunk)
-            return Rows(self.model, prompts, chunk=chunk)
+            chunk = chunk_size(self.model, max(map(len, prompts)), self.chunk)
+            return CachedBatch(self.model, prompts, chunk=chunk)
         (prompt,) = prompts
         shared = 0
         if self._kept is not None:
@@ -168,11 +174,11 @@ class Reader:
             rows.read(torch.tensor([prompt[shared:]]))
         else:
             self._kept = None  # its cache goes before the next one comes
-            rows = Rows(self.model, prompts, chunk=self.chunk)
+            rows = CachedBatch(self.model, prompts, chunk=self.chunk)
         self._kept = prompt, rows
         return rows
 
-    def _forced(self, rows: Rows, scored: Tensor) -> tuple[Tensor, Tensor]:
+    def _forced(self, rows: CachedBatch, scored: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each scored token (rows, n), and the token that was the likeliest in its place."""
         pieces = scored[:, :-1].split(self.chunk, 1) if scored.shape[1] > 1 else ()
         losses, likeliest, at = [], [], 0
@@ -183,10 +189,10 @@ class Reader:
             likeliest.append(logits.argmax(-1))
         return torch.cat(losses, 1), torch.cat(likeliest, 1)
 
-    def _greedy(self, rows: Rows, known: Tensor, new_tokens: int) -> list[list[int]]:
+    def _greedy(self, rows: CachedBatch, known: Tensor, new_tokens: int) -> list[list[int]]:
         """Each row's likeliest tokens, up to `new_tokens` or the end of its text. known: the first ones, of which the cache
         holds all but the last."""
-        ending = torch.tensor(sorted(ends(self.model, self.tokenizer)), device=known.device)
+        ending = torch.tensor(sorted(end_tokens(self.model, self.tokenizer)), device=known.device)
         while known.shape[1] < new_tokens and not torch.isin(known, ending).any(1).all():
             rows.read(known[:, -1:])
             known = torch.cat((known, rows.logits.argmax(-1, keepdim=True)), 1)

@@ -27,14 +27,13 @@ from posenc.lab.evals.results import Measured, numbers
 from posenc.lab.evals.wording import answer, limits, outcome_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
 from posenc.lab.study import Progress, Results, Study, run
-from posenc.pretrained.anatomy import check_model, unwrapped
-from posenc.pretrained.attach import Attached, attached
-from posenc.pretrained.calls import check_causal, check_tokens, evaluating
+from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.extend import extend, restore
+from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import DEMO, load
+from posenc.pretrained.load import DEMO, chosen_because, load
 from posenc.pretrained.methods import written_factor
-from posenc.pretrained.precision import chosen_because
+from posenc.pretrained.models import check_model, unwrap
 from posenc.tasks import Sample, Task
 
 ATTENTION_LENGTH = 1024
@@ -91,7 +90,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
-        self.config: Any = unwrapped(self.model).config
+        self.config: Any = unwrap(self.model).config
         length = getattr(self.config, "max_position_embeddings", None)
         self.trained_length: int = int(length) if length else max(self.settings.lengths)
         self.target_length: int = max(*self.settings.lengths, self.trained_length)
@@ -111,7 +110,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             what = f"{self.model_name}: it has no tokenizer, and" if self.model_name else "tokenizer=None:"
             raise InputError(f"{what} every task needs one; pass the tokenizer that belongs to the model")
         s = self.settings
-        self.loaded: Attached | None = attached(unwrapped(self.model))
+        self.loaded: Attachment | None = attached(unwrap(self.model))
         if self.loaded is not None and len(s.methods) > 1:
             raise InputError(
                 f"methods={' '.join(s.methods[1:])}: the model comes extended by {self.loaded.report.method}; take "
@@ -165,7 +164,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         longest = self.settings.lengths[-1]
         cache = self.cache_bytes_per_token() * longest
         scores = 4 * int(self.model_facts()["heads"]) * CHUNK * longest
-        logits = 3 * 4 * CHUNK * int(unwrapped(self.model).get_input_embeddings().weight.shape[0])
+        logits = 3 * 4 * CHUNK * int(unwrap(self.model).get_input_embeddings().weight.shape[0])
         return self.batch_size * (2 * cache + scores + logits)
 
     # ---------------------------------------------------------------- as a study
@@ -481,7 +480,7 @@ def evaluate(
     """
     check_model(model)
     chosen = settings_of(preset, **settings)
-    name = name or str(getattr(unwrapped(model).config, "name_or_path", ""))
+    name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
     study = Evaluation(model, tokenizer, chosen, name, attention)
     pages = {"report.html": render} if render is not None else {}
     return run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
@@ -489,7 +488,7 @@ def evaluate(
 
 def fingerprint(model: nn.Module) -> str:
     """Hash of a model's configuration and of some numbers of each of its weights."""
-    config = unwrapped(model).config.to_dict()
+    config = unwrap(model).config.to_dict()
     config.pop("_name_or_path", None)
     found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weights in model.named_parameters():

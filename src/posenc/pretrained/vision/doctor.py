@@ -8,67 +8,75 @@ import torch
 from torch import Tensor
 
 from posenc.errors import on_one_line
-from posenc.pretrained.findings import Kind, Symptom
-from posenc.pretrained.vision.libraries import HuggingFace, Library, shared_copy
-from posenc.pretrained.vision.parts import LEARNED, SINUSOIDS, Part, rows_of_patches
-from posenc.pretrained.vision.resize import RECORD, by, grouped, held
-from posenc.pretrained.vision.tables import Grid, order_of_sinusoids, resample, sinusoids
+from posenc.pretrained.findings import Evidence, FindingKind
+from posenc.pretrained.vision.models import TransformersModel, VisionModel, shared_copy
+from posenc.pretrained.vision.resize import RECORD, by, grouped, position_parts
+from posenc.pretrained.vision.tables import (
+    LEARNED,
+    SINUSOIDS,
+    Grid,
+    Part,
+    resample,
+    rows_of_patches,
+    sinusoid_order,
+    sinusoids,
+)
 
-VISION_FINDINGS: dict[str, Kind] = {
-    "rows_for_columns": Kind(
+VISION_FINDINGS: dict[str, FindingKind] = {
+    "rows_for_columns": FindingKind(
         "wrong",
         "The model takes its table of offsets, of a grid that is not square, for one of as many columns as it has rows, at "
         "every call: patches get the biases of others.",
         "Make it from a checkpoint for square images, which it reads others with as well; or take timm's BEiT",
     ),
-    "table_of_zeros": Kind(
+    "table_of_zeros": FindingKind(
         "wrong",
         "Every row of the table of positions is zero: the model cannot tell where patches are. transformers 5.23 leaves the "
         "fixed tables of a new ViTMAE so; those of a checkpoint are loaded.",
         "Load a checkpoint, or fill the table: posenc.GridSinusoidal(dim, x_first=True)",
     ),
-    "shift_lost": Kind(
+    "shift_lost": FindingKind(
         "wrong",
         "Layers that shift their windows do not any longer: the model has read an image so small that a stage had one "
         "window, and keeps to it (transformers' Swin).",
         "Load the model again, and give it small images in a copy",
     ),
-    "small_images_stay": Kind(
+    "small_images_stay": FindingKind(
         "hazard",
         "After an image so small that a stage has one window, the model reads images of its own size differently: "
         "transformers' Swin then turns the shift of windows off, and never on again.",
         "Read such images with a copy: copy.deepcopy(model)",
     ),
-    "below_a_window": Kind(
+    "below_a_window": FindingKind(
         "hazard",
         "Images so small that the last stage has fewer patches a side than a window are not read at all.",
         "Pad them, or posenc.resize(model, image_size, window_size=...) to smaller windows",
     ),
-    "square_only": Kind(
+    "square_only": FindingKind(
         "hazard",
         "The model's table is of a grid that is not square, and its library takes it for a square one where it is asked to "
         "interpolate (interpolate_pos_encoding=True).",
         "Never pass interpolate_pos_encoding=True; use posenc.resize(model, (height, width))",
     ),
-    "decoder_in_a_line": Kind(
+    "decoder_in_a_line": FindingKind(
         "hazard",
         "The decoder interpolates its table along the line of all patches, row after row, not in the image.",
         "posenc.resize(model, image_size) before the decoder is used at another size",
     ),
-    "formula_interpolated": Kind(
+    "formula_interpolated": FindingKind(
         "note",
         "The table follows MAE's formula. Its library interpolates it, which sets patches closer together than they were in "
         "training; posenc.resize computes it, which keeps their distance and gives codes that were never seen beyond the "
         "grid that was trained.",
         'Measure both: posenc.resize(model, image_size), and posenc.resize(model, image_size, method="bicubic")',
     ),
-    "another_sampling": Kind(
+    "another_sampling": FindingKind(
         "note",
         "The authors of DINOv2 interpolate for a grid that is 0.1 patches larger than the image's, which transformers does "
         "not do any longer: features differ a little from those they published.",
         'posenc.resize(model, image_size, method="bicubic_offset") for theirs',
     ),
-    "one_size": Kind(
+    "one_size": FindingKind(
         "note",
         "Images of another size are refused.",
         "posenc.resize(model, (height, width)), or what the library has: interpolate_pos_encoding=True, dynamic_img_size",
@@ -99,45 +107,42 @@ class VisionDescription:
         return "\n".join([*lines, *grouped(self.parts)])
 
 
-def describe(library: Library) -> VisionDescription:
-    """What a model is, and what in it knows places.
-
-    Raises:
-        InputError: a model without weights, or a table with rows that posenc cannot explain.
-    """
-    library.check_weights()
-    record: Any = getattr(library.model, RECORD, None)
-    dtype = next(p.dtype for p in library.tower.parameters())
+def describe(vision: VisionModel) -> VisionDescription:
+    """Raises:
+    InputError: a model without weights, or a table with unexplained rows."""
+    vision.check_weights()
+    record: Any = getattr(vision.model, RECORD, None)
+    dtype = next(p.dtype for p in vision.tower.parameters())
     return VisionDescription(
-        library.name,
-        library.model_type,
-        library.image_size,
-        library.patch_size,
+        vision.library,
+        vision.model_type,
+        vision.image_size,
+        vision.patch_size,
         str(dtype).removeprefix("torch."),
-        tuple(held(library)),
+        tuple(position_parts(vision)),
         None if record is None else record.report.old,
     )
 
 
-def vision_symptoms(library: Library, parts: tuple[Part, ...]) -> Symptom:
-    """What is found, each with a number. The model is left as it is."""
-    yield from _of_tables(library, parts)
-    yield from _of_sizes(library)
-    if isinstance(library, HuggingFace):
-        yield from _of_transformers(library, parts)
-        yield from _of_swin(library)
+def vision_evidence(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
+    """Findings, each with a number. The model stays as it is."""
+    yield from _of_tables(vision, parts)
+    yield from _of_sizes(vision)
+    if isinstance(vision, TransformersModel):
+        yield from _of_transformers(vision, parts)
+        yield from _of_swin(vision)
 
 
-def _of_tables(library: Library, parts: tuple[Part, ...]) -> Symptom:
+def _of_tables(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
     tables = [part for part in parts if part.kind in (LEARNED, SINUSOIDS)]
     for part in tables:
-        rows = _rows(library, part)
+        rows = _rows(vision, part)
         if not rows.any() and len(tables) == len(parts):  # a new BEiT's is, too, beside its table of offsets
             yield "table_of_zeros", f"{part.where}: all of its {len(rows)} rows of patches are zero", 0.0
         if part.kind == SINUSOIDS:
             new = _larger(part.old)
-            exact = sinusoids(new, rows.shape[1], x_first=bool(order_of_sinusoids(rows, part.old))).to(rows)
-            made = resample(rows, part.old, new, library.usual(LEARNED))
+            exact = sinusoids(new, rows.shape[1], x_first=bool(sinusoid_order(rows, part.old))).to(rows)
+            made = resample(rows, part.old, new, vision.default_method(LEARNED))
             worst = float((made - exact).abs().max())
             yield (
                 "formula_interpolated",
@@ -146,19 +151,19 @@ def _of_tables(library: Library, parts: tuple[Part, ...]) -> Symptom:
             )
 
 
-def _of_sizes(library: Library) -> Symptom:
-    rows, columns = library.grid(library.image_size)
-    larger = (rows + 1) * library.patch_size[0], (columns + 1) * library.patch_size[1]
-    if error := _error(library, larger):
+def _of_sizes(vision: VisionModel) -> Evidence:
+    rows, columns = vision.grid(vision.image_size)
+    larger = (rows + 1) * vision.patch_size[0], (columns + 1) * vision.patch_size[1]
+    if error := _error(vision, larger):
         yield "one_size", f"an image of {by(larger)} gives: {error}", None
 
 
-def _of_transformers(library: HuggingFace, parts: tuple[Part, ...]) -> Symptom:
+def _of_transformers(vision: TransformersModel, parts: tuple[Part, ...]) -> Evidence:
     learned = [part for part in parts if part.kind in (LEARNED, SINUSOIDS)]
-    rows, columns = library.grid(library.image_size)
-    embeddings: Any = getattr(library.tower, "embeddings", None)
+    rows, columns = vision.grid(vision.image_size)
+    embeddings: Any = getattr(vision.tower, "embeddings", None)
     if rows != columns:
-        for name, module in library.tower.named_modules():
+        for name, module in vision.tower.named_modules():
             if hasattr(module, "generate_relative_position_index"):
                 worst = _swapped(module, (rows, columns))
                 yield "rows_for_columns", f"{name}: biases are off by up to {worst:.2g}", worst
@@ -166,55 +171,55 @@ def _of_transformers(library: HuggingFace, parts: tuple[Part, ...]) -> Symptom:
     if not learned or not hasattr(embeddings, "interpolate_pos_encoding"):
         return
     part, new = learned[0], _larger((rows, columns))
-    table = _rows(library, part)
-    exact = resample(table, (rows, columns), new, library.usual(LEARNED))
+    table = _rows(vision, part)
+    exact = resample(table, (rows, columns), new, vision.default_method(LEARNED))
     try:
-        found = _interpolated(library, embeddings, part, table, new)
+        interpolated = _interpolated(vision, embeddings, part, table, new)
     except RuntimeError as error:
         if rows != columns:
             yield "square_only", f"interpolating to {by(new)} patches fails: {on_one_line(error, 120)}", None
         return
-    worst = float((found - exact).float().abs().max())
+    worst = float((interpolated - exact).float().abs().max())
     if rows != columns and worst > 1e-3:
         yield "square_only", f"interpolated to {by(new)} patches, rows are off by up to {worst:.2g}", worst
-    if library.model_type == "dinov2":
+    if vision.model_type == "dinov2":
         theirs = resample(table, (rows, columns), new, "bicubic_offset")
         share = float((theirs - exact).float().std() / table.float().std())
         yield "another_sampling", f"for {by(new)} patches the rows differ by {share:.1%} of their spread", share
-    decoder: Any = getattr(library.model, "decoder", None)
+    decoder: Any = getattr(vision.model, "decoder", None)
     if hasattr(decoder, "decoder_pos_embed"):
         weight = decoder.decoder_pos_embed.detach()
         line = decoder.interpolate_pos_encoding(weight.new_empty(1, 1 + new[0] * new[1], 1))[0, 1:]
-        plane = resample(weight[0, 1:], (rows, columns), new, library.usual(LEARNED))
+        plane = resample(weight[0, 1:], (rows, columns), new, vision.default_method(LEARNED))
         worst = float((line - plane).float().abs().max())
         yield "decoder_in_a_line", f"for {by(new)} patches its rows are off by up to {worst:.2g}", worst
 
 
-def _of_swin(library: HuggingFace) -> Symptom:
-    if not library.model_type.startswith("swin"):
+def _of_swin(vision: TransformersModel) -> Evidence:
+    if not vision.model_type.startswith("swin"):
         return
-    stages, window = len(library.config.depths), int(library.config.window_size)
-    lost = sum(_lost(block) for stage in library.tower.encoder.layers for block in stage.blocks[1::2])
+    stages, window = len(vision.config.depths), int(vision.config.window_size)
+    lost = sum(_lost(block) for stage in vision.tower.encoder.layers for block in stage.blocks[1::2])
     if lost:
         yield "shift_lost", f"layers that should shift their windows and do not: {lost}", float(lost)
-    one = _size(library, window * 2 ** (stages - 1))
-    small = _size(library, max(window // 2, 1) * 2 ** (stages - 1))
-    if window > 1 and (error := _error(library, small)):
+    one = _size(vision, window * 2 ** (stages - 1))
+    small = _size(vision, max(window // 2, 1) * 2 ** (stages - 1))
+    if window > 1 and (error := _error(vision, small)):
         yield "below_a_window", f"images below {by(one)} are not read; one of {by(small)} gives: {error}", float(one[0])
-    if not lost and not _error(library, one):
-        worst = _remembered(library, one)
+    if not lost and not _error(vision, one):
+        worst = _remembered(vision, one)
         if worst > 0:
-            told = f"after one image of {by(one)} the output for {by(library.image_size)} is off by up to {worst:.2g}"
-            yield "small_images_stay", told, worst
+            text = f"after one image of {by(one)} the output for {by(vision.image_size)} is off by up to {worst:.2g}"
+            yield "small_images_stay", text, worst
 
 
 @torch.no_grad()
-def _remembered(library: HuggingFace, small: Grid) -> float:
-    """How much an image of a smaller size changes what the model gives afterwards."""
-    tower = shared_copy(library.tower).eval()
-    before = tower(pixel_values=library.images(library.image_size)).last_hidden_state
-    tower(pixel_values=library.images(small))
-    after = tower(pixel_values=library.images(library.image_size)).last_hidden_state
+def _remembered(vision: TransformersModel, small: Grid) -> float:
+    """How much an image of a smaller size changes the outputs afterwards."""
+    tower = shared_copy(vision.tower).eval()
+    before = tower(pixel_values=vision.images(vision.image_size)).last_hidden_state
+    tower(pixel_values=vision.images(small))
+    after = tower(pixel_values=vision.images(vision.image_size)).last_hidden_state
     return float((after - before).abs().max())
 
 
@@ -227,38 +232,38 @@ def _lost(block: Any) -> bool:
 
 @torch.no_grad()
 def _swapped(module: Any, window: Grid) -> float:
-    """How far the biases that transformers' BEiT reads from a table are from those that are in it."""
-    found = module(window)[0]
+    """How far the biases that transformers' BEiT reads from a table are from the right ones."""
+    bias = module(window)[0]
     index = module.generate_relative_position_index(window)
-    true = module.relative_position_bias_table[index.to(found.device)].permute(2, 0, 1)
-    return float((found - true).abs().max())
+    true = module.relative_position_bias_table[index.to(bias.device)].permute(2, 0, 1)
+    return float((bias - true).abs().max())
 
 
 @torch.no_grad()
-def _interpolated(library: HuggingFace, embeddings: Any, part: Part, table: Tensor, new: Grid) -> Tensor:
+def _interpolated(vision: TransformersModel, embeddings: Any, part: Part, table: Tensor, new: Grid) -> Tensor:
     """The table of patches as transformers interpolates it at a call."""
     tokens = table.new_empty(1, part.prefix + new[0] * new[1], table.shape[1])
-    height, width = (n * p for n, p in zip(new, library.patch_size, strict=True))
-    found: Tensor = embeddings.interpolate_pos_encoding(tokens, height, width)
-    return found[0, part.prefix :]
+    height, width = (n * p for n, p in zip(new, vision.patch_size, strict=True))
+    table = embeddings.interpolate_pos_encoding(tokens, height, width)
+    return table[0, part.prefix :]
 
 
-def _rows(library: Library, part: Part) -> Tensor:
-    return rows_of_patches(part, library.model.get_parameter(part.where))
+def _rows(vision: VisionModel, part: Part) -> Tensor:
+    return rows_of_patches(part, vision.model.get_parameter(part.where))
 
 
-def _size(library: Library, patches: int) -> Grid:
-    return patches * library.patch_size[0], patches * library.patch_size[1]
+def _size(vision: VisionModel, patches: int) -> Grid:
+    return patches * vision.patch_size[0], patches * vision.patch_size[1]
 
 
 def _larger(grid: Grid) -> Grid:
     return 2 * grid[0], 2 * grid[1]
 
 
-def _error(library: Library, size: Grid) -> str:
-    """What the model says of an image of a size, "" where it reads it."""
+def _error(vision: VisionModel, size: Grid) -> str:
+    """The model's error for an image of a size, "" where it reads it."""
     try:
-        library.read(library.images(size))
+        vision.read(vision.images(size))
     except Exception as error:
         return on_one_line(error, 120)
     return ""

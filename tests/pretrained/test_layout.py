@@ -313,7 +313,7 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
         (WEIGHT, (8, "half", "gptj"), "unknown target 'gptj': known are half, interleaved"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 3}), "rotary_dim=3: .* must be even"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 0}), "rotary_dim=0"),
-        (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 10}), "rotary_dim=10, .* within the head_dim=8"),
+        (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 10}), "rotary_dim=10, .* within head_dim=8"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 4, "rotary_start": 6}), "rotary_start=6: .* head_dim=8"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_start": -2}), "rotary_start=-2"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_start": 3}), "head_dim - rotary_start=5: .* must be even"),
@@ -329,7 +329,7 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
         (STATE, (8, "half", "interleaved", {"names": iter([])}), "names=.*: list"),
         (STATE, (8, "half", "interleaved", {"names": 5}), "names=5"),
         (STATE, (8, "half", "interleaved", {"names": [5]}), "unknown module 5: known are q_proj"),
-        ({"q_weight": WEIGHT}, (8, "half", "interleaved", {"names": ["q_weight"]}), "no key of weights is in a module"),
+        ({"q_weight": WEIGHT}, (8, "half", "interleaved", {"names": ["q_weight"]}), "no key is in a module"),
         (
             {"q.weight": WEIGHT.numpy()},
             (8, "half", "interleaved", {"names": ["q"]}),

@@ -2,13 +2,15 @@
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
 import posenc
-from posenc import InputError, harness
+from posenc import InputError
+from posenc.pretrained import lm_eval as harness
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS, create
 from references import smollm2
@@ -204,7 +206,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, said):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("perplexity:protocol=sliding", r"not in windows"), ("copying", r"not those of a text")],
+    [("perplexity:protocol=sliding", r"does not read in windows"), ("copying", r"does not give these tokens")],
 )
 def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, said):
     cell = {"task": text, "length": 600, "depth": None, "samples": 1, "seeds": [0]}
@@ -248,3 +250,10 @@ def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
     assert row["sample_len"] == 2
     assert row["600,none"] == 1
     assert all(len(tokenizer(s["arguments"][0][0]).input_ids) > 400 for s in results["samples"]["niah_single_1"])
+
+
+def test_folders_that_name_the_former_module_still_load():
+    with pytest.warns(DeprecationWarning, match=r"posenc.pretrained.lm_eval"):
+        former = import_module("posenc.harness")
+    assert former.dataset is harness.dataset
+    assert former.write is harness.write

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert between rotations: cached keys to other positions or another frequency schedule, and query and key weights from
+one rotary layout to the other."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from posenc.checks import as_numbers, check_tensor, checked
+from posenc.encoding import Encoding
+from posenc.encodings.polar import PoPE
+from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotary_axes import AxesRotary
+from posenc.errors import InputError, unknown
+from posenc.functional import Layout, check_even, layout_permutation
+from posenc.positions import Positions
+
+KeyPositions = Positions | Tensor | Sequence[Any]
+RotaryKind = Rotary | AxesRotary | PoPE
+
+# names under which models keep values in the same matrix
+FUSED = re.compile(r"qkv|key_value|kv(_b)?(_proj)?$|c_attn$|w_pack|^in_proj", re.IGNORECASE)
+# the parameters whose rows are the channels of heads; PEFT moves the weight to base_layer
+WEIGHTS = re.compile(r"(base_layer\.)?(weight|bias)")
+LORA = re.compile(r"lora_([AB])(\..+)?")
+
+
+@checked
+def re_rotate(
+    keys: Tensor,
+    encoding: Encoding,
+    positions: KeyPositions,
+    *,
+    to: KeyPositions | None = None,
+    into: Encoding | None = None,
+    layer: int = 0,
+    inplace: bool = False,
+) -> Tensor:
+    """Rotated keys as if they had been rotated at other positions: what a new prefill would have cached, at the cost of one
+    more rotation by the difference of the angles, which is computed in float64.
+
+    Args:
+        keys: (batch, kv_heads, n, width), as `encoding.rotate_keys` gave them.
+        encoding: the rotation they are under.
+        positions: their positions: (n,), (batch, n) or (batch, n, axes) numbers, or `Positions` with n keys.
+        to: their new positions; None leaves them.
+        into: the new rotation, of the same layout and width, e.g. `encoding.with_schedule("yarn", ..)`, with its attention
+            factor. None leaves it.
+        layer: of the model, for encodings that differ per layer.
+        inplace: overwrite keys.
+
+    StreamingLLM drops tokens from the middle and closes the gap: keep the first four and the last thousand, and
+    re-rotate these keys from their positions to 0 .. 1003. The values stay as they are, and so does what the layers
+    before made of the dropped tokens.
+
+    Raises:
+        InputError: an encoding whose keys cannot be moved, with the reason; `into` of another kind; positions that do
+            not fit.
+    """
+    check_tensor("keys", keys)
+    target = encoding if into is None else into
+    before = encoding.key_angles(_keys_at("positions", positions, keys), layer)
+    after = target.key_angles(_keys_at("positions", positions, keys) if to is None else _keys_at("to", to, keys), layer)
+    if not isinstance(encoding, RotaryKind) or not isinstance(target, RotaryKind):
+        raise InputError(f"{encoding}: re_rotate moves keys of Rotary, its kin with axes, and PoPE")
+    if _layout_of(encoding) != _layout_of(target) or before.shape[1::2] != after.shape[1::2]:
+        raise InputError(f"into={target}: keys under {encoding} need the same head_dim, layout and rotated channels")
+    width = encoding.head_dim * (2 if isinstance(encoding, PoPE) else 1)
+    if keys.shape[-1] != width:
+        raise InputError(f"keys of width {keys.shape[-1]}: under {encoding} they are {width} wide")
+    angles, factor = after - before, _attention_factor(target) / _attention_factor(encoding)
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    cos, sin = ((part * factor).to(keys.device, dtype) for part in (angles.cos(), angles.sin()))
+    return target.turn(keys, cos, sin, inplace)
+
+
+def _keys_at(name: str, where: KeyPositions, keys: Tensor) -> Positions:
+    """The positions of keys, after a check that they fit."""
+    if keys.dim() != 4:
+        raise InputError(f"keys of shape {tuple(keys.shape)}: pass (batch, kv_heads, n, width)")
+    if not isinstance(where, Positions):
+        ids = as_numbers(name, where, keys.device)
+        try:
+            where = Positions.from_ids(ids)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+    if where.k.is_meta:
+        raise InputError(f"{name} is on meta, where tensors have no values: make them on the keys' device")
+    if where.num_keys != keys.shape[2] or where.k.shape[0] not in (1, keys.shape[0]):
+        raise InputError(
+            f"{name} of shape {tuple(where.k.shape)} for keys {tuple(keys.shape)}: give one number per key, in one row or "
+            f"{keys.shape[0]}"
+        )
+    return where
+
+
+def _layout_of(encoding: RotaryKind) -> tuple[object, ...]:
+    if isinstance(encoding, PoPE):
+        return "pope", encoding.head_dim
+    return encoding.head_dim, encoding.layout, encoding.first_channel
+
+
+def _attention_factor(encoding: RotaryKind) -> float:
+    return 1.0 if isinstance(encoding, PoPE) else encoding.attention_factor
+
+
+@overload
+def convert_layout(
+    weights: Tensor, head_dim: int, source: Layout, target: Layout, *,
+    rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0,
+) -> Tensor: ...  # fmt: skip
+@overload
+def convert_layout(
+    weights: Mapping[str, Tensor], head_dim: int, source: Layout, target: Layout, *,
+    rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0, names: Iterable[str],
+) -> dict[str, Tensor]: ...  # fmt: skip
+@checked
+def convert_layout(
+    weights: Tensor | Mapping[str, Tensor],
+    head_dim: int,
+    source: Layout,
+    target: Layout,
+    *,
+    rotary_dim: int | None = None,
+    rotary_start: int = 0,
+    axis: int = 0,
+    names: Iterable[str] | None = None,
+) -> Tensor | dict[str, Tensor]:
+    """Weights that make queries or keys, reordered so that rotating in the target layout gives the scores of the source.
+
+    Models in transformers mostly rotate in "half"; GPT-J, Meta's own Llama weights and llama.cpp's files of Llama
+    models are "interleaved". A weight run in the wrong one still loads, and the model talks nonsense. Only the order of
+    channels within each head changes: round trips are bit-equal, and dtype, device and gradient stay.
+
+    Args:
+        weights: a tensor with the channels of all its heads along `axis`: a weight (heads * head_dim, dim), its bias
+            (heads * head_dim,), keys with fewer heads (grouped-query), the weight of a norm of each head (head_dim,).
+            Or a state dict, of which the weights in `names` are converted and the rest is passed on.
+        head_dim: width of a head.
+        source, target: "half" (channel c is paired with c + rotary_dim/2) or "interleaved" (2c with 2c + 1).
+        rotary_dim: how many channels of each head are rotated, when not all are (partial rotary).
+        rotary_start: the first rotated channel of a head; DeepSeek rotates the last ones.
+        axis: 0 for weights of nn.Linear, -1 for activations, caches and matrices stored (dim, out).
+        names: modules of the state dict, as their full names or the last parts of them: ["q_proj", "k_proj"], and
+            the norms of queries and keys where a model has those. Their weights and biases are converted, and along
+            axis 0 their LoRA adapters: B, whose rows are the channels; A is passed on.
+
+    Split a fused query-key-value matrix first: values are not rotated. Merge other adapters first. Quantised weights
+    share scales among channels or pack several into one number: convert before quantising.
+
+    Raises:
+        InputError: a width that is no multiple of head_dim, a rotated part that is odd or exceeds the head, an unknown
+            layout, axis 0 of a tensor with more than two axes; a name that the state dict lacks or that means a fused
+            matrix; a quantised weight, or a parameter of a named module that is neither weight nor bias.
+    """
+    width = head_dim - rotary_start if rotary_dim is None else rotary_dim
+    if rotary_dim is None:
+        check_even("head_dim - rotary_start" if rotary_start else "head_dim", width)
+    if rotary_start < 0 or rotary_start + width > head_dim:
+        raise InputError(
+            f"rotary_dim={rotary_dim}, rotary_start={rotary_start}: the rotated channels must lie within head_dim={head_dim}"
+        )
+    of_head = torch.arange(head_dim, device="cpu")  # whatever the default device is
+    of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(width, source, target)
+    if isinstance(weights, Tensor):
+        if names is not None:
+            raise InputError("names are for a state dict: leave them out for a single tensor")
+        return _reordered("weights", weights, of_head, axis)
+    listed = [] if names is None else list(names)
+    if not listed:
+        raise InputError(f"names={names!r}: list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']")
+    modules = {key.rpartition(".")[0].rpartition(".")[2] for key in weights} - {""}
+    if not modules:
+        raise InputError("weights: no key is in a module, as 'q_proj.weight' is: convert such tensors one by one")
+    for name in listed:
+        if FUSED.search(str(name).rpartition(".")[2]):
+            raise InputError(
+                f"names has {name!r}, whose weight makes values too, which are not rotated: split it first"
+            )
+        if all(_parameter(key, [name]) is None for key in weights):
+            raise unknown("module", name, modules)
+    return {
+        key: _reordered(key, weight, of_head, axis) if _is_converted(key, weight, listed, axis) else weight
+        for key, weight in weights.items()
+    }
+
+
+def _parameter(key: str, names: list[str]) -> str | None:
+    """What a key has after the name of its module: "weight" of "layers.0.q_proj.weight"; None for other modules."""
+    for name in names:
+        _, separator, parameter = f".{key}".rpartition(f".{name}.")
+        if separator:
+            return parameter
+    return None
+
+
+def _is_converted(key: str, weight: Tensor | None, names: list[str], axis: int) -> bool:
+    """Whether to convert a parameter; refuses unknown parameters of the named modules."""
+    parameter = _parameter(key, names)
+    if parameter is None or weight is None:  # some modules have None as their _extra_state
+        return False
+    lora = LORA.fullmatch(parameter) if axis == 0 else None  # where weights are transposed, adapters may not be
+    if not lora and not WEIGHTS.fullmatch(parameter):
+        raise InputError(
+            f"{key} is no weight or bias of a module in names: merge its adapter first, convert before quantising, or "
+            "convert tensors one by one"
+        )
+    return not lora or lora[1] == "B"
+
+
+def _reordered(name: str, weight: Tensor, of_head: Tensor, axis: int) -> Tensor:
+    head_dim = len(of_head)
+    if not isinstance(weight, Tensor):
+        raise InputError(f"{name} is a {type(weight).__name__}: pass tensors")
+    if not weight.is_floating_point():
+        raise InputError(f"{name} is {weight.dtype}, as quantised weights are: convert before quantising")
+    if not -weight.dim() <= axis < weight.dim():
+        raise InputError(f"axis={axis}: {name} has shape {tuple(weight.shape)}")
+    if weight.dim() > 2 and axis % weight.dim() == 0:
+        raise InputError(
+            f"axis={axis}: {name} has shape {tuple(weight.shape)}: pass the axis of the channels, 1 of (heads, "
+            "head_dim, dim), or flatten it to two axes"
+        )
+    width = weight.shape[axis]
+    if width == 0 or width % head_dim:
+        raise InputError(
+            f"{name} of shape {tuple(weight.shape)}: its {width} channels along axis {axis} are no multiple of "
+            f"head_dim={head_dim}"
+        )
+    first = torch.arange(0, width, head_dim, device="cpu")
+    return weight.index_select(axis, (first[:, None] + of_head).flatten().to(weight.device))

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our tasks inside EleutherAI's lm-evaluation-harness (lm-eval 0.4.13 and later).
+
+lm-eval reads tasks from YAML files. `write` makes a folder of them, one task for each length and depth, so that each depth
+has a line in lm-eval's table, and one group over all of them; lm-eval takes the folder as `--include_path`:
+
+    lm_eval --model hf --model_args pretrained=FOLDER --tasks posenc_passkey \\
+        --include_path $(python -m posenc.pretrained.lm_eval passkey --lengths 2048,4096 --depths 0,0.5,1 --samples 20)
+
+The files name the functions below. lm-eval passes the arguments of the model to a task, so the texts are measured with its
+tokenizer: that of `tokenizer`, `pretrained` or `model`, as for lm-eval's own RULER tasks.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.errors import InputError
+from posenc.tasks import Sample, Task, create
+from posenc.tasks.task import check_depth, encode
+
+__all__ = ["as_text", "dataset", "generated", "group_name", "likelihood", "main", "write"]
+
+TASK = """\
+task: {name}
+tag: posenc
+custom_dataset: !function posenc.pretrained.lm_eval.dataset
+dataset_kwargs: {{cell: {cell}}}
+test_split: test
+output_type: {kind}
+doc_to_text: prompt
+doc_to_target: answer
+target_delimiter: ""
+{generation}process_results: !function posenc.pretrained.lm_eval.{function}
+metric_list: {metrics}
+metadata: {{version: 1.0}}
+"""
+GROUP = """\
+group: {name}
+task: {tasks}
+aggregate_metric_list: {metrics}
+metadata: {{version: 1.0}}
+"""
+HIGHER_IS_BETTER = {"acc": True, "nll": False, "score": True}
+
+
+def write(
+    folder: str | Path,
+    tasks: Sequence[str],
+    lengths: Sequence[int],
+    depths: Sequence[float] = (0.0, 0.5, 1.0),
+    samples: int = 20,
+    seeds: Sequence[int] = (0,),
+) -> Path:
+    """Make a folder of tasks for lm-eval, and return it.
+
+    A task appears twice: scored by the likelihood of its answer ("posenc_passkey"; acc: whether every token of the answer
+    is the likeliest, nll: nats a token), and by the generated text ("posenc_passkey_generate"; score), if it generates
+    any. Each of the two names is a group of one task for every length and depth, "posenc_passkey_4096_at_0.5"; tasks
+    without a depth leave it out of the name. Options are part of it: "key_value:keys=digits" becomes
+    "posenc_key_value_keys_digits".
+
+    Args:
+        folder: made if it is missing. tasks: as `posenc.tasks.create` reads them. lengths: in tokens. depths: from 0 to 1,
+            for the tasks that have one. samples: texts for every task, length, depth and seed. seeds: of the texts.
+
+    Raises:
+        InputError: an unknown task, a length or depth out of range, or a folder that cannot be written.
+    """
+    for name, given in {"tasks": tasks, "lengths": lengths, "depths": depths, "seeds": seeds}.items():
+        if not given:
+            raise InputError(f"{name}: give at least one")
+    if min(lengths) < 1 or samples < 1:
+        raise InputError(f"lengths={list(lengths)}, samples={samples}: must be at least 1")
+    for depth in depths:
+        check_depth(depth)
+    made: dict[str, Task] = {}
+    for task in map(create, tasks):
+        name = group_name(task)
+        if made.setdefault(name, task) != task:
+            raise InputError(
+                f"tasks: {made[name].text} and {task.text} are both {name} for lm-eval: give each a folder"
+            )
+    out = Path(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"folder={str(folder)!r}: {error.strerror}; name a folder that can be written") from error
+    for task in made.values():
+        cells = [
+            {"task": task.text, "length": length, "depth": depth, "samples": samples, "seeds": list(seeds)}
+            for length in lengths
+            for depth in (depths if task.takes_depth else (None,))
+        ]
+        _write_group(out, group_name(task), cells, ("acc", "nll"))
+        if task.new_tokens:
+            _write_group(out, f"{group_name(task)}_generate", cells, ("score",), task.new_tokens)
+    return out
+
+
+def _write_group(
+    out: Path, group: str, cells: Sequence[Mapping[str, Any]], measures: Sequence[str], new: int = 0
+) -> None:
+    """The tasks of all cells, and the group over them. JSON is YAML."""
+    metrics = [{"metric": name, "aggregation": "mean"} for name in measures]
+    better = [metric | {"higher_is_better": HIGHER_IS_BETTER[metric["metric"]]} for metric in metrics]
+    greedily = {"do_sample": False, "max_gen_toks": new, "until": []}
+    names = []
+    for cell in cells:
+        at = "" if cell["depth"] is None else f"_at_{cell['depth']:g}"
+        names.append(f"{group}_{cell['length']}{at}")
+        text = TASK.format(
+            name=names[-1],
+            cell=json.dumps(cell),
+            kind="generate_until" if new else "loglikelihood",
+            generation=f"generation_kwargs: {json.dumps(greedily)}\n" if new else "",
+            function="generated" if new else "likelihood",
+            metrics=json.dumps(better),
+        )
+        (out / f"{names[-1]}.yaml").write_text(text, encoding="utf-8")
+    weighted = [metric | {"weight_by_size": True} for metric in metrics]
+    text = GROUP.format(name=group, tasks=json.dumps(names), metrics=json.dumps(weighted))
+    (out / f"{group}.yaml").write_text(text, encoding="utf-8")
+
+
+def group_name(task: Task) -> str:
+    """The name of a task in lm-eval, as posenc_key_value_keys_digits."""
+    return "posenc_" + re.sub(r"[^\w.]+", "_", task.text)
+
+
+def dataset(cell: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
+    """The texts of one task, length and depth, for lm-eval. metadata: the model's arguments, as lm-eval passes them on;
+    `tokenizer` may also be a tokenizer.
+
+    Raises:
+        InputError: no tokenizer among the arguments, a length in which the task does not fit, or see `as_text`.
+    """
+    import datasets
+
+    tokenizer, task = _tokenizer(metadata), create(cell["task"])
+    depth = {} if cell["depth"] is None else {"depth": cell["depth"]}
+    rows = []
+    for seed in cell["seeds"]:
+        for index in range(cell["samples"]):
+            sample = task.sample(tokenizer, cell["length"], seed=seed, index=index, **depth)
+            prompt, answer = as_text(task, tokenizer, sample)
+            rows.append(
+                {"task": task.text, "seed": seed, "index": index, "prompt": prompt, "answer": answer}
+                | {"references": list(sample.references), "scored": _scored(tokenizer, prompt, answer)}
+            )
+    return {"test": datasets.Dataset.from_list(rows)}
+
+
+def likelihood(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
+    """The measures of an answer from its log-likelihood and whether it is the greedy one."""
+    [(log_likelihood, greedy)] = results
+    return {"acc": float(greedy), "nll": -log_likelihood / doc["scored"]}
+
+
+def generated(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """The task's own score of the generated text."""
+    none = torch.empty(0, dtype=torch.int64)
+    sample = Sample(none, 0, doc["prompt"], doc["answer"], tuple(doc["references"]))
+    return {"score": create(doc["task"]).score(results[0], sample)}
+
+
+def as_text(task: Task, tokenizer: Any, sample: Sample) -> tuple[str, str]:
+    """The prompt and the answer of a sample, which for a task on running text are made from its tokens.
+
+    Raises:
+        InputError: the text is read in windows, or does not give the same tokens again, as random ones do not.
+    """
+    if sample.prompt:
+        return sample.prompt, sample.answer
+    if sample.window is not None:
+        raise InputError(f"{task.text}: lm-eval does not read in windows; give protocol=full or last")
+    parts = sample.ids[: sample.prompt_tokens], sample.ids[sample.prompt_tokens :]
+    prompt, answer = (tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+    if encode(tokenizer, prompt + answer) != sample.ids.tolist():
+        raise InputError(
+            f"{task.text}: lm-eval takes texts, and this tokenizer does not give these tokens for any text: "
+            "give another task, or measure it with posenc eval"
+        )
+    return (prompt, answer) if prompt.strip() else ("", prompt + answer)
+
+
+def _scored(tokenizer: Any, prompt: str, answer: str) -> int:
+    """How many tokens lm-eval scores: a prompt's last spaces go to the answer, and the tokenizer's prefix of a text is an
+    empty prompt's."""
+    return len(encode(tokenizer, prompt + answer)) - len(encode(tokenizer, prompt.rstrip()))
+
+
+def _tokenizer(metadata: Mapping[str, Any]) -> Any:
+    given = next((value for key in ("tokenizer", "pretrained", "model") if (value := metadata.get(key))), None)
+    if given is None:
+        raise InputError(
+            "tokenizer: texts are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "
+            "--metadata '{\"tokenizer\": ...}'"
+        )
+    return _load(given) if isinstance(given, str) else given
+
+
+@lru_cache(maxsize=1)
+def _load(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m posenc.pretrained.lm_eval`: write a folder of tasks and print its name."""
+
+    def listed(kind: type) -> Any:
+        return lambda text: [kind(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(prog="python -m posenc.pretrained.lm_eval", description=__doc__.partition("\n")[0])
+    parser.add_argument("tasks", nargs="+", metavar="TASK", help="as in key_value:keys=digits")
+    parser.add_argument("--lengths", type=listed(int), required=True, help="in tokens, as in 2048,4096")
+    parser.add_argument("--depths", type=listed(float), default=(0.0, 0.5, 1.0), help="from 0 to 1 (default 0,0.5,1)")
+    parser.add_argument("--samples", type=int, default=20, help="for every length, depth and seed (default 20)")
+    parser.add_argument("--seeds", type=listed(int), default=(0,), help="of the texts (default 0)")
+    parser.add_argument("--out", default="lm_eval_tasks", help="the folder (default lm_eval_tasks)")
+    given = parser.parse_args(argv)
+    try:
+        print(write(given.out, given.tasks, given.lengths, given.depths, given.samples, given.seeds))
+    except InputError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
