@@ -5,7 +5,8 @@ from pathlib import Path
 import posenc
 from posenc.backends import BACKENDS
 from posenc.conformance import serves
-from posenc.conformance.checks import CHECKS, DECODER, SLOW, Subject
+from posenc.conformance.checks import CHECKS, SLOW
+from posenc.conformance.fixtures import DECODER, EncodingUnderTest
 from posenc.conformance.matrix import COLUMNS, MARKS, declared, named
 from posenc.conformance.suite import run
 
@@ -31,10 +32,10 @@ def test_every_encoding_has_a_row_of_marks_that_are_true():
     assert [row[0].strip("`") for row in rows[2:]] == list(posenc.ENCODINGS), AGAIN
     assert not any(MARKS[False] in row for row in rows)
     for row in rows[2:]:
-        subject = Subject(named(row[0].strip("`")))
+        tested = EncodingUnderTest(named(row[0].strip("`")))
         marked = {check for check, mark in zip(COLUMNS, row[1:], strict=True) if mark == MARKS[None]}
-        assert bool(marked - {"images_are_separate"}) == subject.traits.needs_length
-        assert all(run(check, subject).holds is None for check in marked if check not in SLOW)
+        assert bool(marked - {"images_are_separate"}) == tested.encoding.needs_length
+        assert all(run(check, tested).holds is None for check in marked if check not in SLOW)
 
 
 def test_every_check_has_a_column():

@@ -21,8 +21,8 @@ import posenc
 from posenc import cli, frequencies, position_maps
 from posenc.cli.config import dump, read
 from posenc.cli.refusal import MESSAGE, one_line
-from posenc.conformance.kinds import get_kind
 from posenc.conformance.import_object import import_object
+from posenc.conformance.kinds import get_kind
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
 from posenc.evals import store as evaluation

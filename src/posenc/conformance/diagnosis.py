@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from posenc.conformance import golden
-from posenc.conformance.faults import FAULTS, CLAMPS, TEMPERATURES, faulty_values
+from posenc.conformance.faults import CLAMPS, FAULTS, TEMPERATURES, faulty_values
 from posenc.conformance.golden import GoldenCase
 from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, KINDS, Convention, get_kind, no_tolerance

@@ -5,7 +5,8 @@ python -m posenc.conformance.matrix > docs/encodings.md
 """
 
 from posenc.conformance import serves
-from posenc.conformance.checks import CHECKS, Make, Subject
+from posenc.conformance.checks import CHECKS
+from posenc.conformance.fixtures import EncodingUnderTest, Make
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create
@@ -18,13 +19,16 @@ CHECKED_AS = {
 }  # fmt: skip
 """What does nothing up to its training length is checked past it."""
 COLUMNS = {
-    "position_matters": "order as declared", "backends_agree": "backends agree", "calls_do_not_remember": "calls do not remember",
-    "no_graph_is_kept": "no graph is kept", "cached_is_full": "cached = full",
-    "ragged_cache": "ragged cache", "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded",
-    "packed_is_separate": "packed = separate", "images_are_separate": "images packed = separate", "rows_do_not_meet": "batch rows", "shards_are_whole": "shards = whole", "shift_invariant_as_declared": "shift as declared",
-    "gradients_arrive": "gradients arrive", "gradients_are_right": "gradcheck", "inference_then_training": "inference, then training",
-    "copies_are_equal": "copies", "state_and_spec_bring_it_back": "state and spec", "random_numbers_are_the_callers": "random numbers", "meta_is_normal": "meta device",
-    "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled", "exported_is_eager": "exported",
+    "position_matters": "order as declared", "backends_agree": "backends agree", "calls_are_independent": "calls independent",
+    "graphs_are_freed": "graphs freed", "cached_is_full": "cached = full", "ragged_cache": "ragged cache",
+    "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded", "packed_is_separate": "packed = separate",
+    "images_are_separate": "images packed = separate", "rows_are_independent": "batch rows",
+    "sharded_is_unsharded": "sharded = unsharded", "shift_invariant_as_declared": "shift as declared",
+    "gradients_arrive": "gradients arrive", "gradients_are_right": "gradcheck",
+    "inference_then_training": "inference, then training", "copies_are_equal": "copies",
+    "state_and_spec_round_trip": "state and spec", "random_numbers_are_the_callers": "random numbers",
+    "meta_is_normal": "meta device", "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled",
+    "exported_is_eager": "exported",
 }  # fmt: skip
 """Check -> the head of its column."""
 MARKS: dict[bool | None, str] = {True: "✓", False: "✗", None: "–"}
@@ -62,8 +66,8 @@ def holds() -> list[str]:
     """Every check on every encoding, as lines of Markdown. Takes minutes."""
     lines = [_line(("", *COLUMNS.values())), "|---" * (len(COLUMNS) + 1) + "|"]
     for name in ENCODINGS:
-        subject = Subject(named(name))
-        lines.append(_line((f"`{name}`", *(MARKS[run(check, subject).holds] for check in COLUMNS))))
+        tested = EncodingUnderTest(named(name))
+        lines.append(_line((f"`{name}`", *(MARKS[run(check, tested).holds] for check in COLUMNS))))
     return lines
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posenc.checks import check_flags
 from posenc.conformance.checks import CHECKS, SLOW
-from posenc.conformance.subject import DECODER, Fails, Inapplicable, Make, Places, Subject
+from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 
@@ -47,7 +47,7 @@ class Report:
         return "\n".join(map(str, self.outcomes))
 
 
-def check(make: Make, *, positions: Places | None = None, slow: bool = True) -> Report:
+def check(make: Make, *, positions: MakePositions | None = None, slow: bool = True) -> Report:
     """Run every check on an encoding, in small models on the CPU. The caller's random numbers stay as they are.
 
     make: given the config of the model that the encoding is put into (dim, num_heads, kv_heads, width, which is that of a
@@ -72,19 +72,19 @@ def check(make: Make, *, positions: Places | None = None, slow: bool = True) -> 
             "positions=lambda n: Positions.from_ids(my_ids(n))"
         )
     check_flags(slow=slow)
-    subject = Subject(make, positions)
-    subject.encoding(DECODER)  # what cannot be made, or has no positions, is reported once
-    subject.document(2)
-    return Report(tuple(run(name, subject) for name in CHECKS if slow or name not in SLOW))
+    tested = EncodingUnderTest(make, positions)
+    tested.make_encoding(DECODER)  # what cannot be made, or has no positions, is reported once
+    tested.document(2)
+    return Report(tuple(run(name, tested) for name in CHECKS if slow or name not in SLOW))
 
 
-def run(name: str, subject: Subject) -> Outcome:
+def run(name: str, tested: EncodingUnderTest) -> Outcome:
     """One check by name; whatever it raises is its failure."""
     try:
-        CHECKS[name](subject)
-    except Inapplicable as reason:
+        CHECKS[name](tested)
+    except NotApplicable as reason:
         return Outcome(name, None, str(reason))
-    except Fails as failure:
+    except CheckFailed as failure:
         return Outcome(
             name, False, " ".join(str(failure).split()), "" if not failure.__cause__ else _where(failure.__cause__)
         )
