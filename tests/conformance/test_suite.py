@@ -296,7 +296,7 @@ def test_a_backend_may_not_refuse_what_it_has_to_serve(monkeypatch, name):
     for text in ("none", "t5", "rope@rerope:window=3") if name != "triton" else ("none", "t5"):
         outcome = run("backends_agree", EncodingUnderTest(named(text)))
         assert outcome.holds is False
-        assert f"backend {name} refuses what it has to serve" in outcome.reason
+        assert f"backend {name} refuses what it must serve" in outcome.reason
 
 
 def test_a_backend_may_refuse_what_it_need_not_serve(monkeypatch):
@@ -491,7 +491,7 @@ def test_positions_of_ones_own_in_compiled_code():
     assert all(run(name, tested).holds for name in SLOW)
 
 
-@pytest.mark.parametrize("positions", [lambda n: n, lambda n: Positions.arange(n + 1), 3])
+@pytest.mark.parametrize("positions", [lambda n: n, lambda n: Positions.arange(n + 1)])
 def test_what_makes_no_positions_is_reported_once(positions):
-    with pytest.raises(posenc.InputError, match=r"positions.*: (return the Positions|pass a function)"):
+    with pytest.raises(posenc.InputError, match=r"positions.*: return the Positions"):
         check(named("rope"), positions=positions)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,14 +75,16 @@ class EncodingUnderTest:
         self._positions = positions
 
     def make_encoding(self, config: TransformerConfig) -> Encoding:
-        with seeded(0):
-            encoding = self.make(config)
-        if not isinstance(encoding, Encoding):
-            raise InputError(
-                f"make gave a {type(encoding).__name__}: pass a function from a model's config to an encoding, as in "
-                "check(lambda config: posenc.Rotary(config.width))"
-            )
-        return encoding
+        made: Any = self.make
+        if callable(made) and not isinstance(made, type | Encoding):
+            with seeded(0):
+                made = self.make(config)
+            if isinstance(made, Encoding):
+                return made
+        raise InputError(
+            f"make: got a {type(made).__name__}; pass a function from a model's config to an encoding, as in "
+            "check(lambda config: posenc.Rotary(config.width))"
+        )
 
     def model(
         self, config: TransformerConfig, dtype: torch.dtype = torch.float64, *, redraw: bool = True

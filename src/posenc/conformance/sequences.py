@@ -103,9 +103,10 @@ def at_random(source: random.Random, length: int) -> list[Call]:
 
 WITH_FLEX = [
     Call(("arange", *derived), causal=causal, backend="flex")
-    for derived in ((), ("replace(valid=all but the second)",), ("cross(with more keys)",))
-    for causal in (True, False)
-]
+    for derived, causal in (
+        ((), True), ((), False), (("replace(valid=all but the second)",), True), (("cross(with more keys)",), True),
+    )
+]  # fmt: skip
 FROM_IDS = (("ids",), ("ids", "deepcopy"), ("ids", "with_causal(True)"))
 OVERWRITTEN = [
     *(Call(at, "make") for at in FROM_IDS),

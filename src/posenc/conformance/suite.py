@@ -9,17 +9,15 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.checks import check_flags
 from posenc.conformance.checks import CHECKS, SLOW
 from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
-from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.errors import on_one_line
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one check. holds: None when it does not apply; reason: the refusal, or what failed; where: of an error, the last
-    lines that it came through, the innermost first."""
+    """Result of a check. holds: None when it does not apply; reason: the refusal, or what failed; where: of an error, the
+    last lines that it came through, the innermost first."""
 
     check: str
     holds: bool | None
@@ -58,20 +56,8 @@ def check(make: Make, *, positions: MakePositions | None = None, slow: bool = Tr
     slow: False leaves out compiling and exporting.
 
     Raises:
-        InputError: make is no function, or does not return an encoding; positions that are not those of n tokens.
+        InputError: make does not return an encoding, or positions not those of n tokens.
     """
-    if isinstance(make, type | Encoding) or not callable(make):
-        given = make.__name__ if isinstance(make, type) else f"a {type(make).__name__}"
-        raise InputError(
-            f"make={given}: pass a function from a model's config to an encoding, as in "
-            "check(lambda config: posenc.Rotary(config.width))"
-        )
-    if positions is not None and not callable(positions):
-        raise InputError(
-            f"positions=a {type(positions).__name__}: pass a function from a number of tokens to their Positions, as in "
-            "positions=lambda n: Positions.from_ids(my_ids(n))"
-        )
-    check_flags(slow=slow)
     tested = EncodingUnderTest(make, positions)
     tested.make_encoding(DECODER)  # what cannot be made, or has no positions, is reported once
     tested.document(2)
@@ -85,21 +71,14 @@ def run(name: str, tested: EncodingUnderTest) -> Outcome:
     except NotApplicable as reason:
         return Outcome(name, None, str(reason))
     except CheckFailed as failure:
-        return Outcome(
-            name, False, " ".join(str(failure).split()), "" if not failure.__cause__ else _where(failure.__cause__)
-        )
+        return Outcome(name, False, on_one_line(failure), _where(failure.__cause__) if failure.__cause__ else "")
     except Exception as error:
         notes = "; ".join(("", *getattr(error, "__notes__", ())))
-        return Outcome(
-            name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{notes}", _where(error)
-        )
+        return Outcome(name, False, f"{type(error).__name__}: {on_one_line(error, 300)}{notes}", _where(error))
     return Outcome(name, True)
 
 
-FRAMES = 4
-
-
 def _where(error: BaseException) -> str:
-    """The last lines that an error came through, the innermost first."""
-    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    """The last four lines that an error came through, the innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
     return "at " + ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in reversed(frames))
