@@ -12,7 +12,7 @@ from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import accuracy
 from posenc.lab.train import build
 from posenc.measuring.statistics import estimate
-from posenc.tasks.haystack import pydoc
+from posenc.tasks.running_text import pydoc
 from test_examples import EXAMPLES, example
 
 ROOT = EXAMPLES.parent

@@ -170,7 +170,7 @@ class Subject:
     @cached_property
     def _trained(self) -> tuple[nn.Module, Tensor]:
         """A trained model, the subject or a small one, and the tokens of a text that a small one was not trained on."""
-        from posenc.tasks.haystack import pydoc
+        from posenc.tasks.running_text import pydoc
 
         if _is_model(self.thing):
             if self.tokenizer is not None:

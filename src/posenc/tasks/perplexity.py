@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.checks import check_sizes, check_word
 from posenc.errors import InputError
-from posenc.tasks.running import ending, opening, passage, scored
+from posenc.tasks.running_text import ending, passage, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 
 WINDOWS = 4
@@ -55,7 +55,7 @@ class Perplexity(Task):
         check_sizes(stride=self.stride, last=self.last)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        start = opening(tokenizer)
+        start = start_tokens(tokenizer)
         least = {"full": 2, "sliding": self.stride + 1, "last": self.last + 1}[self.protocol]
         if length < least:
             raise InputError(f"length={length}: {self.text} needs at least {least} tokens")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from posenc.checks import check_sizes, check_word
 from posenc.errors import InputError
-from posenc.tasks.running import ending, opening, scored
+from posenc.tasks.running_text import ending, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 
 
@@ -36,7 +36,7 @@ class Repeated(Task):
         check_sizes(period=self.period)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        start = opening(tokenizer)
+        start = start_tokens(tokenizer)
         tokens = length - len(start)
         period = max(length // 4, 1) if self.period is None else self.period
         if tokens < 2 * period:
