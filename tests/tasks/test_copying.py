@@ -94,7 +94,7 @@ def test_placeholders_and_special_tokens_are_left_out():
 @pytest.mark.parametrize(
     ("task", "length", "message"),
     [
-        ("copying:segment=1", 64, r"segment=1: needs two tokens"),
+        ("copying:segment=1", 64, r"segment=1: must be at least 2"),
         ("copying:distance=15", 64, r"distance=15: cannot be shorter than the segment"),
         ("copying:kind=letters", 64, r"kind"),
         ("copying:kind=words", 64, r"kind=words: the tokenizer has 0 such tokens"),

@@ -21,17 +21,9 @@ from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
-from posenc.conformance.fixtures import (
-    DECODER,
-    ENCODER,
-    LENGTH,
-    CheckFailed,
-    EncodingUnderTest,
-    NotApplicable,
-    equal,
-    seeded,
-    tokens,
-    uncompiled,
+
+from posenc.conformance.fixtures import (  # isort: skip
+    DECODER, ENCODER, LENGTH, CheckFailed, EncodingUnderTest, NotApplicable, equal, seeded, tokens, uncompiled,
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.conformance.serves import features, must_serve
@@ -194,7 +186,7 @@ def packed_is_separate(tested: EncodingUnderTest) -> None:
 
 def images_are_separate(tested: EncodingUnderTest) -> None:
     """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
-    as if the others were hidden. An encoding without places in an image refuses them."""
+    as if the others were hidden. An encoding without positions in an image refuses them."""
     tested.require_text("its tokens are where that says")
     config = DECODER if tested.encoding.causal_only else ENCODER
     model, sizes = tested.model(config), [(2, 3), (1, 3)]
@@ -217,7 +209,7 @@ def images_are_separate(tested: EncodingUnderTest) -> None:
 
 
 def rows_are_independent(tested: EncodingUnderTest) -> None:
-    """Permuting the rows of a batch, each at positions of its own, permutes the output."""
+    """Permuting the rows of a batch, each at other positions, permutes the output."""
     for config in tested.configs():
         model, x = tested.model(config), tokens(3, LENGTH)
         ids = tested.ids(LENGTH)
@@ -242,11 +234,11 @@ def shift_invariant_as_declared(tested: EncodingUnderTest) -> None:
         raise NotApplicable(
             "positions= is given and shift_invariant is not declared: they need not be such as can move"
         )
-    places = {"": tested.ids(LENGTH)[None]}
+    bases = {"": tested.ids(LENGTH)[None]}
     if tested.takes_images:
-        places[" of an image"] = Positions.grid(3, 3).q
+        bases[" of an image"] = Positions.grid(3, 3).q
     moves: dict[str, float] = {}
-    for of, ids in places.items():
+    for of, ids in bases.items():
         here = model(x, Positions.from_ids(ids))
         far = tested.largest_shift(1003) if not of else 2
         axes = 1 if ids.dim() == 2 else ids.shape[2]
@@ -296,7 +288,7 @@ def inference_then_training(tested: EncodingUnderTest) -> None:
 
 
 def copies_are_equal(tested: EncodingUnderTest) -> None:
-    """deepcopy and pickle give the same spec, tables and parameters, and a copied model its own encoding."""
+    """deepcopy and pickle give the same spec, tables and parameters, and a copied model another encoding."""
     model, x = tested.model(DECODER), tokens(1, LENGTH)
     for other in (copy.deepcopy(model.encoding), pickle.loads(pickle.dumps(model.encoding))):
         if json.dumps(other.spec()) != json.dumps(model.encoding.spec()):
@@ -349,8 +341,8 @@ def meta_is_normal(tested: EncodingUnderTest) -> None:
 
 
 def bfloat16_stays_near(tested: EncodingUnderTest) -> None:
-    """In bfloat16 no logit is off by more than 0.25; where the encoding's own parameters are float32, and as they start,
-    by no more than 0.06 at positions that bfloat16 cannot hold (logits have a standard deviation near 1)."""
+    """In bfloat16 no logit is off by more than 0.25; where the encoding's parameters are float32, and as they start,
+    by no more than 0.06 at positions that bfloat16 cannot represent (logits have a standard deviation near 1)."""
     x, here = tokens(2, LENGTH), tested.document(LENGTH)
     equal(
         tested.model(DECODER, torch.bfloat16)(x, here).double(),

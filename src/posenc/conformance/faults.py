@@ -72,18 +72,14 @@ def sinusoidal(positions: Any, dim: int, base: float, *, layout: str, endpoint: 
 
 def yarn(
     head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0, beta_slow: float = 1.0,
-    truncate: bool = True, *, last: int | None = None, rounding: str = "outwards", inverted: bool = False,
-    wavelengths: bool = False,
+    truncate: bool = True, *, last: int | None = None, numerator: bool = False, inverted: bool = False, wavelengths: bool = False,
 ) -> list[float]:  # fmt: skip
-    """YaRN by pair number. last: the highest pair that the ramp can end at; rounding: of the ramp's ends, "outwards",
-    "inwards" or "numerator"; wavelengths: these are blended."""
-    ends = [head_dim * math.log(original_max_positions / (turns * 2 * math.pi)) for turns in (beta_fast, beta_slow)]
-    rounded = (math.ceil, math.floor) if rounding == "inwards" else (math.floor, math.ceil)
-    if truncate and rounding == "numerator":
-        ends = [step(end) for step, end in zip(rounded, ends, strict=True)]
-    ends = [end / (2 * math.log(base)) for end in ends]
-    if truncate and rounding != "numerator":
-        ends = [step(end) for step, end in zip(rounded, ends, strict=True)]
+    """YaRN by pair number. last: the highest pair that the ramp can end at; numerator: only that of a pair's number is
+    rounded; wavelengths: these are blended."""
+    ends, unit = [], 2 * math.log(base)
+    for turns, rounded in ((beta_fast, math.floor), (beta_slow, math.ceil)):
+        above = head_dim * math.log(original_max_positions / (turns * 2 * math.pi))
+        ends.append(above / unit if not truncate else rounded(above) / unit if numerator else rounded(above / unit))
     low, high = max(ends[0], 0), min(ends[1], head_dim - 1 if last is None else last)
     high += 0.001 if low == high else 0
     ramp = [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
@@ -112,31 +108,6 @@ def _by_turns(ramp: Ramp, slow_name: str, fast_name: str, fast_default: float) -
 
 def _yarn_paper(truncate: bool = True, **numbers: Any) -> list[float]:
     return formulas.yarn_paper(**numbers)
-
-
-def _t5_rounded(relative_position: Any, bidirectional: bool, num_buckets: int, max_distance: int) -> list[int]:
-    side, buckets = num_buckets // 2 if bidirectional else num_buckets, []
-    for relative in relative_position:
-        exact, distance = side // 2, abs(relative) if bidirectional else max(-relative, 0)
-        if distance >= exact:
-            steps = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
-            distance = min(exact + round(steps), side - 1)
-        buckets.append(distance + (side if bidirectional and relative > 0 else 0))
-    return buckets
-
-
-def _deberta(
-    rounding: Callable[[float], float], end: int, relative_position: Any, buckets: int, max_position: int
-) -> list[int]:
-    """rounding: of the logarithm; end: the last distance is max_position - end."""
-    middle, result = buckets // 2, []
-    for relative in relative_position:
-        distance = abs(relative)
-        if distance > middle:
-            steps = math.log(distance / middle) / math.log((max_position - end) / middle) * (middle - 1)
-            distance = int(rounding(round(steps, 9))) + middle
-        result.append(distance if relative >= 0 else -distance)
-    return result
 
 
 def _partial_rotary(head_dim: int, base: float, fraction: float) -> list[float]:
@@ -242,8 +213,7 @@ YARN: Faults = {
     "ramp not truncated: its ends are not rounded (the gpt-oss form)": {"truncate": False},
     "ramp always truncated: truncate=False is ignored": {"truncate": True},
     "ramp by turns, as in the paper (yarn_paper), expected by pair number, as in the code": _yarn_paper,
-    "floor and ceil cover only the numerator of the pair's number": {"rounding": "numerator"},
-    "ramp rounded inwards (ceil below, floor above), expected outwards": {"rounding": "inwards"},
+    "floor and ceil cover only the numerator of the pair's number": {"numerator": True},
     "ramp clamped at head_dim/2 - 1, expected head_dim - 1": {"last": lambda a: a["head_dim"] // 2 - 1},
     "ramp clamped at head_dim/2, expected head_dim - 1": {"last": lambda a: a["head_dim"] // 2},
     "beta_fast and beta_slow are exchanged": {
@@ -310,9 +280,6 @@ FAULTS: dict[str, Faults] = {
     "ntk_mixed": {
         "exponent is ignored: 0.625 is used": {"exponent": 0.625},
         "the exponent is 0.75 where none is given, expected 0.625": {"exponent": lambda a: a.get("exponent", 0.75)},
-        "frequencies are counted from 0, expected from 1: the fastest stays": lambda head_dim, base, factor, exponent=0.625: [
-            f / factor ** ((c / (head_dim / 2)) ** exponent) for c, f in enumerate(formulas.default(head_dim, base))
-        ],
         "is plain linear interpolation": {"exponent": 0.0},
         "is mixed with nothing: frequency m is divided by factor^(2m/d) (exponent 1)": {"exponent": 1.0},
         UNSCALED: {"factor": 1.0},
@@ -373,13 +340,9 @@ FAULTS: dict[str, Faults] = {
         "num_buckets is ignored: 32 is used": {"num_buckets": 32},
         "off by one: distances are one too large": each(lambda r: r + (r > 0) - (r < 0), "relative_position"),
         "off by one: distances are one too small": each(lambda r: r - (r > 0) + (r < 0), "relative_position"),
-        "the logarithm is rounded to the nearest bucket, expected cut off": _t5_rounded,
     },
     "deberta": {
         "direction reversed: it takes key minus query": each(lambda r: -r, "relative_position"),
-        "the logarithm is cut off, expected rounded up": partial(_deberta, math.floor, 1),
-        "the logarithm is rounded to the nearest bucket, expected rounded up": partial(_deberta, round, 1),
-        "saturates at the wrong distance: max_position, expected max_position - 1": partial(_deberta, math.ceil, 0),
         "buckets is ignored: 256 is used": {"buckets": 256},
         "max_position is ignored: 512 is used": {"max_position": 512},
     },

@@ -39,7 +39,7 @@ class CheckFailed(AssertionError):
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """torch's, Python's and numpy's random numbers begin at a seed, and afterwards go on where they were before."""
+    """Seed torch's, Python's and numpy's random numbers, and restore their states afterwards."""
     arrays = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), arrays.random.get_state() if arrays else None
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -58,7 +58,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """FlexAttention computes as it stands: tracing it for each case takes ten times as long as all the rest."""
+    """Run FlexAttention eagerly: tracing it for each case takes ten times as long as all the rest."""
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
         yield

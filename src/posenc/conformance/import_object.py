@@ -39,15 +39,15 @@ def import_object(target: str) -> Any:
     module, colon, name = target.rpartition(":")
     if not (colon and module and name):
         raise InputError(f"{target!r}: {EXAMPLES}")
-    found: Any = _import_module(module)
+    value: Any = _import_module(module)
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            raise InputError(f"unknown function in {module} {part!r}{_known_names(found, part)}") from None
+            raise InputError(f"unknown function in {module} {part!r}{_known_names(value, part)}") from None
         except (Exception, SystemExit) as error:  # a module may compute its attributes
             raise InputError(f"{module}: looking up {part!r} failed: {format_exception(error)}") from None
-    return found
+    return value
 
 
 def _known_names(owner: Any, name: str) -> str:

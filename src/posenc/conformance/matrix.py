@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of all encodings in the docs: what the code declares about each, and what holds for it.
+"""The page of all encodings in the docs: what the code declares about each, and which checks hold.
 
 python -m posenc.conformance.matrix > docs/encodings.md
 """
@@ -72,23 +72,23 @@ def holds() -> list[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """The complete page."""
     checks = [f"- **{head}**: {' '.join((CHECKS[check].__doc__ or '').split())}" for check, head in COLUMNS.items()]
     return "\n".join(
         [
             "# The encodings",
             "",
             "Made by `python -m posenc.conformance.matrix` from what the code declares and from running every check. Every one is "
-            "held against its formula, written as a loop over numbers in float64, and against what the column *equal to* names. "
-            "What each does, and its arguments, stand in its class's docstring: `help(posenc.Rotary)`.",
+            "compared with its formula, written as a loop over numbers in float64, and with what the column *equal to* names. "
+            "Its class's docstring says what each does, and describes its arguments: `help(posenc.Rotary)`.",
             "",
             *declared(),
             "",
             "## What holds for each",
             "",
             "Each in a small decoder (with grouped-query heads) and encoder, in float64 unless the check is about another dtype. "
-            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached, and not every encoding has places in an image · ✗ fails. "
-            "`posenc.conformance.check` runs the same on an encoding of yours.",
+            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached, and not every encoding has positions in an image · ✗ fails. "
+            "`posenc.conformance.check` runs the same on any other encoding.",
             "",
             *holds(),
             "",

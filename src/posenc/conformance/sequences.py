@@ -69,7 +69,7 @@ class Call(NamedTuple):
     dtype: torch.dtype = torch.float64
     mode: str = "no_grad"
     other_parameters: bool = False
-    """Of a copy of the encoding, with parameters of its own."""
+    """Of a copy of the encoding, with other parameters."""
 
     def __str__(self) -> str:
         at = ".".join(self.positions)
@@ -154,7 +154,7 @@ class CallSequences:
         return calls
 
     def fresh(self, other_parameters: bool = False) -> Encoding:
-        """A copy that nothing was asked of."""
+        """A copy that was not called before."""
         encoding = copy.deepcopy(self.originals[other_parameters])
         layers = [block.attention for block in self.model.blocks if isinstance(block, Block)]
         encoding.share([(layer.query, layer.key) for layer in layers])

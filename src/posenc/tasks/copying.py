@@ -39,7 +39,7 @@ class Copying(Task):
     def __post_init__(self) -> None:
         check_word("kind", self.kind, ("tokens", "words"))
         if self.segment < 2:
-            raise InputError(f"segment={self.segment}: needs two tokens, one to go by and one to be found")
+            raise InputError(f"segment={self.segment}: must be at least 2")
         if self.distance is not None and self.distance < self.segment:
             raise InputError(f"distance={self.distance}: cannot be shorter than the segment, {self.segment} tokens")
 

@@ -29,7 +29,7 @@ QUERY_AWARE = PROMPT.replace("{documents}", "Question: {question}\n\n{documents}
 RANDOM_ORDER = PROMPT.replace("irrelevant).", "irrelevant). The search results are ordered randomly.")
 CLOSED_BOOK = "Question: {question}\nAnswer:"
 ARTICLE = re.compile(r"(?<![\w\u0300-\u036f])(a|an|the)(?![\w\u0300-\u036f])")
-"""Whole words; an accent on its own belongs to one, as in the package `regex`, which the authors use."""
+"""Complete words; an accent by itself belongs to one, as in the package `regex`, which the authors use."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DocumentQuestion:
 
 @dataclass(frozen=True)
 class MultiDocument(Task):
-    """A question, and documents of which one holds the answer.
+    """A question, and documents of which one has the answer.
 
     The prompts, the score (the first line of what the model writes contains an answer, both normalised as for SQuAD) and
     the place of the right document, the others keeping their order, are those of Liu et al. 2023 (arXiv 2307.03172;
@@ -250,7 +250,7 @@ MOST = 3000
 
 @dataclass(frozen=True)
 class DocumentTemplate:
-    """A kind of invented thing: its document, and the question that only this document answers."""
+    """A kind of invented subject: its document, and the question that only this document answers."""
 
     title: str
     text: str
@@ -308,7 +308,7 @@ def invent(draws: Random, distractors: int) -> DocumentQuestion:
 
 
 def _invented(draws: Random, used: set[str], without: str) -> tuple[DocumentTemplate, dict[str, str]]:
-    """A kind of thing and its facts; the names are new, and none has the answer `without` in it."""
+    """A template and its facts; the names are new, and none has the answer `without` in it."""
 
     def name(*parts: Sequence[str]) -> str:
         while True:

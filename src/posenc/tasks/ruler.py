@@ -135,7 +135,7 @@ class Niah(RulerTask):
 
         def build(count: int, depth: float) -> Sample:
             lines = self._lines(count, random.Random(filling))
-            at = self._places(len(lines), random.Random(places))
+            at = self._line_numbers(len(lines), random.Random(places))
             if self.takes_depth:
                 at[0] = round(depth * len(lines))
             context, first = insert_needles(lines, needles, at, HAYSTACKS[self.haystack])
@@ -150,7 +150,7 @@ class Niah(RulerTask):
         return NEEDLE.format(kind=self.value_type, key=key, value=value)
 
     def prompt(self, context: str, queries: Sequence[str]) -> tuple[str, int]:
-        """The text around a context that asks for these keys, and how many of its characters stand before the context."""
+        """The text around a context that asks for these keys, and how many of its characters are before the context."""
         template, kind = TEMPLATE, self.value_type
         if self.queries * self.values == 1:
             kind = kind.removesuffix("s")
@@ -169,8 +169,8 @@ class Niah(RulerTask):
         sentences = running_text.sentences(running_text.read(self.source))
         return (sentences * (count // len(sentences) + 1))[:count]
 
-    def _places(self, lines: int, draws: random.Random) -> list[int]:
-        """Before which line each needle stands."""
+    def _line_numbers(self, lines: int, draws: random.Random) -> list[int]:
+        """The line that each needle is inserted before."""
         if self.haystack == "essay":
             return [int(lines * (percent / 100)) for percent in draws.sample(DEPTHS, self._needles)]
         return draws.sample(range(lines), self._needles)
@@ -280,7 +280,7 @@ Chain = tuple[str, list[str]]
 
 @dataclass(frozen=True)
 class VariableTracking(RulerTask):
-    """A value is handed on from variable to variable through noise: all that hold it are asked for (RULER's vt).
+    """A value is handed on from variable to variable through noise: all that have it are asked for (RULER's vt).
 
     As in NVIDIA/RULER, scripts/data/synthetic/variable_tracking.py (Hsieh et al. 2024, arXiv 2404.06654): variables have
     five letters, those of the worked example before the text three. Scored: the part of the variables that are named.

@@ -120,7 +120,7 @@ def scored(start: list[int], ids: Tensor, tokens: int, window: int | None = None
 
 
 def _block(room: int, size: int, seed: int, index: int) -> int:
-    """Where a block of `size` begins among `room` tokens, which hold at least one."""
+    """Where a block of `size` begins among `room` tokens, which is room for at least one."""
     count = room // size
     round_, number = divmod(index, count)
     draws = random.Random(f"passages {seed} {round_}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task is: texts of a given length in tokens, with something in them that is asked for."""
+"""The interface of a task: texts of a given length in tokens, a question about each, and the score of an answer."""
 
 import random
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ class Sample:
 
     ids: int64 (N,), the prompt and what follows it. prompt_tokens: how many of them are the prompt; the others are scored by
     their likelihood. prompt, answer: the same two as text (empty for tasks on running text). references: what a generated
-    continuation is compared with; empty where nothing is generated. needle: the prompt's tokens [first, end) that hold
-    what is asked for, where that is one place. window, stride: for texts that are read in windows, see
+    continuation is compared with; empty where nothing is generated. needle: the prompt's tokens [first, end) with
+    the answer, where that is one span. window, stride: for texts that are read in windows, see
     `posenc.pretrained.loss_by_position`.
     """
 
@@ -44,7 +44,7 @@ class Task(ABC):
     name: ClassVar[str]
     """As in `TASKS`."""
     takes_depth: ClassVar[bool] = True
-    """Whether the place of what is asked for can be chosen."""
+    """Whether the depth of the answer in the text can be chosen."""
     new_tokens: ClassVar[int] = 0
     """Tokens that a model may generate; 0: the task is scored by likelihood alone."""
 
@@ -56,7 +56,7 @@ class Task(ABC):
         Args:
             tokenizer: of a Hugging Face model.
             length: tokens that the prompt and what is to follow it may take together, at most.
-            depth: where what is asked for is, from 0 (the start of the context) to 1 (its end).
+            depth: of the answer, from 0 (the start of the context) to 1 (its end).
             seed: of everything that is drawn.
             index: which of the seed's texts.
 
@@ -102,9 +102,9 @@ def make_sample(
     tokenizer: Any, prompt: str, answer: str, references: Sequence[str], needle: tuple[int, int] | None = None
 ) -> Sample:
     """A prompt and its answer as tokens. answer: as the prompt goes on, with its leading space if it has one. needle: the
-    characters [first, end) of the prompt that hold what is asked for.
+    characters [first, end) of the prompt with the answer.
 
-    The two are encoded as one text, and the answer begins where the prompt's own tokens end: a tokenizer that puts a
+    The two are encoded as one text, and the answer begins where the tokens of the prompt alone end: a tokenizer that puts a
     space before every text would otherwise put it between them. The end that one puts after every text is no part of
     the answer, and left out.
     """
@@ -147,7 +147,7 @@ def fit_at(
     least: int = 0,
     most: int | None = None,
 ) -> Sample:
-    """As `fit`, for texts build(count, depth) whose parts only change places with depth: the count is one that fits in
+    """As `fit`, for texts build(count, depth) whose parts only change order with depth: the count is one that fits in
     the middle and at both ends, and so the same for every depth."""
     count = _longest(task, length, lambda count: build(count, 0.5), least, most)
     while (tokens := max(_needed(task, build(count, at)) for at in (0.0, 1.0, depth))) > length:
