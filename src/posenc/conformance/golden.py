@@ -7,7 +7,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class GoldenCase:
         return self.expected["inv_freq"] if isinstance(self.expected, dict) else self.expected
 
 
+@cache
 def load() -> dict[str, list[GoldenCase]]:
     """The shipped cases of every kind."""
     kinds = json.loads(PATH.read_text(encoding="utf-8"))["kinds"]

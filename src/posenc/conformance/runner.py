@@ -182,7 +182,7 @@ def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseRes
     """Call the function with a case's arguments; dtypes replace those of `TENSORS`."""
     convention = caller.convention
     try:
-        result = caller({name: _tensor(name, value, dtypes) for name, value in case.arguments.items()})
+        result = caller({name: _argument(name, value, dtypes) for name, value in case.arguments.items()})
     except (Exception, SystemExit) as error:
         refusal = NOT_OFFERED if not_offered(error) else f"raises {format_exception(error)}"
         return CaseResult(convention, case, refusal=refusal)
@@ -200,8 +200,10 @@ def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseRes
         return CaseResult(convention, case, refusal=f"returns {_type_of(result)}, expected {convention.returns}")
 
 
-def _tensor(name: str, value: Any, dtypes: Mapping[str, torch.dtype]) -> Any:
-    return torch.tensor(value, dtype={**TENSORS, **dtypes}[name]) if name in TENSORS else value
+def _argument(name: str, value: Any, dtypes: Mapping[str, torch.dtype]) -> Any:
+    if name in TENSORS:
+        return torch.tensor(value, dtype={**TENSORS, **dtypes}[name])
+    return list(value) if isinstance(value, list) else value
 
 
 def _schedule(result: Any) -> tuple[Any, Any]:
