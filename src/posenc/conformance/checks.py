@@ -101,7 +101,7 @@ def _agree(encoding: Encoding, config: TransformerConfig, p: Positions, layout: 
             try:
                 if not double and name in COMPILED:
                     with torch.no_grad():
-                        explain(*qkv, encoding, p, backend=name)
+                        explain(qkv[0], qkv[1], qkv[2], encoding, p, backend=name)
                     continue
                 result = _attend(encoding, qkv, p, name, grad)
             except InputError as refusal:

@@ -147,7 +147,7 @@ BASES: Faults = {
     },
 }
 CLAMPS: Faults = {
-    f"positions are clamped: {end - 1} is used from position {end} on": each(lambda p, end=end: min(p, end - 1))
+    f"positions are clamped: {end - 1} is used from position {end} on": each(partial(min, end - 1))
     for end in (128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 }
 """Not tried together with others."""
