@@ -61,12 +61,12 @@ def _import_module(name: str) -> ModuleType:
     path = Path(name)
     if path.suffix != ".py" and not all(part.isidentifier() for part in name.split(".")):
         raise InputError(f"{name!r}: is neither a module's name nor a .py file; {EXAMPLES}")
-    if path.suffix == ".py" and ("\0" in name or not path.is_file()):
-        raise InputError(f"{name}: no such file")
     sys.path.insert(0, str((path.parent if path.suffix == ".py" else Path()).resolve()))
     try:
         if path.suffix != ".py":
             return importlib.import_module(name)
+        if not path.is_file():
+            raise InputError(f"{name}: no such file")
         alias = f"_conform_{path.stem}"  # not the stem: a file named torch.py must not replace torch
         spec = importlib.util.spec_from_file_location(alias, path)
         assert spec is not None  # the suffix is Python's
