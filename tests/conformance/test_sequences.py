@@ -10,7 +10,17 @@ import posenc
 from posenc.conformance import sequences
 from posenc.conformance.fixtures import CheckFailed, EncodingUnderTest, uncompiled
 from posenc.conformance.matrix import named
-from posenc.conformance.sequences import BASES, CAUSAL, DERIVED, DTYPES, LAYERS, MODES, WHAT, Call, CallSequences
+from posenc.conformance.sequences import (
+    BASES,
+    CAUSAL,
+    DERIVED,
+    DTYPES,
+    LAYERS,
+    MODES,
+    WHAT,
+    CallSequences,
+    EncodingCall,
+)
 from posenc.position_maps import MAPS
 from test_conformance import VARIANTS
 
@@ -21,7 +31,7 @@ POSITIONS = st.builds(
     st.lists(st.sampled_from(list(DERIVED)), max_size=2),
 )
 CALL = st.builds(
-    Call,
+    EncodingCall,
     POSITIONS,
     st.sampled_from([*WHAT, "make", "overwrite"]),
     st.sampled_from(CAUSAL),
@@ -75,6 +85,6 @@ def test_calls_that_fail_are_shortened():
     calls = sequences.in_turn("arange")
     shortest = Forgets().shortest(calls)
     assert [call.what for call in shortest] == ["embed", "embed"]
-    assert str(Call(("ids", "deepcopy"), causal=True)) == (
+    assert str(EncodingCall(("ids", "deepcopy"), causal=True)) == (
         "attention(layer=0, causal=True, backend='auto') at ids.deepcopy in float64, no_grad"
     )

@@ -18,7 +18,7 @@ from posenc.conformance.runner import NOT_OFFERED, Caller, CaseResult, from_angl
 
 __all__ = ["Verdict", "conform"]
 
-Faults = tuple[str, ...]
+FaultNames = tuple[str, ...]
 """Of a kind's formula, by the names in `FAULTS`; none: it is the right one."""
 
 
@@ -76,7 +76,7 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
     if 0 < len(results) < len(cases) / 2:
         findings.append(f"too few cases to judge: {len(results)} of {len(cases)} are offered")
     if answered:
-        faults: Faults | None = () if all(result.right for result in answered) else explain(kind, answered)
+        faults: FaultNames | None = () if all(result.right for result in answered) else explain(kind, answered)
         findings += _wrong_values(kind, caller, answered, len(results), faults)
         findings += _attention_factor(answered) + _half_precision_results(answered)
         in_other_dtypes, skipped = _other_dtypes(caller, kind, faults)
@@ -96,7 +96,9 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
 # -------------------------------------------------------------------- which faults explain the results
 
 
-def explain(kind: str, results: Sequence[CaseResult], known: Faults = (), *, pairs: bool = True) -> Faults | None:
+def explain(
+    kind: str, results: Sequence[CaseResult], known: FaultNames = (), *, pairs: bool = True
+) -> FaultNames | None:
     """The known faults and one or two more under which every result is as computed; None if there are none."""
     candidates = [name for name in FAULTS[kind] if name not in known]
     combined = [name for name in candidates if name not in CLAMPS] if pairs else []
@@ -107,7 +109,7 @@ def explain(kind: str, results: Sequence[CaseResult], known: Faults = (), *, pai
     return None
 
 
-def _explained(kind: str, faults: Faults, result: CaseResult, arguments: Mapping[str, Any]) -> bool:
+def _explained(kind: str, faults: FaultNames, result: CaseResult, arguments: Mapping[str, Any]) -> bool:
     try:
         return result.matches(faulty_values(kind, faults, arguments))
     except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
@@ -123,15 +125,12 @@ def _cached_by_shape(kind: str, answered: Sequence[CaseResult]) -> str | None:
     if "positions" not in KINDS[kind].arguments:
         return None
     for names, same in product((("positions",), ("base",), ("positions", "base")), SHAPES):
-        first: dict[Any, Mapping[str, Any]] = {}
+        first = {same(result.expected.shape): result.case.arguments for result in reversed(answered)}
+        cached = []
         for result in answered:
-            first.setdefault(same(result.expected.shape), result.case.arguments)
-
-        def cached(result: CaseResult) -> dict[str, Any]:
-            before = first[same(result.expected.shape)]  # noqa: B023 - called in this round
-            return {**result.case.arguments, **{name: before[name] for name in names if name in before}}  # noqa: B023
-
-        if all(_explained(kind, (), result, cached(result)) for result in answered):
+            before = first[same(result.expected.shape)]
+            cached.append({**result.case.arguments, **{name: before[name] for name in names if name in before}})
+        if all(_explained(kind, (), result, given) for result, given in zip(answered, cached, strict=True)):
             return f"cached by shape only: answers with the {' and '.join(names)} of the first call of that shape"
     return None
 
@@ -164,7 +163,7 @@ def _transposes(caller: Caller, results: Sequence[CaseResult]) -> bool:
 
 
 def _wrong_values(
-    kind: str, caller: Caller, answered: Sequence[CaseResult], cases: int, faults: Faults | None
+    kind: str, caller: Caller, answered: Sequence[CaseResult], cases: int, faults: FaultNames | None
 ) -> list[str]:
     wrong, convention = [result for result in answered if not result.right], caller.convention
     if not wrong:
@@ -225,7 +224,7 @@ TEXTS = {torch.bfloat16: 300, torch.float16: 2100}
 SPREAD = [0, 1, 3, 17, 100, 129, 250, 255, 256, 257, 300, 511, 700, 1023, 2047, 2049, 3001, 4095, 40000]
 
 
-def _other_dtypes(caller: Caller, kind: str, faults: Faults | None) -> tuple[list[str], list[str]]:
+def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple[list[str], list[str]]:
     """Findings and notes on x in other dtypes, which must give the values of float32 up to the rounding of x's dtype, and
     leave float32 as it was. faults: of the function in float32; None if they are not known."""
     findings: list[str] = []
@@ -250,7 +249,7 @@ def _other_dtypes(caller: Caller, kind: str, faults: Faults | None) -> tuple[lis
 
 
 def _compared(
-    where: str, results: Sequence[CaseResult], kind: str, faults: Faults | None, *, diagnose: bool
+    where: str, results: Sequence[CaseResult], kind: str, faults: FaultNames | None, *, diagnose: bool
 ) -> list[str]:
     offered = [result for result in results if result.refusal != NOT_OFFERED]
     if refused := [result for result in offered if result.values is None]:

@@ -56,7 +56,7 @@ DTYPES = (torch.float64, torch.float64, torch.float32)
 MODES = ("no_grad", "backward", "inference_mode")
 
 
-class Call(NamedTuple):
+class EncodingCall(NamedTuple):
     """A call of "attention" or "embed"; "make" only makes the positions, "overwrite" changes the tensor of ids that
     positions were made from, which is the caller's."""
 
@@ -81,19 +81,23 @@ class Call(NamedTuple):
         return f"{self.what}(layer={self.layer}{how}) at {at} in {dtype}, {self.mode}{other}"
 
 
-def in_turn(base: str) -> list[Call]:
+def in_turn(base: str) -> list[EncodingCall]:
     """Call at a base, at everything derived from it, and back, under either causality."""
     everywhere = [(base,), *((base, how) for how in DERIVED)]
-    calls = [Call((base,), "embed"), Call((base,), causal=True), *(Call(at, "make") for at in everywhere)]
-    calls += [Call(at, causal=causal) for at in everywhere for causal in (True, False)]
-    return calls + [Call(at, what) for at in reversed(everywhere) for what in ("embed", "attention")]
+    calls = [
+        EncodingCall((base,), "embed"),
+        EncodingCall((base,), causal=True),
+        *(EncodingCall(at, "make") for at in everywhere),
+    ]
+    calls += [EncodingCall(at, causal=causal) for at in everywhere for causal in (True, False)]
+    return calls + [EncodingCall(at, what) for at in reversed(everywhere) for what in ("embed", "attention")]
 
 
-def at_random(source: random.Random, length: int) -> list[Call]:
+def at_random(source: random.Random, length: int) -> list[EncodingCall]:
     """So many calls in any dtype and mode, with gradients and without."""
     draw = source.choice
     return [
-        Call(
+        EncodingCall(
             (draw(BASES), *draw(((), (), (draw(list(DERIVED)),), (draw(list(DERIVED)), draw(list(DERIVED)))))),
             draw(WHAT), draw(CAUSAL), draw(LAYERS), draw(BACKENDS), draw(DTYPES), draw(MODES), source.random() < 0.2,
         )
@@ -102,16 +106,16 @@ def at_random(source: random.Random, length: int) -> list[Call]:
 
 
 WITH_FLEX = [
-    Call(("arange", *derived), causal=causal, backend="flex")
+    EncodingCall(("arange", *derived), causal=causal, backend="flex")
     for derived, causal in (
         ((), True), ((), False), (("replace(valid=all but the second)",), True), (("cross(with more keys)",), True),
     )
 ]  # fmt: skip
 FROM_IDS = (("ids",), ("ids", "deepcopy"), ("ids", "with_causal(True)"))
 OVERWRITTEN = [
-    *(Call(at, "make") for at in FROM_IDS),
-    Call(("ids",), "overwrite"),
-    *(Call(at, what, True) for at in FROM_IDS for what in ("embed", "attention")),
+    *(EncodingCall(at, "make") for at in FROM_IDS),
+    EncodingCall(("ids",), "overwrite"),
+    *(EncodingCall(at, what, True) for at in FROM_IDS for what in ("embed", "attention")),
 ]
 
 
@@ -125,9 +129,9 @@ class CallSequences:
         with torch.no_grad():
             for parameter in self.originals[1].parameters():
                 parameter.mul_(0.7)
-        self.alone: dict[Call, list[Tensor] | str] = {}
+        self.alone: dict[EncodingCall, list[Tensor] | str] = {}
 
-    def run(self, calls: Iterable[Call]) -> None:
+    def run(self, calls: Iterable[EncodingCall]) -> None:
         """Raise CheckFailed where a call's result is not the one it has alone."""
         encodings = [self.fresh(other) for other in (False, True)]
         ids, made = self.tested.ids(LENGTH)[None].clone(), dict[tuple[str, ...], Positions | None]()
@@ -140,7 +144,7 @@ class CallSequences:
             if positions is not None and call.what != "make":
                 self._compare(call, positions, encodings[call.other_parameters])
 
-    def shortest(self, calls: Sequence[Call]) -> list[Call]:
+    def shortest(self, calls: Sequence[EncodingCall]) -> list[EncodingCall]:
         """Of calls that fail, those without which they do not."""
         calls, size = list(calls), len(calls)
         while size:
@@ -160,7 +164,7 @@ class CallSequences:
         encoding.share([(layer.query, layer.key) for layer in layers])
         return encoding
 
-    def _compare(self, call: Call, positions: Positions, encoding: Encoding) -> None:
+    def _compare(self, call: EncodingCall, positions: Positions, encoding: Encoding) -> None:
         if call not in self.alone:
             fresh = self._positions(call.positions, self.tested.ids(LENGTH)[None].clone(), {})
             assert fresh is not None
@@ -206,7 +210,7 @@ class CallSequences:
             return Positions.grid(3, 3) if tested.takes_images else None
         return tested.document(LENGTH)
 
-    def _result(self, encoding: Encoding, positions: Positions, call: Call) -> list[Tensor] | str:
+    def _result(self, encoding: Encoding, positions: Positions, call: EncodingCall) -> list[Tensor] | str:
         """The output of a call, with the gradients; or the message of its refusal."""
         generator, grad = torch.Generator().manual_seed(0), call.mode == "backward"
 
