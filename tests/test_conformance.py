@@ -3,7 +3,8 @@
 import pytest
 
 import posenc
-from posenc.conformance.checks import CHECKS, SLOW, Inapplicable, Subject
+from posenc.conformance.checks import CHECKS, SLOW
+from posenc.conformance.fixtures import EncodingUnderTest
 from posenc.conformance.matrix import named
 from posenc.conformance.suite import run
 
@@ -29,31 +30,45 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "rope@lm_infinite:sinks=1:window=4/none"]  # fmt: skip
 
 
-def is_slow(name, check):
-    return check in SLOW or (check in ("backends_agree", "calls_do_not_remember") and name in VARIANTS)
+SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")
 
 
-@pytest.mark.parametrize(
-    ("name", "check"),
-    [
-        pytest.param(name, check, marks=[pytest.mark.slow] * is_slow(name, check))
-        for name in (*posenc.ENCODINGS, *VARIANTS)
-        for check in CHECKS
-    ],
-)
-def test_conforms(name, check):
-    subject = Subject(named(name))
-    try:
-        CHECKS[check](subject)
-    except Inapplicable:
-        only = "only what depends on the final length may leave a check out, and what is for a line that of images"
-        assert subject.traits.needs_length or check == "images_are_separate", only
+def conforms(name, checks):
+    """Run checks on an encoding, and report all that fail."""
+    tested = EncodingUnderTest(named(name))
+    outcomes = [run(check, tested) for check in checks]
+    assert not [str(outcome) for outcome in outcomes if outcome.holds is False]
+    left_out = {outcome.check for outcome in outcomes if outcome.holds is None} - {"images_are_separate"}
+    assert tested.encoding.needs_length or not left_out, "only what depends on the final length may leave checks out"
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_every_encoding_conforms(name):
+    conforms(name, [check for check in CHECKS if check not in SLOW])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_conforms(name):
+    conforms(name, [check for check in CHECKS if check not in (*SLOW, *SLOW_OF_VARIANTS)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", SLOW)
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *VARIANTS])
+def test_what_takes_long_conforms(name, check):
+    conforms(name, [check])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_backend_and_sequence_of_variants_conforms(name):
+    conforms(name, SLOW_OF_VARIANTS)
 
 
 def test_what_has_places_in_an_image():
-    found = {name for name in posenc.ENCODINGS if run("images_are_separate", Subject(named(name))).holds}
+    served = {name for name in posenc.ENCODINGS if run("images_are_separate", EncodingUnderTest(named(name))).holds}
     without_place = {"none", "cope", "shape", "cape", "softmax_n", "sink", "log_n", "temperature"}
-    assert found - without_place == {
+    assert served - without_place == {
         "axial_table", "grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2",
         "grid_alibi",
     }  # fmt: skip

@@ -13,7 +13,7 @@ from posenc.lab.experiment import Run
 from posenc.lab.statistics import estimate
 from posenc.lab.text import Settings
 from posenc.lab.train import build
-from posenc.tasks.haystack import pydoc
+from posenc.tasks.running_text import pydoc
 from test_examples import EXAMPLES, example
 
 ROOT = EXAMPLES.parent

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import torch
 
-from posenc.conformance import golden
-from posenc.conformance.diagnose import Verdict, conform
+from posenc.conformance import Verdict, conform, golden
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- findings: written by benchmarks/conform_peers/run.py -->", "<!-- end of findings -->"

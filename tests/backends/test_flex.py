@@ -12,7 +12,7 @@ from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, 
 from posenc.attention import _choose, posed
 from posenc.backends import BACKENDS, Problem, flex
 from posenc.bias import Values
-from posenc.conformance.checks import DECODER, ENCODER, Subject, tokens
+from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, tokens
 from posenc.conformance.matrix import named
 from test_attention import LAYOUTS, Everything, tensors
 
@@ -33,9 +33,9 @@ def trainable(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", posenc.ENCODINGS)
 def test_every_encoding_is_the_reference(name):
-    subject = Subject(named(name))
-    config = DECODER if subject.traits.causal_only else ENCODER
-    model = subject.host(config)
+    tested = EncodingUnderTest(named(name))
+    config = DECODER if tested.encoding.causal_only else ENCODER
+    model = tested.model(config)
     model(tokens(1, 5))  # which shares its projections
     served = 0
     for layout in ("cached", "ragged cache", "own ids per row", "cross, keys padded"):

@@ -21,16 +21,24 @@ from references.schedules import of_transformers
 CASES = golden.load()
 
 
-def close(found, expected, **tolerance):
+def close(result, expected, **tolerance):
     torch.testing.assert_close(
-        torch.as_tensor(found).double(), torch.tensor(expected, dtype=torch.float64), **tolerance
+        torch.as_tensor(result).double(), torch.tensor(expected, dtype=torch.float64), **tolerance
     )
 
 
-def cases(*kinds):
-    return [
-        pytest.param(kind, case, id=f"{kind}-{number}") for kind in kinds for number, case in enumerate(CASES[kind])
-    ]
+def of_kinds(*kinds):
+    """Run a test of one case on all cases of each kind."""
+
+    def decorate(test):
+        def all_cases(kind):
+            for case in CASES[kind]:
+                test(kind, case)
+
+        all_cases.__doc__ = test.__doc__
+        return pytest.mark.parametrize("kind", kinds)(all_cases)
+
+    return decorate
 
 
 # -------------------------------------------------------------------- the file
@@ -75,7 +83,7 @@ def test_main_writes_the_same_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(golden, "PATH", tmp_path / "golden.json")
     golden.main()
     assert "golden.json" in capsys.readouterr().out
-    assert golden.load().keys() == CASES.keys()
+    assert json.loads(golden.PATH.read_text(encoding="utf-8"))["kinds"].keys() == CASES.keys()
 
 
 # -------------------------------------------------------------------- posenc's own functions
@@ -85,7 +93,7 @@ CODES = {"sinusoidal": ("interleaved", False), "sinusoidal_concat": ("concat", F
 OWN = sorted(name for name, kind in KINDS.items() if kind.returns == FREQUENCIES and name in frequencies.SCHEDULES)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases(*LAYOUTS))
+@of_kinds(*LAYOUTS)
 def test_rotary(kind, case):
     given = case.arguments
     x, positions = torch.tensor(given["x"]).double(), torch.tensor(given["positions"])
@@ -93,7 +101,7 @@ def test_rotary(kind, case):
     close(F.rotary(x, angles.cos(), angles.sin(), layout=LAYOUTS[kind]), case.expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases(*CODES))
+@of_kinds(*CODES)
 def test_sinusoidal(kind, case):
     layout, endpoint = CODES[kind]
     given = {**case.arguments, "positions": torch.tensor(case.arguments["positions"])}
@@ -101,19 +109,19 @@ def test_sinusoidal(kind, case):
     close(codes, case.expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases(*OWN))
+@of_kinds(*OWN)
 def test_schedules(kind, case):
-    found = frequencies.SCHEDULES[kind](**case.arguments)
-    close(found.inv_freq, case.expected["inv_freq"], rtol=1e-13, atol=0)
-    assert found.attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-14)
+    result = frequencies.SCHEDULES[kind](**case.arguments)
+    close(result.inv_freq, case.expected["inv_freq"], rtol=1e-13, atol=0)
+    assert result.attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-14)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("alibi"))
+@of_kinds("alibi")
 def test_alibi(kind, case):
     close(F.alibi_slopes(**case.arguments), case.expected, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("t5"))
+@of_kinds("t5")
 def test_t5(kind, case):
     given = {**case.arguments, "relative_position": torch.tensor(case.arguments["relative_position"])}
     assert F.t5_bucket(**given).tolist() == case.expected
@@ -122,7 +130,7 @@ def test_t5(kind, case):
 # -------------------------------------------------------------------- transformers
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("rotary", "rotary_interleaved"))
+@of_kinds("rotary", "rotary_interleaved")
 def test_rotary_is_that_of_transformers(kind, case):
     x = torch.tensor(case.arguments["x"]).double()
     angles = torch.tensor(case.arguments["positions"]).double()[:, None] * F.frequency_curve(
@@ -130,14 +138,14 @@ def test_rotary_is_that_of_transformers(kind, case):
     )
     if kind == "rotary":
         table = torch.cat((angles, angles), -1)[None]
-        found = llama.apply_rotary_pos_emb(x, x, table.cos(), table.sin())[0]
+        result = llama.apply_rotary_pos_emb(x, x, table.cos(), table.sin())[0]
     else:
         turned = gptj.apply_rotary_pos_emb(x.transpose(1, 2), angles.sin()[None], angles.cos()[None])
-        found = turned.transpose(1, 2)
-    close(found, case.expected, atol=1e-9, rtol=0)
+        result = turned.transpose(1, 2)
+    close(result, case.expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("linear", "yarn", "llama3", "proportional", "dynamic", "longrope"))
+@of_kinds("linear", "yarn", "llama3", "proportional", "dynamic", "longrope")
 def test_schedules_are_those_of_transformers(kind, case):
     options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
     options |= case.arguments
@@ -148,7 +156,7 @@ def test_schedules_are_those_of_transformers(kind, case):
     assert attention_factor == pytest.approx(case.expected["attention_factor"], rel=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("ntk"))
+@of_kinds("ntk")
 def test_ntk_is_transformers_dynamic_with_the_ratio_of_lengths(kind, case):
     given = case.arguments
     length = int(512 * given["factor"])
@@ -158,7 +166,7 @@ def test_ntk_is_transformers_dynamic_with_the_ratio_of_lengths(kind, case):
     close(inv_freq, case.expected["inv_freq"], rtol=4e-6, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("alibi"))
+@of_kinds("alibi")
 def test_slopes_are_those_of_bloom_and_mpt(kind, case):
     heads = case.arguments["num_heads"]
     bloom = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # slope * position 1
@@ -167,17 +175,17 @@ def test_slopes_are_those_of_bloom_and_mpt(kind, case):
     close(mpt, case.expected, rtol=4e-6, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("t5"))
+@of_kinds("t5")
 def test_buckets_are_those_of_t5attention(kind, case):
     given = {**case.arguments, "relative_position": torch.tensor(case.arguments["relative_position"])}
     assert T5Attention._relative_position_bucket(**given).tolist() == case.expected
 
 
-@pytest.mark.parametrize(("kind", "case"), cases("deberta"))
+@of_kinds("deberta")
 def test_buckets_are_those_of_deberta(kind, case):
     given = case.arguments
-    found = make_log_bucket_position(torch.tensor(given["relative_position"]), given["buckets"], given["max_position"])
-    assert found.long().tolist() == case.expected
+    result = make_log_bucket_position(torch.tensor(given["relative_position"]), given["buckets"], given["max_position"])
+    assert result.long().tolist() == case.expected
 
 
 # -------------------------------------------------------------------- known answers

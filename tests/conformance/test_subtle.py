@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from posenc import functional as F
-from posenc.conformance import formulas
-from posenc.conformance.diagnose import conform
-from posenc.conformance.dtypes import POSITIONS, RUNS
+from posenc.conformance import conform, formulas
+from posenc.conformance.diagnosis import SPREAD, TEXTS
 from references.mutants import by_tables, codes, from_scratch, slopes, turn, yarn
 
 HALF = torch.bfloat16
@@ -214,7 +213,7 @@ def test_the_same_functions_without_their_fault_conform():
 
 
 def test_other_dtypes_are_asked_near_and_far():
-    assert max(POSITIONS) > 4096
-    assert RUNS[HALF] > 257
-    assert RUNS[torch.float16] > 2049
-    assert {256, 257, 2047, 2049} <= set(POSITIONS)
+    assert max(SPREAD) > 4096
+    assert TEXTS[HALF] > 257
+    assert TEXTS[torch.float16] > 2049
+    assert {256, 257, 2047, 2049} <= set(SPREAD)

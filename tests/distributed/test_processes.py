@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from posenc.conformance.sharded import BEGIN, COMPOSITIONS, END, WORLD_SIZES, in_processes, subjects
 from posenc.distributed import LAYOUTS
 from references import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # the processes import it, too
+from sequence_shards import BEGIN, COMPOSITIONS, END, WORLD_SIZES, in_processes, subjects  # noqa: E402
+
 BOUND = 1e-11  # logits and gradients of a few units, in float64; a wrong position shows in the first digits
 
 
@@ -31,9 +33,7 @@ def test_the_page_has_a_row_for_each():
     page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     rows = page[page.index(BEGIN) : page.index(END)].splitlines()[3:]
     cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in rows]
-    assert [row[0] for row in cells] == list(subjects()), (
-        "run: python -m posenc.conformance.sharded docs/distributed.md"
-    )
+    assert [row[0] for row in cells] == list(subjects()), "run: python benchmarks/sequence_shards.py"
     for _, *numbers in cells:
         assert len(numbers) == len(WORLD_SIZES) * len(LAYOUTS)
         assert all(float(number) <= BOUND for number in numbers)

@@ -22,8 +22,8 @@ import posenc
 from posenc import cli, frequencies, position_maps
 from posenc.cli.config import dump, read
 from posenc.cli.refusal import MESSAGE, one_line
-from posenc.conformance.kinds import the_kind
-from posenc.conformance.target import find_object
+from posenc.conformance.import_object import import_object
+from posenc.conformance.kinds import get_kind
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
 from posenc.lab.checkpoint import loaded
@@ -103,14 +103,14 @@ def words(data: bytes) -> None:
 
 
 def kind(data: bytes) -> None:
-    the_kind(text_of(data), "--as")
+    get_kind(text_of(data))
 
 
 def target(data: bytes) -> None:
     """MODULE:OBJECT, in the one module that may be imported here."""
     text = text_of(data)
     module = text.rpartition(":")[0]
-    find_object(text if module in ("", "math") or not module.replace(".", "").isidentifier() else f"math:{module}")
+    import_object(text if module in ("", "math") or not module.replace(".", "").isidentifier() else f"math:{module}")
 
 
 def explorer(data: bytes) -> None:

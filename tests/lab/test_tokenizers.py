@@ -13,7 +13,7 @@ from posenc.lab.data import check_long_enough, load, making
 from posenc.lab.data.tokenizers import Tokenizer, learn_bpe, pretrained
 from posenc.lab.text import Settings
 from posenc.report.page import page
-from posenc.tasks.haystack import pydoc
+from posenc.tasks.running_text import pydoc
 
 pytest.importorskip("transformers")
 TEXT = pydoc()[:60_000] + "zwölf 🙂 漢字 e\u0301 \u0000 end\n" * 20

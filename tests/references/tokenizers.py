@@ -5,7 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from posenc.tasks.haystack import read
+from posenc.tasks.running_text import read
 
 
 class ByteTokenizer:

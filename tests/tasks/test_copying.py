@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from posenc.errors import InputError
 from posenc.tasks import create
-from posenc.tasks.copying import ordinary
+from posenc.tasks.copying import ordinary_tokens
 from references.copier import accuracy
 from references.running import word_tokenizer
 
@@ -75,7 +75,7 @@ def test_guessing_does_not_help(tokenizers):
 @pytest.mark.parametrize("tokenizer", ["SmolLM2"], indirect=True)
 def test_tokens_of_a_real_tokenizer_are_ordinary_ones(tokenizer):
     for kind, least in (("tokens", 48000), ("words", 20000)):
-        pool = ordinary(tokenizer, kind)
+        pool = ordinary_tokens(tokenizer, kind)
         assert least < len(pool) < 49152
         assert not set(pool) & {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         assert set(create(f"copying:kind={kind}").sample(tokenizer, 512).ids.tolist()) <= set(pool)
@@ -85,16 +85,16 @@ def test_tokens_of_a_real_tokenizer_are_ordinary_ones(tokenizer):
 def test_placeholders_and_special_tokens_are_left_out():
     tokenizer = word_tokenizer(5)
     tokenizer.add_tokens(["extra"])
-    assert ordinary(tokenizer, "tokens") == (3, 4, 5, 6, 7)
+    assert ordinary_tokens(tokenizer, "tokens") == (3, 4, 5, 6, 7)
     tokens = {"<0x0A>": 0, "[unused7]": 1, "<unk>": 2, "a": 3, "b": 4}
     odd = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(tokens, "<unk>")), unk_token="<unk>")
-    assert ordinary(odd, "tokens") == (3, 4)
+    assert ordinary_tokens(odd, "tokens") == (3, 4)
 
 
 @pytest.mark.parametrize(
     ("task", "length", "message"),
     [
-        ("copying:segment=1", 64, r"segment=1: needs two tokens"),
+        ("copying:segment=1", 64, r"segment=1: must be at least 2"),
         ("copying:distance=15", 64, r"distance=15: cannot be shorter than the segment"),
         ("copying:kind=letters", 64, r"kind"),
         ("copying:kind=words", 64, r"kind=words: the tokenizer has 0 such tokens"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import Sample, create, words
-from posenc.tasks.task import place
+from posenc.tasks.task import index_at
 from references.tokenizers import ByteTokenizer
 
 
@@ -20,7 +20,7 @@ def test_the_text(depth, length, index, query_aware):
     facts = re.findall(r"The code of ([a-z ]+) is (\d{4})\.(?= The|\n)", sample.prompt)
     assert len(facts) >= 2
     assert len({name for name, _ in facts}) == len({code for _, code in facts}) == len(facts)
-    name, code = facts[place(depth, len(facts))]
+    name, code = facts[index_at(depth, len(facts))]
     assert sample.references == (code,)
     question = f"Question: What is the code of {name}?"
     assert sample.prompt.endswith(f".\n{question} Answer: The code of {name} is")

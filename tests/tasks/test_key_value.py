@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from posenc.errors import InputError
 from posenc.tasks import Sample, create
 from posenc.tasks.key_value import PROMPT, QUERY_AWARE
-from posenc.tasks.task import place
+from posenc.tasks.task import index_at
 from references.tokenizers import ByteTokenizer
 
 KINDS = {"uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", "digits": r"\d{4}"}
@@ -46,7 +46,7 @@ def test_the_object_is_json_with_the_record_in_its_place(depth, length, index, k
     assert all(re.fullmatch(KINDS[keys], key) and re.fullmatch(KINDS[values], value) for key, value in records)
     # the published builder writes a record a line, from the second on after a space
     assert written == "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records) + "}"
-    key, value = records[place(depth, len(records))]
+    key, value = records[index_at(depth, len(records))]
     assert sample.references == (value,)
     template = QUERY_AWARE if query_aware else PROMPT
     assert sample.prompt == template.format(records=written, key=key)
@@ -60,7 +60,7 @@ def test_the_others_keep_their_order():
         sample = task.sample(ByteTokenizer(), 2000, depth=depth)
         lines = [line.strip(" {},") for line in sample.prompt.split("\n") if '": "' in line]
         at = next(i for i, line in enumerate(lines) if sample.references[0] in line)
-        assert at == place(depth, 9)
+        assert at == index_at(depth, 9)
         orders.append((lines.pop(at), lines))
     assert all(order == orders[0] for order in orders)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc.errors import InputError
-from posenc.tasks import Sample, create, haystack
+from posenc.tasks import Sample, create, running_text
 from posenc.tasks.needle import Needle
 from references.tokenizers import ByteTokenizer
 
@@ -51,7 +51,7 @@ def test_the_prompt_is_the_published_one(story, depth, length, index, begun):
     text = context.replace(PUBLISHED["needle"], "")
     assert context == inserted(text, PUBLISHED["needle"], depth)
     assert begin + sample.answer == " " + PUBLISHED["needle"].strip()
-    sentences = haystack.sentences(haystack.read(story))
+    sentences = running_text.sentences(running_text.read(story))
     assert text in " ".join(sentences * 4)  # a stretch, which goes on at the beginning
 
 

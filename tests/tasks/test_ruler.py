@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc.errors import InputError
-from posenc.tasks import TASKS, create
+from posenc.tasks import TASKS, create, ruler
 from posenc.tasks.passkey import NOISE
-from posenc.tasks.ruler import NEEDLES, base, needles, string_match_all, string_match_part, variables, words
+from posenc.tasks.ruler import NEEDLES, string_match_all
 from references.tokenizers import small_tokenizer
 
 RULER = [*(needle.name for needle in NEEDLES), "variable_tracking", "common_words", "frequent_words"]
@@ -84,7 +84,7 @@ def test_needle_prompts_are_theirs_byte_for_byte(theirs, tokenizer, name):
     assert len(found) == max(task.keys, task.queries) * task.values
     pairs = [NEEDLE.fullmatch(line).groups() for line in found]
     assert found == [task.needle(key, value) for _, key, value in pairs]
-    context, first = needles.hide(lines, found, at, needles.HAYSTACKS[task.haystack])
+    context, first = ruler.insert_needles(lines, found, at, ruler.HAYSTACKS[task.haystack])
     ours, before = task.prompt(context, queries)
     if (
         task.haystack == "essay"
@@ -96,7 +96,7 @@ def test_needle_prompts_are_theirs_byte_for_byte(theirs, tokenizer, name):
 
 
 def test_depths_of_an_essay_are_theirs(theirs):
-    assert theirs.needles.DEPTHS == needles.DEPTHS
+    assert theirs.needles.DEPTHS == ruler.DEPTHS
 
 
 @pytest.mark.parametrize("name", [needle.name for needle in NEEDLES])
@@ -139,7 +139,7 @@ def test_variable_tracking_is_theirs(theirs, monkeypatch):
     random.seed(6)
     prompt, references = theirs.tracking.generate_input_output(20, 1, 4)
     [names], [[value, *_]] = chains
-    ours = variables.write([(value.split()[-1], names)], 20, random.Random(6))
+    ours = ruler.tracking_prompt([(value.split()[-1], names)], 20, random.Random(6))
     assert ours.split() == prompt.replace("assgined", "assigned").split()
     assert references == names
     context = ours.split(".\n\n", 1)[1].rsplit("\n", 1)[0]
@@ -149,16 +149,16 @@ def test_variable_tracking_is_theirs(theirs, monkeypatch):
 
 def test_common_words_are_theirs(theirs):
     sampled = [f"word{i}" for i in range(80)]
-    for counts in (words.Counts(20, 3, 1), words.Counts(40, 10, 3), words.Counts(80, 30, 3)):
+    for counts in (ruler.Counts(20, 3, 1), ruler.Counts(40, 10, 3), ruler.Counts(80, 30, 3)):
         random.seed(1)
         theirs.common.RNG.seed(7)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(random, "sample", lambda _, n: sampled[:n])
             context, common = theirs.common.get_example(counts.words, counts.often, counts.seldom)
-        assert words.listed(sampled, counts, random.Random(7)) == context
+        assert ruler.listed(sampled, counts, random.Random(7)) == context
         assert common == sampled[:10]
         assert counts.total == len(context.split()) // 2
-    assert words.COMMON == theirs.common.TEMPLATE
+    assert ruler.COMMON == theirs.common.TEMPLATE
 
 
 @pytest.mark.parametrize(("length", "often", "shown"), [(1500, (6, 1), (3, 1)), (6000, (30, 3), (10, 3))])
@@ -187,7 +187,7 @@ def test_frequencies_are_theirs(theirs, tokenizer, monkeypatch):
     ranks[0] = "..."
     listed = [word for word, n in zip(ranks, task.counts(count, 28), strict=True) for _ in range(n)]
     random.Random(theirs.frequent.SEED).shuffle(listed)
-    assert words.FREQUENT.format(context=" ".join(listed)) == text
+    assert ruler.FREQUENT.format(context=" ".join(listed)) == text
     assert ranks[1:4] == answer
 
 
@@ -210,9 +210,6 @@ def test_scores_are_theirs(generated, references):
     common_utils = pytest.importorskip("lm_eval.tasks.ruler.common_utils")
     cleaned = common_utils.postprocess_pred([generated])
     assert string_match_all(generated, references) == common_utils.string_match_all(cleaned, [references])
-    assert string_match_part(generated, references) == (string_match_all(generated, references) > 0)
-    share = common_utils.string_match_part(cleaned, [references])  # which is NVIDIA's where there is one reference
-    assert len(references) > 1 or string_match_part(generated, references) == share
 
 
 @pytest.mark.parametrize("name", RULER)
@@ -263,19 +260,19 @@ def test_the_worked_example_can_be_left_out(tokenizer):
 
 
 def test_a_length_that_the_words_do_not_fill_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr(words, "words", lambda *_: tuple(f"w{i}" for i in range(50)))
+    monkeypatch.setattr(ruler, "words", lambda *_: tuple(f"w{i}" for i in range(50)))
     with pytest.raises(InputError, match=r"has 50 words, which do not fill it"):
         create("common_words").sample(tokenizer, 1500)
 
 
 def test_without_wonderwords_the_extra_is_named(tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "wonderwords", None)
-    base.words.cache_clear()
+    ruler.words.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'posenc\[lab\]'"):
         create("niah_single_1").sample(tokenizer, 1000)
 
 
 @pytest.mark.slow
 def test_the_words_are_theirs(theirs):
-    assert set(base.words("noun", "adjective", "verb")) == set(theirs.common.WORDS)
-    assert {f"{a}-{n}" for a in base.words("adjective")[:9] for n in base.words("noun")} <= set(theirs.needles.WORDS)
+    assert set(ruler.words("noun", "adjective", "verb")) == set(theirs.common.WORDS)
+    assert {f"{a}-{n}" for a in ruler.words("adjective")[:9] for n in ruler.words("noun")} <= set(theirs.needles.WORDS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
 from posenc.tasks.needle import Needle
-from posenc.tasks.task import asked, fit, fit_at, place
+from posenc.tasks.task import fit, fit_at, index_at, make_sample
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
 RETRIEVAL = [
@@ -127,7 +127,7 @@ def test_any_text_is_a_value(text):
 
 @pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)
 def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
-    sample = asked(tokenizer, "What? It is", " 42", ("42",), (6, 8))
+    sample = make_sample(tokenizer, "What? It is", " 42", ("42",), (6, 8))
     whole = tokenizer("What? It is 42").input_ids
     assert sample.ids.tolist() == [token for token in whole if token != tokenizer.eos_token_id]
     assert " 42" in tokenizer.decode(sample.ids[sample.prompt_tokens :])
@@ -135,12 +135,12 @@ def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
 
 
 def test_tokens_are_found_where_a_boundary_cuts_one():
-    sample = asked(PairTokenizer(), "abcdefg", "hi", (), (3, 5))  # ab cd ef gh i
+    sample = make_sample(PairTokenizer(), "abcdefg", "hi", (), (3, 5))  # ab cd ef gh i
     assert sample.needle == (1, 3)
     assert sample.prompt_tokens == 3
     assert len(sample.ids) == 5  # the end that follows every text is not asked for
-    assert asked(PairTokenizer(), "abcdefg", "hi", (), (2, 4)).needle == (1, 2)
-    sample = asked(SpacedTokenizer(), "abcdefg", "hi", (), (3, 5))
+    assert make_sample(PairTokenizer(), "abcdefg", "hi", (), (2, 4)).needle == (1, 2)
+    sample = make_sample(SpacedTokenizer(), "abcdefg", "hi", (), (3, 5))
     assert sample.needle == (5, 7)  # a start and a space before them
     assert sample.prompt_tokens == 9
 
@@ -151,13 +151,13 @@ def test_tokens_are_found_where_a_boundary_cuts_one():
 )
 def test_places_are_those_of_lost_in_the_middle(count, published):
     """The gold indices in nelson-liu/lost-in-the-middle, EXPERIMENTS.md and the names of its files."""
-    assert [place(i / (len(published) - 1), count) for i in range(len(published))] == published
+    assert [index_at(i / (len(published) - 1), count) for i in range(len(published))] == published
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_a_place_that_is_meant_is_not_missed_by_rounding(index, rest):
     count = index + rest + 1
-    assert place(index / (count - 1), count) == index
+    assert index_at(index / (count - 1), count) == index
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Counting(Task):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=100), st.integers(20, 1000), st.integers(0, 5))
 def test_fit_finds_the_longest_text(widths, length, least):
     def build(count):
-        return asked(ByteTokenizer(), "".join(widths[i % len(widths)] * "x" for i in range(count)), "", ())
+        return make_sample(ByteTokenizer(), "".join(widths[i % len(widths)] * "x" for i in range(count)), "", ())
 
     def tokens(count):
         return len(build(count).ids)
@@ -190,7 +190,7 @@ def test_fit_finds_the_longest_text(widths, length, least):
 
 def test_depths_that_take_more_tokens_get_the_same_count():
     def build(count, depth):
-        return asked(ByteTokenizer(), "x" * count + "y" * round(7 * depth), "", ())
+        return make_sample(ByteTokenizer(), "x" * count + "y" * round(7 * depth), "", ())
 
     for depth in (0.0, 0.3, 1.0):
         assert fit_at(Counting(), 50, depth, build).prompt.count("x") == 50 - 1 - 7

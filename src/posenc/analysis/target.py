@@ -183,7 +183,7 @@ class Target:
     @cached_property
     def _trained(self) -> tuple[nn.Module, Tensor]:
         """A trained model, the target or a small one, and the tokens of a text that a small one was not trained on."""
-        from posenc.tasks.haystack import pydoc
+        from posenc.tasks.running_text import pydoc
 
         if _is_model(self.obj):
             if self.tokenizer is not None:

@@ -54,7 +54,7 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
 def run_analyze(options: argparse.Namespace, command: str) -> int:
     from posenc.analysis.analyze import analyze
     from posenc.analysis.target import target_of
-    from posenc.conformance.target import prints_aside
+    from posenc.conformance.import_object import stdout_to_stderr
     from posenc.files import Folder
     from posenc.pretrained.load import needs
     from posenc.report.analysis import page, results
@@ -67,7 +67,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     shape = {"dim": options.dim, "num_heads": options.heads, "head_dim": options.head_dim}
     shape = {name: size for name, size in shape.items() if size is not None}
     started = time.perf_counter()
-    with prints_aside(), Display(options.out or ".") as shown:  # what the analysed code prints is not our answer
+    with stdout_to_stderr(), Display(options.out or ".") as shown:  # what the analysed code prints is not our answer
         thing, tokenizer = _found(options)
         target = target_of(
             thing,
@@ -133,7 +133,7 @@ def _name(given: str) -> str:
 
 def _found(options: argparse.Namespace) -> tuple[Any, Any]:
     """What the words stand for, and a model's tokenizer."""
-    from posenc.conformance.target import find_object
+    from posenc.conformance.import_object import import_object
     from posenc.encodings import ENCODINGS
     from posenc.pretrained.load import DEMO, path_of
 
@@ -147,7 +147,7 @@ def _found(options: argparse.Namespace) -> tuple[Any, Any]:
     if given == DEMO or path.is_dir() or path.suffix == ".gguf":
         return load_model(given, options.command, encoders=True)
     if colon and all(part.isidentifier() for part in attribute.split(".")):
-        return find_object(given), None
+        return import_object(given), None
     if path.is_file():
         raise InputError(f"{given}: which object in it? Write {given}:NAME")
     if given.startswith(("/", "./", "../", "~")):

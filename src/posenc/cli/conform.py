@@ -23,14 +23,14 @@ def add_conform(parser: argparse.ArgumentParser) -> None:
 
 
 def run_conform(options: argparse.Namespace, command: str) -> int:
-    from posenc.conformance.diagnose import conform
-    from posenc.conformance.kinds import the_kind
-    from posenc.conformance.target import find, prints_aside
+    from posenc.conformance.diagnosis import conform
+    from posenc.conformance.import_object import import_function, stdout_to_stderr
+    from posenc.conformance.kinds import get_kind
 
-    the_kind(options.kind, "--as")
+    get_kind(options.kind)  # before a module is imported
     if options.out:
         options.out = os.path.abspath(options.out)  # the tested code may change the folder
-    with prints_aside():  # what the tested code prints is not our answer
-        verdict = conform(find(options.function), options.kind)
+    with stdout_to_stderr():  # what the tested code prints is not part of the output
+        verdict = conform(import_function(options.function), options.kind)
     emit(options, {"function": options.function, **verdict.to_dict()}, f"{options.function} as {verdict}")
     return DONE if verdict.passed else FAILED

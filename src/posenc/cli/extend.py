@@ -224,7 +224,7 @@ def _before_and_after(
     from posenc.pretrained.extend import restore
     from posenc.pretrained.learned_table import has_learned_table
     from posenc.pretrained.verify import A_MINUTE, AS_LOADED, EXTENDED, verification
-    from posenc.tasks.haystack import pydoc
+    from posenc.tasks.running_text import pydoc
 
     restore(model)
     wanted = report.new_length or 2 * report.trained_length

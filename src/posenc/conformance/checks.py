@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that every encoding has to pass: each makes a small model around it and compares two ways of asking the
+"""The checks that every encoding has to pass: each makes a small model around it and compares two ways of computing the
 same thing, in float64."""
 
 import copy
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,22 +21,12 @@ from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
-from posenc.conformance.sequences import calls_do_not_remember, no_graph_is_kept
-from posenc.conformance.serves import features, must_serve
-from posenc.conformance.subject import (
-    DECODER,
-    ENCODER,
-    LENGTH,
-    VOCAB,
-    Fails,
-    Inapplicable,
-    Make,
-    Subject,
-    equal,
-    seeded,
-    tokens,
-    uncompiled,
+
+from posenc.conformance.fixtures import (  # isort: skip
+    DECODER, ENCODER, LENGTH, CheckFailed, EncodingUnderTest, NotApplicable, equal, seeded, tokens, uncompiled,
 )  # fmt: skip
+from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
+from posenc.conformance.serves import features, must_serve
 from posenc.distributed import LAYOUTS, shard
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, Mapped, from_spec
@@ -43,53 +34,48 @@ from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
-__all__ = [
-    "CHECKS", "DECODER", "ENCODER", "LENGTH", "SLOW", "VOCAB", "Fails", "Inapplicable", "Make", "Subject", "equal",
-    "tokens",
-]  # fmt: skip
-
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_stays_near`."""
 
 LATE = 5000
-"""A position at which bfloat16 is 32 apart from its neighbour."""
+"""A position at which neighbours in bfloat16 are 8 apart."""
 
 
 # -------------------------------------------------------------------- the checks
 
 
-def position_matters(s: Subject) -> None:
+def position_matters(tested: EncodingUnderTest) -> None:
     """An encoder tells one order of the tokens from another if and only if `sees_order` says so; a decoder always does."""
-    config = DECODER if s.traits.causal_only else ENCODER
-    model, largest = s.host(config), 0.0
+    config = DECODER if tested.encoding.causal_only else ENCODER
+    model, largest = tested.model(config), 0.0
     for n in range(6, LENGTH + 1):  # at some of them, the last token may be alone in its window
-        x, p = tokens(1, n), s.document(n)
+        x, p = tokens(1, n), tested.document(n)
         order = torch.randperm(n - 1, generator=torch.Generator().manual_seed(3))
         order = torch.cat((order, torch.tensor([n - 1])))
         largest = max(largest, float((model(x[:, order], p)[:, -1] - model(x, p)[:, -1]).detach().abs().max()))
     blind = not model.encoding.sees_order and not config.causal
     if blind and largest >= 1e-10:
-        raise Fails(f"sees_order is False, but another order of the tokens changes a logit by {largest:.3g}")
+        raise CheckFailed(f"sees_order is False, but another order of the tokens changes a logit by {largest:.3g}")
     if not blind and largest < 1e-10:
-        raise Fails("another order of the tokens before the last one does not change its logits")
+        raise CheckFailed("another order of the tokens before the last one does not change its logits")
 
 
-def backends_agree(s: Subject) -> None:
+def backends_agree(tested: EncodingUnderTest) -> None:
     """Every backend computes the reference's attention, and its gradients, or refuses what it need not serve: plain, packed,
     padded, scattered and cached, and in shorter dtypes."""
-    for config in s.configs():
-        model = s.host(config)
-        model(tokens(1, LENGTH), s.document(LENGTH))  # which shares its projections
+    for config in tested.configs():
+        model = tested.model(config)
+        model(tokens(1, LENGTH), tested.document(LENGTH))  # the model shares its projections
         mask = torch.tensor([[0] * 3 + [1] * 6])
         layouts = {
-            "contiguous": Positions.arange(LENGTH), "packed": s.placed(Positions.packed([4, 5]), [4, 5]),
-            "padded": s.placed(Positions.from_mask(mask), [6]), "scattered": Positions.from_ids(s.ids(LENGTH).flip(0)[None]),
+            "contiguous": Positions.arange(LENGTH), "packed": tested.relocate(Positions.packed([4, 5]), [4, 5]),
+            "padded": tested.relocate(Positions.from_mask(mask), [6]), "scattered": Positions.from_ids(tested.ids(LENGTH).flip(0)[None]),
         }  # fmt: skip
-        if not s.of_text:
-            layouts["scattered"] = s.document(LENGTH)
+        if not tested.is_text:
+            layouts["scattered"] = tested.document(LENGTH)
             del layouts["contiguous"]
-        if config.causal and not s.traits.needs_length:
-            layouts["cached"] = s.placed(Positions.arange(2, LENGTH - 2), [LENGTH])
+        if config.causal and not tested.encoding.needs_length:
+            layouts["cached"] = tested.relocate(Positions.arange(2, LENGTH - 2), [LENGTH])
         for layout, positions in layouts.items():
             _agree(model.encoding, config, positions.with_causal(config.causal), layout, torch.float64)
     plain = next(iter(layouts))
@@ -100,113 +86,117 @@ def backends_agree(s: Subject) -> None:
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}
 """Of outputs of about 1, and of gradients, whatever order a backend adds in."""
 COMPILED = "flex", "triton"
-"""Backends that compile, or interpret, a kernel for each case: in short dtypes they are asked for refusals alone."""
+"""Backends that compile, or interpret, a kernel for each case: in short dtypes only their refusals are checked."""
 
 
 def _agree(encoding: Encoding, config: TransformerConfig, p: Positions, layout: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = (config.num_heads, p.num_queries), (config.kv_heads, p.num_keys), (config.kv_heads, p.num_keys)
-    given = [torch.randn(2, h, n, config.width, dtype=torch.float64, generator=generator).to(dtype) for h, n in sizes]
-    long = dtype == torch.float64
-    wanted = _attended(encoding, given, p, "reference", grad=long)
-    what = features(encoding, given[0], given[1], p, layout)
-    for name in ("auto", *BACKENDS):
-        for grad in (False, True) if long else (False,):
+    qkv = [torch.randn(2, h, n, config.width, dtype=torch.float64, generator=generator).to(dtype) for h, n in sizes]
+    double = dtype == torch.float64
+    expected = _attend(encoding, qkv, p, "reference", grad=double)
+    what = features(encoding, qkv[0], qkv[1], p, layout)
+    for name in ("auto", *(name for name in BACKENDS if name != "reference")):
+        for grad in (False, True) if double else (False,):
             try:
-                if not long and name in COMPILED:
+                if not double and name in COMPILED:
                     with torch.no_grad():
-                        explain(given[0], given[1], given[2], encoding, p, backend=name)
+                        explain(qkv[0], qkv[1], qkv[2], encoding, p, backend=name)
                     continue
-                found = _attended(encoding, given, p, name, grad)
+                result = _attend(encoding, qkv, p, name, grad)
             except InputError as refusal:
                 if name == "auto" or must_serve(name, what | ({"a gradient"} if grad else set())):
-                    raise Fails(f"backend {name} refuses what it has to serve ({layout}, {dtype}): {refusal}") from None
+                    raise CheckFailed(
+                        f"backend {name} refuses what it must serve ({layout}, {dtype}): {refusal}"
+                    ) from None
                 continue
-            for a, b in zip(found, wanted, strict=False):
+            for a, b in zip(result, expected, strict=False):
                 equal(a.double(), b.double(), f"backend {name}, {layout}, {dtype}", TOLERANCE[dtype])
 
 
-def _attended(encoding: Encoding, qkv: list[Tensor], p: Positions, backend: str, grad: bool) -> list[Tensor]:
+def _attend(encoding: Encoding, qkv: list[Tensor], p: Positions, backend: str, grad: bool) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
-    q, k, v = given = [x.detach().clone().requires_grad_(grad) for x in qkv]
+    q, k, v = leaves = [x.detach().clone().requires_grad_(grad) for x in qkv]
     with torch.set_grad_enabled(grad):
         out = attention(q, k, v, encoding, p, backend=backend)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), given)] if grad else [out]
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if grad else [out]
 
 
-def cached_is_full(s: Subject) -> None:
+def cached_is_full(tested: EncodingUnderTest) -> None:
     """Decoding with a cache, in pieces of any size, gives the logits of the full pass."""
-    s.require_cache()
-    model, x, cache = s.host(DECODER), tokens(2, LENGTH), Cache()
+    tested.require_cache()
+    model, x, cache = tested.model(DECODER), tokens(2, LENGTH), Cache()
     parts = [
-        model(x[:, first:end], s.placed(Positions.arange(end - first, first), [LENGTH]), cache)
+        model(x[:, first:end], tested.relocate(Positions.arange(end - first, first), [LENGTH]), cache)
         for first, end in ((0, 4), (4, 7), (7, 8), (8, 9))
     ]
-    equal(torch.cat(parts, 1), model(x, s.document(LENGTH)), "cached decoding")
+    equal(torch.cat(parts, 1), model(x, tested.document(LENGTH)), "cached decoding")
 
 
-def ragged_cache(s: Subject) -> None:
+def ragged_cache(tested: EncodingUnderTest) -> None:
     """Rows of different lengths share a cache, and each decodes as if alone."""
-    s.require_cache()
-    model, x = s.host(DECODER), tokens(2, LENGTH)
+    tested.require_cache()
+    model, x = tested.model(DECODER), tokens(2, LENGTH)
     lengths, cache = torch.tensor([5, 3]), Cache()
     ends = [[n + 2] for n in lengths.tolist()]
     mask = (torch.arange(5) < lengths[:, None]).long()
-    model(x[:, :5], s.placed(Positions.from_mask(mask), *ends), cache)
+    model(x[:, :5], tested.relocate(Positions.from_mask(mask), *ends), cache)
     new = torch.stack([x[0, 5:7], x[1, 3:5]])
-    steps = [model(new[:, i : i + 1], s.placed(Positions.arange(1, lengths + i), *ends), cache) for i in range(2)]
+    steps = [
+        model(new[:, i : i + 1], tested.relocate(Positions.arange(1, lengths + i), *ends), cache) for i in range(2)
+    ]
     for row, n in enumerate(lengths.tolist()):
-        alone = model(x[row : row + 1, : n + 2], s.document(n + 2))
+        alone = model(x[row : row + 1, : n + 2], tested.document(n + 2))
         equal(torch.cat(steps, 1)[row], alone[0, n:], f"row {row} of a ragged cache")
 
 
-def generates_alike(s: Subject) -> None:
+def generates_alike(tested: EncodingUnderTest) -> None:
     """Greedy generation is the same alone and in a left-padded batch."""
-    s.require_text("generate() numbers tokens as those of a text")
-    s.require_cache()
-    model = s.host(DECODER)
+    tested.require_text("generate() numbers tokens as those of a text")
+    tested.require_cache()
+    model = tested.model(DECODER)
     short, long = tokens(1, 4), tokens(1, 6, seed=5)
     batch = torch.cat((torch.cat((torch.zeros(1, 2, dtype=torch.long), short), 1), long))
     together = model.generate(batch, 5, torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
     for row, (alone, skip) in enumerate(((short, 2), (long, 0))):
         if not torch.equal(together[row, skip:], model.generate(alone, 5)[0]):
-            raise Fails(f"row {row} continues otherwise than alone")
+            raise CheckFailed(f"row {row} continues otherwise than alone")
 
 
-def padded_is_unpadded(s: Subject) -> None:
+def padded_is_unpadded(tested: EncodingUnderTest) -> None:
     """Left and right padding change nothing."""
-    for config in s.configs():
-        model, x = s.host(config), tokens(2, LENGTH)
+    for config in tested.configs():
+        model, x = tested.model(config), tokens(2, LENGTH)
         for side in ("left", "right"):
             mask = torch.ones(2, LENGTH, dtype=torch.long)
             mask[1, slice(0, 3) if side == "left" else slice(6, None)] = 0
-            together = model(x, s.placed(Positions.from_mask(mask), [LENGTH], [6]))
+            together = model(x, tested.relocate(Positions.from_mask(mask), [LENGTH], [6]))
             for row, n in enumerate((LENGTH, 6)):
                 inside = mask[row].bool()
-                equal(together[row, inside], model(x[row, inside][None], s.document(n))[0], f"{side} padding")
+                equal(together[row, inside], model(x[row, inside][None], tested.document(n))[0], f"{side} padding")
 
 
-def packed_is_separate(s: Subject) -> None:
+def packed_is_separate(tested: EncodingUnderTest) -> None:
     """Documents packed into one sequence are as if alone."""
-    for config in s.configs():
-        model, x, lengths = s.host(config), tokens(1, LENGTH), [2, 4, 3]
-        alone = torch.cat([model(part, s.document(part.shape[1])) for part in x.split(lengths, dim=1)], 1)
-        equal(model(x, s.placed(Positions.packed(lengths), lengths)), alone, "packing")
+    for config in tested.configs():
+        model, x, lengths = tested.model(config), tokens(1, LENGTH), [2, 4, 3]
+        alone = torch.cat([model(part, tested.document(part.shape[1])) for part in x.split(lengths, dim=1)], 1)
+        equal(model(x, tested.relocate(Positions.packed(lengths), lengths)), alone, "packing")
 
 
-def images_are_separate(s: Subject) -> None:
+def images_are_separate(tested: EncodingUnderTest) -> None:
     """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
-    as if the others were hidden. An encoding without places in an image refuses them."""
-    s.require_text("its tokens are where that says")
-    config = DECODER if s.traits.causal_only else ENCODER
-    model, sizes = s.host(config), [(2, 3), (1, 3)]
+    as if the others were hidden. An encoding without positions in an image refuses them."""
+    tested.require_text("its tokens are where that says")
+    config = DECODER if tested.encoding.causal_only else ENCODER
+    model, sizes = tested.model(config), [(2, 3), (1, 3)]
     one, two = tokens(1, 6), tokens(1, 3, seed=5)
     try:
         alone = [model(x, Positions.grid(*size)) for x, size in zip((one, two), sizes, strict=True)]
     except InputError as refusal:
-        raise Inapplicable(str(refusal)) from None
+        raise NotApplicable(str(refusal)) from None
     except Exception as error:
-        error.add_note(f"one of text refuses images with positions.require_one_axis({s.name!r})")
+        error.add_note(f"one of text refuses images with positions.require_one_axis({tested.name!r})")
         raise
     equal(model(torch.cat((one, two), 1), Positions.grids(sizes)), torch.cat(alone, 1), "packed images")
     rows = torch.cat((one, torch.cat((two, two), 1)))
@@ -218,13 +208,13 @@ def images_are_separate(s: Subject) -> None:
     equal(model(one[:, taken], image.take(taken)), hidden[:, taken], "patches taken")
 
 
-def rows_do_not_meet(s: Subject) -> None:
-    """Permuting the rows of a batch, each at positions of its own, permutes the output."""
-    for config in s.configs():
-        model, x = s.host(config), tokens(3, LENGTH)
-        ids = s.ids(LENGTH)
+def rows_are_independent(tested: EncodingUnderTest) -> None:
+    """Permuting the rows of a batch, each at other positions, permutes the output."""
+    for config in tested.configs():
+        model, x = tested.model(config), tokens(3, LENGTH)
+        ids = tested.ids(LENGTH)
         # others than 0 .. n-1 where they are allowed and within the table
-        same = not s.of_text or s.traits.needs_length or s.shift(5) < 5
+        same = not tested.is_text or tested.encoding.needs_length or tested.largest_shift(5) < 5
         further = [ids.flip(0), ids.roll(3, 0)] if same else [ids + 5, ids * 2]
         ids = torch.stack([ids, *further])
         order = torch.tensor([2, 0, 1])
@@ -232,23 +222,25 @@ def rows_do_not_meet(s: Subject) -> None:
         equal(model(x[order], Positions.from_ids(ids[order])), together[order], "permuted rows")
 
 
-def shift_invariant_as_declared(s: Subject) -> None:
+def shift_invariant_as_declared(tested: EncodingUnderTest) -> None:
     """Moving every position by the same amount, in images along any axis, changes nothing, if and only if
     `shift_invariant` says so."""
-    if s.traits.needs_length and s.traits.shift_invariant:
-        raise Fails("shift_invariant and needs_length exclude one another")
-    s.require_cache()
-    model, x = s.host(DECODER), tokens(1, LENGTH)
+    if tested.encoding.needs_length and tested.encoding.shift_invariant:
+        raise CheckFailed("shift_invariant and needs_length exclude one another")
+    tested.require_cache()
+    model, x = tested.model(DECODER), tokens(1, LENGTH)
     declared = model.encoding.shift_invariant
-    if not s.of_text and not declared:
-        raise Inapplicable("positions= is given and shift_invariant is not declared: they need not be such as can move")
-    places = {"": s.ids(LENGTH)[None]}
-    if s.takes_images:
-        places[" of an image"] = Positions.grid(3, 3).q
+    if not tested.is_text and not declared:
+        raise NotApplicable(
+            "positions= is given and shift_invariant is not declared: they need not be such as can move"
+        )
+    bases = {"": tested.ids(LENGTH)[None]}
+    if tested.takes_images:
+        bases[" of an image"] = Positions.grid(3, 3).q
     moves: dict[str, float] = {}
-    for of, ids in places.items():
+    for of, ids in bases.items():
         here = model(x, Positions.from_ids(ids))
-        far = s.shift(1003) if not of else 2
+        far = tested.largest_shift(1003) if not of else 2
         axes = 1 if ids.dim() == 2 else ids.shape[2]
         for axis in range(axes):
             step = torch.tensor(far) if ids.dim() == 2 else far * (torch.arange(axes) == axis).long()
@@ -262,31 +254,31 @@ def shift_invariant_as_declared(s: Subject) -> None:
             moves[f"moving every position{of} by {far}{along}"] = float((here - there).detach().abs().max())
     worst = max(moves, key=lambda name: moves[name])
     if declared and moves[worst] >= 1e-10:
-        raise Fails(f"shift_invariant is True, but {worst} changes a logit by {moves[worst]:.3g}")
+        raise CheckFailed(f"shift_invariant is True, but {worst} changes a logit by {moves[worst]:.3g}")
     if not declared and moves[worst] < 1e-10:
-        raise Fails(f"shift_invariant is False, but {worst} changes nothing: declare shift_invariant = True")
+        raise CheckFailed(f"shift_invariant is False, but {worst} changes nothing: declare shift_invariant = True")
 
 
-def gradients_arrive(s: Subject) -> None:
+def gradients_arrive(tested: EncodingUnderTest) -> None:
     """Every parameter gets a finite gradient that is not zero, in the first layer's parameters as in the last's."""
-    model, x = s.host(DECODER), tokens(2, LENGTH)
-    model(x, s.document(LENGTH)).square().sum().backward()
+    model, x = tested.model(DECODER), tokens(2, LENGTH)
+    model(x, tested.document(LENGTH)).square().sum().backward()
     for name, p in model.named_parameters():
         if p.grad is None or not p.grad.isfinite().all() or not p.grad.any():
-            raise Fails(f"the gradient of {name} is missing, zero or not finite")
+            raise CheckFailed(f"the gradient of {name} is missing, zero or not finite")
 
 
-def gradients_are_right(s: Subject) -> None:
+def gradients_are_right(tested: EncodingUnderTest) -> None:
     """torch.autograd.gradcheck of the encoding's parameters as they start (or of the queries, where it has none)."""
-    model = s.host(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), redraw=False)
+    model = tested.model(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), redraw=False)
     parameters = tuple(model.encoding.parameters()) or (model.get_parameter("blocks.0.attention.query.weight"),)
     x = tokens(1, 4) % 5
-    torch.autograd.gradcheck(lambda *_: model(x, s.document(4)).logsumexp(-1).sum(), parameters, fast_mode=True)
+    torch.autograd.gradcheck(lambda *_: model(x, tested.document(4)).logsumexp(-1).sum(), parameters, fast_mode=True)
 
 
-def inference_then_training(s: Subject) -> None:
+def inference_then_training(tested: EncodingUnderTest) -> None:
     """The same Positions serve inference mode, then several steps of training."""
-    model, x, p = s.host(DECODER), tokens(2, LENGTH), s.document(LENGTH)
+    model, x, p = tested.model(DECODER), tokens(2, LENGTH), tested.document(LENGTH)
     with torch.inference_mode():
         before = model(x, p)
     for _ in range(2):
@@ -295,20 +287,20 @@ def inference_then_training(s: Subject) -> None:
     equal(before.clone(), after, "training after inference")
 
 
-def copies_are_equal(s: Subject) -> None:
-    """deepcopy and pickle give the same spec, tables and parameters, and a copied model its own encoding."""
-    model, x = s.host(DECODER), tokens(1, LENGTH)
+def copies_are_equal(tested: EncodingUnderTest) -> None:
+    """deepcopy and pickle give the same spec, tables and parameters, and a copied model another encoding."""
+    model, x = tested.model(DECODER), tokens(1, LENGTH)
     for other in (copy.deepcopy(model.encoding), pickle.loads(pickle.dumps(model.encoding))):
         if json.dumps(other.spec()) != json.dumps(model.encoding.spec()):
-            raise Fails(f"a copy has another spec, {other.spec()}, than {model.encoding.spec()}")
+            raise CheckFailed(f"a copy has another spec, {other.spec()}, than {model.encoding.spec()}")
         pairs = zip(
             (*other.buffers(), *other.parameters()),
             (*model.encoding.buffers(), *model.encoding.parameters()),
             strict=True,
         )
         if not all(torch.equal(a, b) for a, b in pairs):
-            raise Fails("a copy has other tables or parameters")
-    here = s.document(LENGTH)
+            raise CheckFailed("a copy has other tables or parameters")
+    here = tested.document(LENGTH)
     twin, wanted = copy.deepcopy(model), model(x, here)
     equal(twin(x, here), wanted, "a copied model", 0.0)
     for parameter in twin.parameters():
@@ -316,120 +308,118 @@ def copies_are_equal(s: Subject) -> None:
     equal(model(x, here), wanted, "the original, after its copy was changed", 0.0)
 
 
-def state_and_spec_bring_it_back(s: Subject) -> None:
+def state_and_spec_round_trip(tested: EncodingUnderTest) -> None:
     """state_dict() and spec() together rebuild the model, the spec by way of JSON: what is registered by
     `posenc.from_spec`, other classes from the arguments that it names."""
-    model, x = s.host(DECODER), tokens(1, LENGTH)
+    model, x = tested.model(DECODER), tokens(1, LENGTH)
     spec = model.encoding.spec()
     text = json.dumps(spec)
+    classes = {
+        part.known_as: type(part)
+        for part in model.encoding.modules()
+        if isinstance(part, Encoding) and type(part) not in (*ENCODINGS.values(), Sum, PerLayer, Mapped)
+    }
     with seeded(5):  # what was drawn is in the state, or lost
-        rebuilt = from_spec(json.loads(text), _classes_of_ones_own(model.encoding))
+        rebuilt = from_spec(json.loads(text), classes)
     if json.dumps(rebuilt.spec()) != text:
-        raise Fails(f"the spec of what the spec {text} builds is another: {json.dumps(rebuilt.spec())}")
+        raise CheckFailed(f"the spec of what the spec {text} builds is another: {json.dumps(rebuilt.spec())}")
     again = Transformer(DECODER, rebuilt).double().eval()
     again.load_state_dict(model.state_dict())
-    equal(again(x, s.document(LENGTH)), model(x, s.document(LENGTH)), f"the model rebuilt from {text}", 0.0)
+    equal(again(x, tested.document(LENGTH)), model(x, tested.document(LENGTH)), f"the model rebuilt from {text}", 0.0)
 
 
-def _classes_of_ones_own(encoding: Encoding) -> dict[str, type[Encoding]]:
-    parts = (part for part in encoding.modules() if isinstance(part, Encoding))
-    return {
-        part.known_as: type(part) for part in parts if type(part) not in (*ENCODINGS.values(), Sum, PerLayer, Mapped)
-    }
-
-
-def meta_is_normal(s: Subject) -> None:
+def meta_is_normal(tested: EncodingUnderTest) -> None:
     """Made on the meta device and filled from a state_dict, copied or assigned, it is the same model."""
-    model, x, here = s.host(DECODER), tokens(1, LENGTH), s.document(LENGTH)
+    model, x, here = tested.model(DECODER), tokens(1, LENGTH), tested.document(LENGTH)
     for assign in (False, True):
         with torch.device("meta"):
-            filled = Transformer(DECODER, s.encoding(DECODER))
+            filled = Transformer(DECODER, tested.make_encoding(DECODER))
         if not assign:
             filled = filled.to_empty(device="cpu").double()
         filled.load_state_dict(model.state_dict(), assign=assign)
         equal(filled.eval()(x, here), model(x, here), "assigned" if assign else "to_empty", 0.0)
 
 
-def bfloat16_stays_near(s: Subject) -> None:
-    """In bfloat16 no logit is off by more than 0.25; where the encoding's own parameters are float32, and as they start,
-    by no more than 0.06 at positions that bfloat16 cannot hold (logits have a standard deviation near 1)."""
-    x, here = tokens(2, LENGTH), s.document(LENGTH)
-    equal(s.host(DECODER, torch.bfloat16)(x, here).double(), s.host(DECODER)(x, here), "bfloat16", BFLOAT16_BOUND)
-    if s.traits.needs_length or not s.of_text:
+def bfloat16_stays_near(tested: EncodingUnderTest) -> None:
+    """In bfloat16 no logit is off by more than 0.25; where the encoding's parameters are float32, and as they start,
+    by no more than 0.06 at positions that bfloat16 cannot represent (logits have a standard deviation near 1)."""
+    x, here = tokens(2, LENGTH), tested.document(LENGTH)
+    equal(
+        tested.model(DECODER, torch.bfloat16)(x, here).double(),
+        tested.model(DECODER)(x, here),
+        "bfloat16",
+        BFLOAT16_BOUND,
+    )
+    if tested.encoding.needs_length or not tested.is_text:
         return
-    late = Positions.from_ids(torch.arange(LENGTH) + s.shift(LATE))
-    half, full = (s.host(DECODER, dtype, redraw=False) for dtype in (torch.float32, torch.float64))
+    late = Positions.from_ids(torch.arange(LENGTH) + tested.largest_shift(LATE))
+    half, full = (tested.model(DECODER, dtype, redraw=False) for dtype in (torch.float32, torch.float64))
     for name, module in half.named_children():
         if name != "encoding":
             module.to(torch.bfloat16)
     equal(half(x, late).double(), full(x, late), f"bfloat16 at position {int(late.q[0, 0])}", LATE_BOUND)
 
 
-def random_numbers_are_the_callers(s: Subject) -> None:
+def random_numbers_are_the_callers(tested: EncodingUnderTest) -> None:
     """Nothing sets the random numbers of torch, Python or numpy to a seed, and an evaluation draws none."""
     x, after = tokens(1, LENGTH), []
     for seed in (1, 2):
         with seeded(seed):
-            model = Transformer(DECODER, s.make(DECODER)).eval()
+            model = Transformer(DECODER, tested.make(DECODER)).eval()
             before = _random_states()
-            model(x, s.document(LENGTH))
+            model(x, tested.document(LENGTH))
             changed = [name for name, state in _random_states().items() if state != before[name]]
             if changed:
-                raise Fails(f"a forward pass in eval mode changes the random numbers of {', '.join(changed)}")
-            model.train()(x, s.document(LENGTH)).sum().backward()
+                raise CheckFailed(f"a forward pass in eval mode changes the random numbers of {', '.join(changed)}")
+            model.train()(x, tested.document(LENGTH)).sum().backward()
             after.append(_random_states())
     same = [name for name, state in after[0].items() if state == after[1][name]]
     if same:
-        raise Fails(f"it sets the random numbers of {', '.join(same)} to a seed, which are the caller's")
+        raise CheckFailed(f"it sets the random numbers of {', '.join(same)} to a seed, which are the caller's")
 
 
 def _random_states() -> dict[str, Any]:
-    found: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "Python": random.getstate()}
+    states: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "Python": random.getstate()}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        found["numpy"] = name, keys.tolist(), rest
-    return found
+        states["numpy"] = name, keys.tolist(), rest
+    return states
 
 
-def shards_are_whole(s: Subject) -> None:
-    """What each of two processes that share a sequence asks of the encoding, in both layouts: codes of its own tokens, and
-    attention of its queries among all keys, are those of one process that has all of it."""
+def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
+    """Each of two processes that share a sequence, in both layouts, gets the codes of its tokens, and the attention of its
+    queries among all keys, that one process with the complete sequence gets."""
     n = LENGTH - LENGTH % 4
-    for config in s.configs():
-        model = s.host(config)
-        model(tokens(1, n), s.document(n))  # which shares its projections
+    for config in tested.configs():
+        model = tested.model(config)
+        model(tokens(1, n), tested.document(n))  # which shares its projections
         encoding, generator = model.encoding, torch.Generator().manual_seed(0)
         x = torch.randn(1, n, config.dim, dtype=torch.float64, generator=generator)
         heads = config.num_heads, config.kv_heads, config.kv_heads
         q, k, v = (torch.randn(1, h, n, config.width, dtype=torch.float64, generator=generator) for h in heads)
-        mask = (torch.arange(n) >= 2).long()[None]
-        for name, p in (
-            ("one text", s.document(n)), ("padded", s.placed(Positions.from_mask(mask), [n - 2])),
-            ("packed", s.placed(Positions.packed([3, n - 3]), [3, n - 3])),
-        ):  # fmt: skip
+        texts = {
+            "one text": tested.document(n),
+            "padded": tested.relocate(Positions.from_mask((torch.arange(n) >= 2).long()[None]), [n - 2]),
+            "packed": tested.relocate(Positions.packed([3, n - 3]), [3, n - 3]),
+        }
+        for (name, p), layout, rank in product(texts.items(), LAYOUTS, range(2)):
             p = p.with_causal(config.causal)
             coded, attended = encoding.embed(x, p), attention(q, k, v, encoding, p, backend="reference")
-            for layout in LAYOUTS:
-                for rank in range(2):
-                    own, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
-                    assert own.part is not None
-                    equal(encoding.embed(shard(x, own), own), shard(coded, own), f"codes of {what}")
-                    calls = own.part.calls(config.causal)
-                    rows = shard(q, own, 2).split([call.num_queries for call in calls], 2)
-                    parts = [
-                        BACKENDS["reference"].attend(
-                            posed(
-                                part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], encoding, call, None, None,
-                                None, 0.0, 0,
-                            )
-                        )
-                        for part, call in zip(rows, calls, strict=True)
-                    ]  # fmt: skip
-                    equal(torch.cat(parts, 2), shard(attended, own, 2), f"attention of {what}")
+            local, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
+            assert local.part is not None
+            equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
+            outs, calls = [], local.part.calls(config.causal)
+            for rows, call in zip(
+                shard(q, local, 2).split([call.num_queries for call in calls], 2), calls, strict=True
+            ):
+                keys, values = k[:, :, : call.num_keys], v[:, :, : call.num_keys]
+                problem = posed(rows, keys, values, encoding, call, None, None, None, 0.0, 0)
+                outs.append(BACKENDS["reference"].attend(problem))
+            equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 
 
 class AtIds(nn.Module):
-    """A model that is given where its tokens are as a tensor, as compilers want it."""
+    """A model that is given the positions of its tokens as a tensor, as compilers need it."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -440,46 +430,49 @@ class AtIds(nn.Module):
         return logits
 
 
-def compiled_is_eager(s: Subject) -> None:
+def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """The smallest model that the complete encoding acts in, and inputs of these lengths."""
+    model = tested.model(tested.shallow)
+    if tested.is_text:
+        return model, [(tokens(2, n),) for n in lengths]
+    return AtIds(model), [(tokens(2, n), tested.ids(n)[None]) for n in lengths]
+
+
+def compiled_is_eager(tested: EncodingUnderTest) -> None:
     """torch.compile in one graph, for any length."""
     torch._dynamo.reset()
-    model = s.host(s.shallow)
-    inputs = [(tokens(2, n),) if s.of_text else (tokens(2, n), s.ids(n)[None]) for n in (LENGTH, LENGTH + 4)]
-    called = model if s.of_text else AtIds(model)
-    compiled = torch.compile(called, backend="aot_eager", dynamic=True, fullgraph=True)
+    model, inputs = _to_compile(tested, LENGTH, LENGTH + 4)
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
     for given in inputs:
-        equal(compiled(*given), called(*given), f"compiled, {given[0].shape[1]} tokens")
+        equal(compiled(*given), model(*given), f"compiled, {given[0].shape[1]} tokens")
 
 
-def exported_is_eager(s: Subject) -> None:
+def exported_is_eager(tested: EncodingUnderTest) -> None:
     """torch.export for any length."""
-    s.require_cache()
-    model = s.host(s.shallow)
-    called = model if s.of_text else AtIds(model)
-    inputs = [(tokens(2, n),) if s.of_text else (tokens(2, n), s.ids(n)[None]) for n in (LENGTH, LENGTH + 6)]
-    dimension = torch.export.Dim("length", min=2, max=40)
-    sizes = ({1: dimension},) if s.of_text else ({1: dimension}, {1: dimension})
-    exported = torch.export.export(called, inputs[0], dynamic_shapes=sizes).module()
-    equal(exported(*inputs[1]), called(*inputs[1]), "exported")
+    tested.require_cache()
+    model, inputs = _to_compile(tested, LENGTH, LENGTH + 6)
+    length = {1: torch.export.Dim("length", min=2, max=40)}
+    exported = torch.export.export(model, inputs[0], dynamic_shapes=tuple(length for _ in inputs[0])).module()
+    equal(exported(*inputs[1]), model(*inputs[1]), "exported")
 
 
-def _isolated(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
+def _isolated(check: Callable[[EncodingUnderTest], None]) -> Callable[[EncodingUnderTest], None]:
     @wraps(check)
-    def isolated(s: Subject) -> None:
+    def isolated(tested: EncodingUnderTest) -> None:
         with seeded(), nullcontext() if check.__name__ in SLOW else uncompiled():
-            check(s)
+            check(tested)
 
     return isolated
 
 
 SLOW = ("compiled_is_eager", "exported_is_eager")
-CHECKS: dict[str, Callable[[Subject], None]] = {
+CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
     f.__name__: _isolated(f)
     for f in (
-        position_matters, backends_agree, calls_do_not_remember, no_graph_is_kept, cached_is_full, ragged_cache,
-        generates_alike, padded_is_unpadded, packed_is_separate, images_are_separate, rows_do_not_meet, shards_are_whole,
+        position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_is_full, ragged_cache,
+        generates_alike, padded_is_unpadded, packed_is_separate, images_are_separate, rows_are_independent, sharded_is_unsharded,
         shift_invariant_as_declared, gradients_arrive, gradients_are_right, inference_then_training, copies_are_equal,
-        state_and_spec_bring_it_back, random_numbers_are_the_callers, meta_is_normal, bfloat16_stays_near, compiled_is_eager,
+        state_and_spec_round_trip, random_numbers_are_the_callers, meta_is_normal, bfloat16_stays_near, compiled_is_eager,
         exported_is_eager,
     )
 }  # fmt: skip

@@ -17,12 +17,9 @@ Rows = list[Vector]
 
 
 def rotary(
-    x: Sequence[Sequence[Sequence[Sequence[float]]]],
-    positions: Sequence[float],
-    base: float,
-    layout: str = "half",
+    x: Sequence[Sequence[Sequence[Sequence[float]]]], positions: Sequence[float], base: float, layout: str = "half",
     rotary_dim: int | None = None,
-) -> list[list[Rows]]:
+) -> list[list[Rows]]:  # fmt: skip
     """x (batch, heads, seq, head_dim), each row turned by its position: pair c by the angle position * base^(-2c/d).
 
     The pairs are channels (2c, 2c+1) in the interleaved layout (Su et al. 2021, RoFormer, eq. 34) and (c, c + d/2) in
@@ -104,13 +101,9 @@ def dynamic(head_dim: int, base: float, factor: float, original_max_positions: i
 
 
 def longrope(
-    head_dim: int,
-    base: float,
-    short_factor: Sequence[float],
-    long_factor: Sequence[float],
-    original_max_positions: int,
+    head_dim: int, base: float, short_factor: Sequence[float], long_factor: Sequence[float], original_max_positions: int,
     length: int,
-) -> Vector:
+) -> Vector:  # fmt: skip
     """LongRoPE: frequencies over long_factor for texts longer than the original length, else over short_factor (Ding et
     al. 2024; microsoft/LongRoPE; transformers)."""
     divisors = long_factor if length > original_max_positions else short_factor
@@ -123,14 +116,9 @@ def longrope_attention_factor(factor: float, original_max_positions: int) -> flo
 
 
 def yarn(
-    head_dim: int,
-    base: float,
-    factor: float,
-    original_max_positions: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-) -> Vector:
+    head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0,
+    beta_slow: float = 1.0, truncate: bool = True,
+) -> Vector:  # fmt: skip
     """YaRN as its authors' code computes it (jquesnelle/yarn, LlamaYaRNScaledRotaryEmbedding.py; transformers).
 
     The ramp is linear in the pair's number, between the pairs that make beta_fast and beta_slow turns over the
@@ -157,27 +145,18 @@ def yarn_ramp(
 
 
 def yarn_revised(
-    head_dim: int,
-    base: float,
-    factor: float,
-    original_max_positions: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-) -> Vector:
+    head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0,
+    beta_slow: float = 1.0, truncate: bool = True,
+) -> Vector:  # fmt: skip
     """YaRN whose ramp lies between wavelengths (jquesnelle/yarn issue 24; dwzhu-pku/PoSE, revised_yarn)."""
     ramp = yarn_ramp(head_dim, base, original_max_positions, beta_fast, beta_slow, truncate)
     return [f / ((1 - t) + t * factor) for f, t in zip(default(head_dim, base), ramp, strict=True)]
 
 
 def yarn_paper(
-    head_dim: int,
-    base: float,
-    factor: float,
-    original_max_positions: int,
-    beta_fast: float = 32.0,
+    head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0,
     beta_slow: float = 1.0,
-) -> Vector:
+) -> Vector:  # fmt: skip
     """YaRN as its paper states it: the ramp is linear in the number of turns (Peng et al. 2023, eq. 18 to 20)."""
     frequencies = default(head_dim, base)
     turns = [original_max_positions * f / (2 * math.pi) for f in frequencies]
@@ -190,13 +169,9 @@ def yarn_attention_factor(factor: float) -> float:
 
 
 def llama3(
-    head_dim: int,
-    base: float,
-    factor: float,
-    original_max_positions: int,
-    low_freq_factor: float = 1.0,
+    head_dim: int, base: float, factor: float, original_max_positions: int, low_freq_factor: float = 1.0,
     high_freq_factor: float = 4.0,
-) -> Vector:
+) -> Vector:  # fmt: skip
     """Llama 3.1 (meta-llama/llama-models, models/llama3/model.py, apply_scaling)."""
     scaled = []
     for frequency in default(head_dim, base):

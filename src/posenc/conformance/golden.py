@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden vectors: cases of every kind with the values of the authors' formulas, kept in golden.json.
+"""The golden vectors: cases of every kind with the values of the authors' formulas, stored in golden.json.
 
 `python -m posenc.conformance.golden` computes the file anew from formulas.py.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,50 +19,74 @@ PATH = Path(__file__).with_name("golden.json")
 
 
 @dataclass(frozen=True)
-class Case:
-    """One question and its answer: arguments by name, and the expected numbers (nested lists, or for frequency
-    schedules a dict of inv_freq and attention_factor)."""
+class GoldenCase:
+    """Arguments by name, and the expected result: nested lists, or for frequency schedules a dict of inv_freq and
+    attention_factor."""
 
     arguments: dict[str, Any]
     expected: Any
 
+    @property
+    def values(self) -> list[Any]:
+        """The expected numbers, without the attention factor."""
+        return self.expected["inv_freq"] if isinstance(self.expected, dict) else self.expected
 
-def load() -> dict[str, list[Case]]:
+
+@cache
+def load() -> dict[str, list[GoldenCase]]:
     """The shipped cases of every kind."""
     kinds = json.loads(PATH.read_text(encoding="utf-8"))["kinds"]
-    return {name: [Case(**case) for case in kind["cases"]] for name, kind in kinds.items()}
+    return {name: [GoldenCase(**case) for case in kind["cases"]] for name, kind in kinds.items()}
 
 
 def generate() -> dict[str, Any]:
-    """What golden.json holds, computed from the formulas."""
+    """The content of golden.json, computed from the formulas."""
     kinds = {}
-    for name, (formula, cases) in KINDS.items():
-        answered = [{"arguments": case, "expected": formula(**case)} for case in cases]
-        kinds[name] = {"source": " ".join((SOURCES[name].__doc__ or "").split()), "cases": answered}
+    for name, cases in CASES.items():
+        formula, attention_factor = FORMULAS[name], TEMPERATURES.get(name)
+        results = []
+        for given in cases:
+            expected: Any = formula(**given)
+            if name in SCHEDULES:
+                expected = {
+                    "inv_freq": expected,
+                    "attention_factor": attention_factor(given) if attention_factor else 1.0,
+                }
+            results.append({"arguments": given, "expected": expected})
+        described = getattr(formulas, name, None) or getattr(formulas, name.partition("_")[0])
+        kinds[name] = {"source": " ".join((described.__doc__ or "").split()), "cases": results}
     return {"schema": SCHEMA, "kinds": kinds}
 
 
-# -------------------------------------------------------------------- the formulas, as the kinds call them
+# -------------------------------------------------------------------- the formulas of the kinds
 
 
-def _rotary(layout: str) -> Callable[..., Any]:
-    return lambda x, positions, base, rotary_dim=None: formulas.rotary(x, positions, base, layout, rotary_dim)
+def _longrope(factor: float, **options: Any) -> list[float]:
+    return formulas.longrope(**options)
 
 
-def _sinusoidal(layout: str, endpoint: bool = False) -> Callable[..., Any]:
-    return lambda positions, dim, base: formulas.sinusoidal(positions, dim, base, layout, endpoint)
+def _yarn_temperature(given: Mapping[str, Any]) -> float:
+    return formulas.yarn_attention_factor(given["factor"])
 
 
-def _schedule(formula: Callable[..., list[float]], attention: Callable[[float], float] = lambda factor: 1.0) -> Any:
-    return lambda **options: {
-        "inv_freq": formula(**options),
-        "attention_factor": attention(options.get("factor", 1.0)),
-    }
-
-
-def _longrope(factor: float, **options: Any) -> dict[str, Any]:
-    attention_factor = formulas.longrope_attention_factor(factor, options["original_max_positions"])
-    return {"inv_freq": formulas.longrope(**options), "attention_factor": attention_factor}
+SCHEDULES = (
+    "default", "linear", "ntk", "ntk_mixed", "dynamic", "longrope", "yarn", "yarn_revised", "yarn_paper", "llama3", "proportional",
+)  # fmt: skip
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "rotary": partial(formulas.rotary, layout="half"),
+    "rotary_interleaved": partial(formulas.rotary, layout="interleaved"),
+    "rotary_partial": partial(formulas.rotary, layout="half"),
+    "sinusoidal": partial(formulas.sinusoidal, layout="interleaved"),
+    "sinusoidal_concat": partial(formulas.sinusoidal, layout="concat"),
+    "sinusoidal_endpoint": partial(formulas.sinusoidal, layout="concat", endpoint=True),
+    **{name: getattr(formulas, name) for name in (*SCHEDULES, "alibi", "t5", "deberta", "xpos")},
+    "longrope": _longrope,
+}
+TEMPERATURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    **dict.fromkeys(("yarn", "yarn_revised", "yarn_paper"), _yarn_temperature),
+    "longrope": lambda given: formulas.longrope_attention_factor(given["factor"], given["original_max_positions"]),
+}
+"""The attention factors that are not 1."""
 
 
 # -------------------------------------------------------------------- the cases
@@ -74,7 +99,7 @@ def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[
 
 
 def _inexact(x: Any) -> Any:
-    """Numbers that float32 holds and half precision rounds: channels that do not turn must come back as they are."""
+    """Numbers that float32 represents and half precision rounds: channels that are not rotated must come back unchanged."""
     return [_inexact(value) for value in x] if isinstance(x, list) else x + 2**-12
 
 
@@ -136,103 +161,62 @@ DISTANCES = [
     *(sign * d for sign in (-1, 1) for d in (59, 63, 64, 90, 91, 112, 113, 127, 128, 129, 150, 181, 182, 215, 255, 256, 257, 300, 500, 5000)),
 ]  # fmt: skip
 TURNS = {"beta_fast": 16.0, "beta_slow": 2.0}
-KINDS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
-    "rotary": (_rotary("half"), ROTARY),
-    "rotary_interleaved": (_rotary("interleaved"), ROTARY),
-    "rotary_partial": (_rotary("half"), PARTIAL),
-    "sinusoidal": (_sinusoidal("interleaved"), SINUSOIDAL),
-    "sinusoidal_concat": (_sinusoidal("concat"), SINUSOIDAL),
-    "sinusoidal_endpoint": (_sinusoidal("concat", endpoint=True), SINUSOIDAL),
-    "default": (_schedule(formulas.default), _grid(("head_dim", "base"), (2, 20, 64, 80, 128, 256), (1e4, 5e5))),
-    "linear": (
-        _schedule(formulas.linear),
-        _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0)),
-    ),
-    "ntk": (
-        _schedule(formulas.ntk),
-        _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0)),
-    ),
-    "ntk_mixed": (
-        _schedule(formulas.ntk_mixed),
-        [
-            *_grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 1.5, 4.0, 8.0)),
-            *_grid(("head_dim", "base", "factor", "exponent"), (20, 64), (1e4,), (4.0, 12.0), (0.0, 0.75, 1.0)),
-        ],
-    ),
-    "dynamic": (
-        _schedule(formulas.dynamic),
-        _grid(
-            ("head_dim", "base", "factor", "original_max_positions", "length"),
-            *((20, 64), (1e4, 5e5), (1.0, 2.0, 4.0), (2048, 2200), (1900, 2048, 2201, 10000)),
-        ),
-    ),
-    "longrope": (
-        _longrope,
-        [
-            {
-                "head_dim": dim,
-                "base": base,
-                "factor": factor,
-                "original_max_positions": length,
-                "length": text,
+PLAIN = _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0))
+
+
+def _longrope_cases() -> Iterator[dict[str, Any]]:
+    for (dim, base), (factor, original) in zip(SHAPES[1:5], SCALES, strict=False):
+        for length in (100, original, original + 1, int(factor * original)):
+            yield {
+                "head_dim": dim, "base": base, "factor": factor, "original_max_positions": original, "length": length,
                 "short_factor": [1 + c / dim for c in range(dim // 2)],
                 "long_factor": [1 + (factor - 1) * 2 * c / dim for c in range(dim // 2)],
-            }
-            for (dim, base), (factor, length) in zip(SHAPES[1:5], SCALES, strict=False)
-            for text in (100, length, length + 1, int(factor * length))
-        ],
+            }  # fmt: skip
+
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "rotary": ROTARY,
+    "rotary_interleaved": ROTARY,
+    "rotary_partial": PARTIAL,
+    "sinusoidal": SINUSOIDAL,
+    "sinusoidal_concat": SINUSOIDAL,
+    "sinusoidal_endpoint": SINUSOIDAL,
+    "default": _grid(("head_dim", "base"), (2, 20, 64, 80, 128, 256), (1e4, 5e5)),
+    "linear": PLAIN,
+    "ntk": PLAIN,
+    "ntk_mixed": [
+        *_grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 1.5, 4.0, 8.0)),
+        *_grid(("head_dim", "base", "factor", "exponent"), (20, 64), (1e4,), (4.0, 12.0), (0.0, 0.75, 1.0)),
+    ],
+    "dynamic": _grid(
+        ("head_dim", "base", "factor", "original_max_positions", "length"),
+        *((20, 64), (1e4, 5e5), (1.0, 2.0, 4.0), (2048, 2200), (1900, 2048, 2201, 10000)),
     ),
-    "yarn": (
-        _schedule(formulas.yarn, formulas.yarn_attention_factor),
-        [
-            *SCALED,
-            *({**case, **TURNS} for case in SOME),
-            *({**case, "truncate": False} for case in SOME),
-            *({**case, **TURNS, "truncate": False} for case in SOME[::3]),
-        ],
-    ),
-    "yarn_revised": (
-        _schedule(formulas.yarn_revised, formulas.yarn_attention_factor),
-        [*SOME, *({**case, **TURNS} for case in SOME[::3]), *({**case, "truncate": False} for case in SOME[::3])],
-    ),
-    "yarn_paper": (
-        _schedule(formulas.yarn_paper, formulas.yarn_attention_factor),
-        [*SCALED, *({**case, **TURNS} for case in SOME)],
-    ),
-    "llama3": (
-        _schedule(formulas.llama3),
-        [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SOME)],
-    ),
-    "proportional": (
-        _schedule(formulas.proportional),
-        _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 0.75, 1.0)),
-    ),
-    "alibi": (
-        formulas.alibi,
-        _grid(("num_heads",), (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 25, 32, 40, 48, 64, 71, 96, 112, 128)),
-    ),
-    "t5": (
-        formulas.t5,
-        [
-            {"relative_position": DISTANCES, "bidirectional": two, "num_buckets": buckets, "max_distance": far}
-            for (buckets, far), two in product([(32, 128), (64, 256), (8, 20), (10, 50)], (True, False))
-        ],
-    ),
-    "deberta": (
-        formulas.deberta,
-        [
-            {"relative_position": [r for r in DISTANCES if abs(r) < far], "buckets": buckets, "max_position": far}
-            for buckets, far in [(256, 512), (32, 128), (8, 32), (10, 100)]
-        ],
-    ),
-    "xpos": (
-        formulas.xpos,
-        _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64, 128), (512, 100)),
-    ),
-}
-SOURCES: dict[str, Any] = {
-    **{name: getattr(formulas, name.partition("_")[0]) for name in KINDS if name.startswith(("rotary", "sinus"))},
-    **{name: getattr(formulas, name) for name in KINDS if hasattr(formulas, name)},
+    "longrope": list(_longrope_cases()),
+    "yarn": [
+        *SCALED,
+        *({**case, **TURNS} for case in SOME),
+        *({**case, "truncate": False} for case in SOME),
+        *({**case, **TURNS, "truncate": False} for case in SOME[::3]),
+    ],
+    "yarn_revised": [
+        *SOME,
+        *({**case, **TURNS} for case in SOME[::3]),
+        *({**case, "truncate": False} for case in SOME[::3]),
+    ],
+    "yarn_paper": [*SCALED, *({**case, **TURNS} for case in SOME)],
+    "llama3": [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SOME)],
+    "proportional": _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 0.75, 1.0)),
+    "alibi": _grid(("num_heads",), (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 25, 32, 40, 48, 64, 71, 96, 112, 128)),
+    "t5": [
+        {"relative_position": DISTANCES, "bidirectional": two, "num_buckets": buckets, "max_distance": far}
+        for (buckets, far), two in product([(32, 128), (64, 256), (8, 20), (10, 50)], (True, False))
+    ],
+    "deberta": [
+        {"relative_position": [r for r in DISTANCES if abs(r) < far], "buckets": buckets, "max_position": far}
+        for buckets, far in [(256, 512), (32, 128), (8, 32), (10, 100)]
+    ],
+    "xpos": _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64, 128), (512, 100)),
 }
 
 

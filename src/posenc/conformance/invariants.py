@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for every input: checks that compare a function with itself, so they mean something even where its
-values are wrong. Each returns a sentence, or None."""
+"""Checks that compare a function with itself, so that they mean something even where its values are wrong. Each returns a
+sentence, or None."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,27 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.asking import not_offered
-from posenc.conformance.calling import Caller, own_dtype
+from posenc.conformance.runner import Caller, format_exception, not_offered
 
-HEAD_DIM, ROTARY_DIM = 32, 16
-HALF = torch.bfloat16, torch.float16
+HEAD_DIM = 32
 DTYPES = (
     (torch.float32, torch.float64), (torch.float64, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)
 )  # fmt: skip
-"""What x can be, and what it was in an earlier call."""
+"""A dtype of x, and the one of an earlier call."""
 
 
 def inputs_unchanged(call: Caller) -> str | None:
     """Tensors that were handed in keep their values, short and long ones, in every dtype."""
-    dtypes = [dtype for dtype, _ in DTYPES] if "x" in call.kind.arguments else [torch.float32]
     changed = set()
-    for dtype in dtypes:
+    for dtype in [dtype for dtype, _ in DTYPES] if "x" in call.convention.arguments else [torch.float32]:
         for length in (7, 150):
-            given = question(call, length, dtype)
+            given = arguments(call, length, dtype)
             before = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
             try:
-                call.with_tensors(given)
+                call(given)
             except Exception as error:
                 if dtype == torch.float32 or not not_offered(error):
                     raise
@@ -41,61 +38,60 @@ def keeps_dtype(call: Caller) -> str | None:
     wrong = []
     for number, (dtype, other) in enumerate(DTYPES):
         try:
-            fresh = own_dtype(call.with_tensors(question(call, 11 + number, dtype)))  # a length not asked for before
-            call.with_tensors(question(call, 21 + number, other))
-            later = own_dtype(call.with_tensors(question(call, 21 + number, dtype)))
+            fresh = _dtype(call(arguments(call, 11 + number, dtype)))  # a length that no other call has
+            call(arguments(call, 21 + number, other))
+            later = _dtype(call(arguments(call, 21 + number, dtype)))
         except Exception as error:
             if not not_offered(error):
                 raise
             continue
         if fresh not in (None, dtype):
-            wrong.append(f"{word(dtype)} in, {word(fresh)} out")
+            wrong.append(f"{dtype_name(dtype)} in, {dtype_name(fresh)} out")
         elif later not in (None, dtype):
-            what = f"{word(dtype)} in, {word(later)} out"
-            return f"cached by shape only: {what} after a call of that shape in {word(other)}"
+            what = f"{dtype_name(dtype)} in, {dtype_name(later)} out"
+            return f"cached by shape only: {what} after a call of that shape in {dtype_name(other)}"
     return f"result in the wrong dtype: {'; '.join(wrong)}" if wrong else None
 
 
 def shift_invariant(call: Caller) -> str | None:
     """Scores of rotated queries and keys depend on the difference of their positions alone."""
+    given = arguments(call, 1)
     q, k = (torch.randn(1, 2, 40, HEAD_DIM, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 
     def scores(offset: int) -> Tensor:
-        positions = torch.arange(40) + offset
-        return _ask(call, q, positions) @ _ask(call, k, positions).transpose(-1, -2)
+        q_rotated, k_rotated = (
+            _values(call({**given, "x": x, "positions": torch.arange(40) + offset})) for x in (q, k)
+        )
+        return q_rotated @ k_rotated.transpose(-1, -2)
 
     moved = (scores(1000) - scores(0)).abs().max().item()
     # float32 angles at position 1040 are off by 1040 * 2^-22; a score sums head_dim products
-    return (
-        None
-        if moved < 1e-3 * HEAD_DIM
-        else f"not shift-invariant: scores move by {moved:.2g} when all positions move by 1000"
-    )
+    if moved < 1e-3 * HEAD_DIM:
+        return None
+    return f"not shift-invariant: scores move by {moved:.2g} when all positions move by 1000"
 
 
 def strided(call: Caller) -> str | None:
     """x may be a view with its axes exchanged, as projections of a model are."""
-    given = question(call, 9)
-    plain = _result(call.with_tensors(given))
+    given = arguments(call, 9)
+    plain = _values(call(given))
     view = given["x"].transpose(1, 2).contiguous().transpose(1, 2)
-    moved = (_result(call.with_tensors({**given, "x": view})) - plain).abs().max().item()
-    return (
-        None
-        if moved < 1e-5
-        else f"a view with its axes exchanged (x not contiguous) is answered differently, by {moved:.2g}"
-    )
+    moved = (_values(call({**given, "x": view})) - plain).abs().max().item()
+    if moved < 1e-5:
+        return None
+    return f"a view with its axes exchanged (x not contiguous) is answered differently, by {moved:.2g}"
 
 
 def differentiable(call: Caller) -> str | None:
     """The gradient of x passes through."""
-    given = question(call, 9)
-    if own_dtype(call.with_tensors(given)) is None:
+    given = arguments(call, 9)
+    if _dtype(call(given)) is None:
         return None
     leaf = given["x"].clone().requires_grad_()
-    result = call.with_tensors({**given, "x": leaf * 1})
-    if not result.requires_grad:
-        return "no gradient reaches x: the result is detached from it"
-    (gradient,) = torch.autograd.grad(result.double().square().sum(), leaf, allow_unused=True)
+    result = call({**given, "x": leaf * 1})
+    gradient = None
+    if result.requires_grad:
+        (gradient,) = torch.autograd.grad(result.double().square().sum(), leaf, allow_unused=True)
     if gradient is None:
         return "no gradient reaches x: the result is detached from it"
     return None if bool(gradient.isfinite().all()) else "the gradient of x is not finite"
@@ -112,27 +108,44 @@ INVARIANTS: dict[str, tuple[Callable[[Caller], str | None], ...]] = {
 }
 
 
-def question(call: Caller, length: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """One question of the kind, with tensors of a length."""
+def broken_invariants(call: Caller, kind: str) -> tuple[list[str], list[str]]:
+    """The findings, and notes on what could not be tried because the function does not offer it."""
+    findings, notes = [], []
+    for invariant in INVARIANTS.get(kind, ()):
+        claim = (invariant.__doc__ or "").rstrip(".")
+        try:
+            if finding := invariant(call):
+                findings.append(finding)
+        except (Exception, SystemExit) as error:
+            if not_offered(error):
+                notes.append(f"not tried, the function does not offer it: {claim}")
+            else:
+                findings.append(f"raises {format_exception(error)} (while checking: {claim})")
+    return findings, notes
+
+
+def arguments(call: Caller, length: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Arguments of the kind, with tensors of a length."""
     generator = torch.Generator().manual_seed(length)
-    everything = {
+    values = {
         "x": torch.randn(1, 2, length, HEAD_DIM, generator=generator).to(dtype),
         "positions": torch.arange(length),
         "relative_position": torch.arange(length) - length // 2,
-        "base": 10000.0, "rotary_dim": ROTARY_DIM, "dim": HEAD_DIM, "head_dim": HEAD_DIM, "scale_base": 512,
+        "base": 10000.0, "rotary_dim": HEAD_DIM // 2, "dim": HEAD_DIM, "head_dim": HEAD_DIM, "scale_base": 512,
         "bidirectional": True, "num_buckets": 32, "max_distance": 128, "buckets": 32, "max_position": 128,
     }  # fmt: skip
-    return {name: everything[name] for name in call.kind.arguments}
+    return {name: values[name] for name in call.convention.arguments}
 
 
-def _ask(call: Caller, x: Tensor, positions: Tensor) -> Tensor:
-    return _result(call.with_tensors({**question(call, 1), "x": x, "positions": positions}))
-
-
-def _result(result: Any) -> Tensor:
-    return torch.as_tensor(result).detach().to("cpu", torch.float64)
-
-
-def word(dtype: torch.dtype | None) -> str:
-    """A dtype as a reader says it."""
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """A dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
+
+
+def _dtype(result: Any) -> torch.dtype | None:
+    """The dtype of a tensor; None for lists and numpy arrays, which do not have all of torch's dtypes."""
+    return result.dtype if isinstance(result, Tensor) else None
+
+
+def _values(result: Any) -> Tensor:
+    return torch.as_tensor(result).detach().to("cpu", torch.float64)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of all encodings in the docs: what the code declares about each, and what holds for it.
+"""The page of all encodings in the docs: what the code declares about each, and which checks hold.
 
 python -m posenc.conformance.matrix > docs/encodings.md
 """
 
 from posenc.conformance import serves
-from posenc.conformance.checks import CHECKS, Make, Subject
+from posenc.conformance.checks import CHECKS
+from posenc.conformance.fixtures import EncodingUnderTest, Make
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create
@@ -16,17 +17,7 @@ MAX_POSITIONS = 40
 CHECKED_AS = {
     "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
 }  # fmt: skip
-"""What does nothing up to its training length is checked past it."""
-COLUMNS = {
-    "position_matters": "order as declared", "backends_agree": "backends agree", "calls_do_not_remember": "calls do not remember",
-    "no_graph_is_kept": "no graph is kept", "cached_is_full": "cached = full",
-    "ragged_cache": "ragged cache", "generates_alike": "generation", "padded_is_unpadded": "padded = unpadded",
-    "packed_is_separate": "packed = separate", "images_are_separate": "images packed = separate", "rows_do_not_meet": "batch rows", "shards_are_whole": "shards = whole", "shift_invariant_as_declared": "shift as declared",
-    "gradients_arrive": "gradients arrive", "gradients_are_right": "gradcheck", "inference_then_training": "inference, then training",
-    "copies_are_equal": "copies", "state_and_spec_bring_it_back": "state and spec", "random_numbers_are_the_callers": "random numbers", "meta_is_normal": "meta device",
-    "bfloat16_stays_near": "bfloat16", "compiled_is_eager": "compiled", "exported_is_eager": "exported",
-}  # fmt: skip
-"""Check -> the head of its column."""
+"""What has no effect up to its training length is checked past it."""
 MARKS: dict[bool | None, str] = {True: "✓", False: "✗", None: "–"}
 
 
@@ -58,33 +49,38 @@ def declared() -> list[str]:
     return lines
 
 
+def header() -> list[str]:
+    """The table's head, with the names of the checks."""
+    return [_line(("", *(check.replace("_", " ") for check in CHECKS))), "|---" * (len(CHECKS) + 1) + "|"]
+
+
 def holds() -> list[str]:
     """Every check on every encoding, as lines of Markdown. Takes minutes."""
-    lines = [_line(("", *COLUMNS.values())), "|---" * (len(COLUMNS) + 1) + "|"]
+    lines = header()
     for name in ENCODINGS:
-        subject = Subject(named(name))
-        lines.append(_line((f"`{name}`", *(MARKS[run(check, subject).holds] for check in COLUMNS))))
+        tested = EncodingUnderTest(named(name))
+        lines.append(_line((f"`{name}`", *(MARKS[run(check, tested).holds] for check in CHECKS))))
     return lines
 
 
 def page() -> str:
-    """The whole page."""
-    checks = [f"- **{head}**: {' '.join((CHECKS[check].__doc__ or '').split())}" for check, head in COLUMNS.items()]
+    """The complete page."""
+    checks = [f"- **{name.replace('_', ' ')}**: {' '.join((f.__doc__ or '').split())}" for name, f in CHECKS.items()]
     return "\n".join(
         [
             "# The encodings",
             "",
             "Made by `python -m posenc.conformance.matrix` from what the code declares and from running every check. Every one is "
-            "held against its formula, written as a loop over numbers in float64, and against what the column *equal to* names. "
-            "What each does, and its arguments, stand in its class's docstring: `help(posenc.Rotary)`.",
+            "compared with its formula, written as a loop over numbers in float64, and with what the column *equal to* names. "
+            "Its class's docstring says what each does, and describes its arguments: `help(posenc.Rotary)`.",
             "",
             *declared(),
             "",
             "## What holds for each",
             "",
             "Each in a small decoder (with grouped-query heads) and encoder, in float64 unless the check is about another dtype. "
-            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached, and not every encoding has places in an image · ✗ fails. "
-            "`posenc.conformance.check` runs the same on an encoding of yours.",
+            "✓ holds · – does not apply, and is refused: codes that depend on the final length cannot be cached, and not every encoding has positions in an image · ✗ fails. "
+            "`posenc.conformance.check` runs the same on any other encoding.",
             "",
             *holds(),
             "",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each backend must serve: refusing a call that is made of nothing else is a failure.
 
-The page of all encodings has these tables; `backends_agree` holds the backends to them.
+The page of all encodings has these tables; `backends_agree` checks the backends against them.
 """
 
 import os
@@ -18,7 +18,7 @@ TERMS: dict[str, type] = {
     cls.__name__: cls for cls in (Relative, QueryRelative, KeyRelative, Factored, Positional, Dense)
 }
 STRUCTURES = (
-    *TERMS, "several QueryRelative", "a term at positions of its own", "a Score of one's own", "KeyValues", "Values", "a sink",
+    *TERMS, "several QueryRelative", "a term at other positions", "a custom Score", "KeyValues", "Values", "a sink",
     "a position map",
 )  # fmt: skip
 LAYOUTS = ("contiguous", "cached", "padded", "packed", "scattered", "of images")
@@ -40,7 +40,7 @@ class Serves:
 
 
 EVERYTHING = frozenset(FEATURES)
-NOT_WITH_VALUES = "scattered", "of images", "Positional", "a Score of one's own", "a term at positions of its own"
+NOT_WITH_VALUES = "scattered", "of images", "Positional", "a custom Score", "a term at other positions"
 OF_TRITON = "Relative", "QueryRelative", "Factored", "KeyValues", "a sink", "contiguous", "cached", *NUMBERS[1:4]
 DECLARED = {
     "reference": Serves(EVERYTHING),
@@ -62,25 +62,25 @@ def features(
     encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layout: str, *, layer: int = 0, grad: bool = False
 ) -> frozenset[str]:
     """What a call of attention is made of; layout: one of LAYOUTS."""
-    found = {layout, str(q.dtype).removeprefix("torch.")} | ({"a gradient"} if grad else set())
+    present = {layout, str(q.dtype).removeprefix("torch.")} | ({"a gradient"} if grad else set())
     with torch.no_grad():
         terms = bias_of(encoding, q, k, positions, layer)
         added = encoding.values(positions, layer)
     of_queries = 0
     for term in terms:
-        found.add(next((name for name, cls in TERMS.items() if type(term) is cls), "a Score of one's own"))
+        present.add(next((name for name, cls in TERMS.items() if type(term) is cls), "a custom Score"))
         of_queries += isinstance(term, QueryRelative)
         if getattr(term, "positions", positions) is not positions:
-            found.add("a term at positions of its own")
+            present.add("a term at other positions")
     if of_queries > 1:
-        found.add("several QueryRelative")
+        present.add("several QueryRelative")
     if added is not None:
-        found.add("Values" if isinstance(added, Values) else "KeyValues")
+        present.add("Values" if isinstance(added, Values) else "KeyValues")
     if encoding.sink(layer) is not None:
-        found.add("a sink")
+        present.add("a sink")
     if encoding.branches(layer):
-        found.add("a position map")
-    return frozenset(found)
+        present.add("a position map")
+    return frozenset(present)
 
 
 def table() -> list[str]:

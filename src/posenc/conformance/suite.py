@@ -9,17 +9,15 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.checks import check_flags
 from posenc.conformance.checks import CHECKS, SLOW
-from posenc.conformance.subject import DECODER, Fails, Inapplicable, Make, Places, Subject
-from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
+from posenc.errors import on_one_line
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one check. holds: None when it does not apply; reason: the refusal, or what failed; where: of an error, the last
-    lines that it came through, the innermost first."""
+    """Result of a check. holds: None when it does not apply; reason: the refusal, or what failed; where: of an error, the
+    last lines that it came through, the innermost first."""
 
     check: str
     holds: bool | None
@@ -47,7 +45,7 @@ class Report:
         return "\n".join(map(str, self.outcomes))
 
 
-def check(make: Make, *, positions: Places | None = None, slow: bool = True) -> Report:
+def check(make: Make, *, positions: MakePositions | None = None, slow: bool = True) -> Report:
     """Run every check on an encoding, in small models on the CPU. The caller's random numbers stay as they are.
 
     make: given the config of the model that the encoding is put into (dim, num_heads, kv_heads, width, which is that of a
@@ -58,48 +56,29 @@ def check(make: Make, *, positions: Places | None = None, slow: bool = True) -> 
     slow: False leaves out compiling and exporting.
 
     Raises:
-        InputError: make is no function, or does not return an encoding; positions that are not those of n tokens.
+        InputError: make does not return an encoding, or positions not those of n tokens.
     """
-    if isinstance(make, type | Encoding) or not callable(make):
-        given = make.__name__ if isinstance(make, type) else f"a {type(make).__name__}"
-        raise InputError(
-            f"make={given}: pass a function from a model's config to an encoding, as in "
-            "check(lambda config: posenc.Rotary(config.width))"
-        )
-    if positions is not None and not callable(positions):
-        raise InputError(
-            f"positions=a {type(positions).__name__}: pass a function from a number of tokens to their Positions, as in "
-            "positions=lambda n: Positions.from_ids(my_ids(n))"
-        )
-    check_flags(slow=slow)
-    subject = Subject(make, positions)
-    subject.encoding(DECODER)  # what cannot be made, or has no positions, is reported once
-    subject.document(2)
-    return Report(tuple(run(name, subject) for name in CHECKS if slow or name not in SLOW))
+    tested = EncodingUnderTest(make, positions)
+    tested.make_encoding(DECODER)  # what cannot be made, or has no positions, is reported once
+    tested.document(2)
+    return Report(tuple(run(name, tested) for name in CHECKS if slow or name not in SLOW))
 
 
-def run(name: str, subject: Subject) -> Outcome:
+def run(name: str, tested: EncodingUnderTest) -> Outcome:
     """One check by name; whatever it raises is its failure."""
     try:
-        CHECKS[name](subject)
-    except Inapplicable as reason:
+        CHECKS[name](tested)
+    except NotApplicable as reason:
         return Outcome(name, None, str(reason))
-    except Fails as failure:
-        return Outcome(
-            name, False, " ".join(str(failure).split()), "" if not failure.__cause__ else _where(failure.__cause__)
-        )
+    except CheckFailed as failure:
+        return Outcome(name, False, on_one_line(failure), _where(failure.__cause__) if failure.__cause__ else "")
     except Exception as error:
         notes = "; ".join(("", *getattr(error, "__notes__", ())))
-        return Outcome(
-            name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{notes}", _where(error)
-        )
+        return Outcome(name, False, f"{type(error).__name__}: {on_one_line(error, 300)}{notes}", _where(error))
     return Outcome(name, True)
 
 
-FRAMES = 4
-
-
 def _where(error: BaseException) -> str:
-    """The last lines that an error came through, the innermost first."""
-    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    """The last four lines that an error came through, the innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
     return "at " + ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in reversed(frames))

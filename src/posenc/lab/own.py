@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posenc.conformance.target import find_object, prints_aside
+from posenc.conformance.import_object import import_object, stdout_to_stderr
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
@@ -83,9 +83,11 @@ def _code(target: str) -> bytes:
     try:
         return Path(module).read_bytes()
     except OSError:
-        return b""  # `find_object` says what is wrong with a file; of a module that is not of Python, nothing is known
+        return (
+            b""  # `import_object` says what is wrong with a file; of a module that is not of Python, nothing is known
+        )
 
 
 def _object(target: str) -> Any:
-    with prints_aside():
-        return find_object(target)
+    with stdout_to_stderr():
+        return import_object(target)

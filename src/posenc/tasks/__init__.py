@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that say what a model finds in a long text: each makes texts of a length in tokens, deterministically, and scores what
-a model makes of them.
+"""Tasks that measure what a model retrieves from a long text: each makes texts of a length in tokens, deterministically,
+and scores the model's answers.
 
     create("key_value:keys=digits") -> Task
     task.sample(tokenizer, 2048, depth=0.5, seed=0, index=3) -> Sample

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copying what stood a distance before."""
+"""Copying what occurred a distance before."""
 
 import re
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ import torch
 
 from posenc.checks import check_word
 from posenc.errors import InputError
-from posenc.tasks.running import opening
+from posenc.tasks.running_text import start_tokens
 from posenc.tasks.task import Sample, Task, check_depth
 
 PLACEHOLDER = re.compile(r"<.*>|\[.*\]")
-"""How tokenizers write bytes and what they keep for later use."""
+"""How tokenizers write bytes and tokens reserved for later use."""
 
 
 @dataclass(frozen=True)
 class Copying(Task):
-    """A few random tokens end the text as they stood in it before: from the second on, what comes next is known.
+    """A few random tokens end the text as they occurred in it before: from the second on, what comes next is known.
 
     What an induction head does (Olsson et al. 2022, arXiv 2209.11895), at a distance of choice. The first of
-    them, which nothing announces, is not scored, and stands nowhere else.
+    them, which nothing announces, is not scored, and occurs nowhere else.
 
-    depth: where they stood first, from 0 (the text's start) to 1 (right before their repetition). distance: tokens from
+    depth: where they occur first, from 0 (the text's start) to 1 (right before their repetition). distance: tokens from
     there to the repetition instead, whatever the length; depth then means nothing. segment: how many they are. kind: all
     are drawn alike from the tokenizer's "tokens" or from its "words", those that are a word of at least three letters, so
     that guessing helps as little as it can.
@@ -39,7 +39,7 @@ class Copying(Task):
     def __post_init__(self) -> None:
         check_word("kind", self.kind, ("tokens", "words"))
         if self.segment < 2:
-            raise InputError(f"segment={self.segment}: needs two tokens, one to go by and one to be found")
+            raise InputError(f"segment={self.segment}: must be at least 2")
         if self.distance is not None and self.distance < self.segment:
             raise InputError(f"distance={self.distance}: cannot be shorter than the segment, {self.segment} tokens")
 
@@ -49,36 +49,34 @@ class Copying(Task):
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
-        start = opening(tokenizer)
+        start = start_tokens(tokenizer)
         least = len(start) + self.segment + (self.distance or self.segment)
         if length < least:
             raise InputError(f"length={length}: {self.text} needs at least {least} tokens")
         others = length - len(start) - 2 * self.segment
         before = round(depth * others) if self.distance is None else others + self.segment - self.distance
         draws = self.draws(seed, index)
-        known = ordinary(tokenizer, self.kind)
+        known = ordinary_tokens(tokenizer, self.kind)
         first = draws.choice(known)
         pool = [token for token in known if token != first]
         segment = [first, *draws.choices(pool, k=self.segment - 1)]
         filler = draws.choices(pool, k=others)
         ids = torch.tensor([*start, *filler[:before], *segment, *filler[before:], *segment])
-        found = len(start) + before
-        return Sample(ids, length - self.segment + 1, needle=(found, found + self.segment))
+        first_at = len(start) + before
+        return Sample(ids, length - self.segment + 1, needle=(first_at, first_at + self.segment))
 
 
 @lru_cache(maxsize=4)
-def ordinary(tokenizer: Any, kind: str) -> tuple[int, ...]:
-    """The ids of a tokenizer's own tokens, less the special and the added ones and placeholders; kind: see `Copying`.
+def ordinary_tokens(tokenizer: Any, kind: str) -> tuple[int, ...]:
+    """The ids of a tokenizer's tokens, less the special and the added ones and placeholders; kind: see `Copying`.
 
     Raises:
         InputError: fewer than two.
     """
-    left_out = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    found = [
-        id_ for token, id_ in tokenizer.get_vocab().items() if id_ not in left_out and not PLACEHOLDER.fullmatch(token)
-    ]
+    excluded = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    ids = [n for token, n in tokenizer.get_vocab().items() if n not in excluded and not PLACEHOLDER.fullmatch(token)]
     if kind == "words":
-        found = [id_ for id_ in found if re.fullmatch(r"\s?[^\W\d_]{3,}", tokenizer.decode([id_]))]
-    if len(found) < 2:
-        raise InputError(f"kind={kind}: the tokenizer has {len(found)} such tokens, and two are needed")
-    return tuple(sorted(found))
+        ids = [n for n in ids if re.fullmatch(r"\s?[^\W\d_]{3,}", tokenizer.decode([n]))]
+    if len(ids) < 2:
+        raise InputError(f"kind={kind}: the tokenizer has {len(ids)} such tokens, and two are needed")
+    return tuple(sorted(ids))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from posenc.errors import InputError
 from posenc.tasks import words
-from posenc.tasks.task import Sample, Task, asked, check_depth, fit_at, place
+from posenc.tasks.task import Sample, Task, check_depth, fit_at, index_at, make_sample
 
 CODES = range(1000, 10_000)
 
@@ -20,7 +20,7 @@ class Facts(Task):
     parameters answers some of these questions, and hardly any about UUIDs. Names and codes all differ. Scored: whether
     the first number of the answer is the code.
 
-    items: how many sentences; none: as many as fit. query_aware: the question stands before the sentences too.
+    items: how many sentences; none: as many as fit. query_aware: the question is before the sentences too.
     """
 
     name: ClassVar[str] = "facts"
@@ -39,17 +39,17 @@ class Facts(Task):
 
         def build(count: int, depth: float) -> Sample:
             names = words.names(self.draws(seed, index), count)
-            told = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=False)]
-            at = place(depth, count)
+            sentences = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=False)]
+            at = index_at(depth, count)
             question = f"Question: What is the code of {names[0]}?"
-            before = " ".join([*told[1 : at + 1], f"The code of {names[0]} is "])
+            before = " ".join([*sentences[1 : at + 1], f"The code of {names[0]} is "])
             head = f"{question}\n{before}" if self.query_aware else before
-            context = " ".join([f"{head}{codes[0]}.", *told[at + 1 :]])
+            context = " ".join([f"{head}{codes[0]}.", *sentences[at + 1 :]])
             prompt = f"{context}\n{question} Answer: The code of {names[0]} is"
-            return asked(tokenizer, prompt, f" {codes[0]}", (str(codes[0]),), (len(head), len(head) + 4))
+            return make_sample(tokenizer, prompt, f" {codes[0]}", (str(codes[0]),), (len(head), len(head) + 4))
 
         return fit_at(self, length, depth, build, self.items or 2, self.items or len(CODES))
 
     def score(self, generated: str, sample: Sample) -> float:
-        found = re.search(r"\d+", generated)
-        return float(found is not None and found.group() == sample.references[0])
+        number = re.search(r"\d+", generated)
+        return float(number is not None and number.group() == sample.references[0])

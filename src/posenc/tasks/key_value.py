@@ -9,7 +9,7 @@ from uuid import UUID
 
 from posenc.errors import InputError, unknown
 from posenc.tasks import words
-from posenc.tasks.task import Sample, Task, asked, check_depth, fit_at, place
+from posenc.tasks.task import Sample, Task, check_depth, fit_at, index_at, make_sample
 
 PROMPT = """\
 Extract the value corresponding to the specified key in the JSON object below.
@@ -46,12 +46,12 @@ KINDS: dict[str, tuple[Callable[[Random, int], list[str]], int | None]] = {
 class KeyValue(Task):
     """The value of one key in a JSON object of random keys and values.
 
-    The prompts, the UUIDs and the score (the value stands in the answer, in whatever case) are those of Liu et al. 2023
+    The prompts, the UUIDs and the score (the answer contains the value, in whatever case) are those of Liu et al. 2023
     (arXiv 2307.03172; nelson-liu/lost-in-the-middle, prompting.py, make_kv_retrieval_data.py and
-    evaluate_kv_responses.py), and so is the move: the record asked for changes its place, the others keep their order.
+    evaluate_kv_responses.py), and so is the move: the record asked for moves, the others keep their order.
 
     keys, values: "uuid" as there, "digits" (four) or "words". pairs: how many records, there 75, 140 or 300; none: as
-    many as fit. query_aware: the key stands before the object too.
+    many as fit. query_aware: the key is before the object too.
     """
 
     name: ClassVar[str] = "key_value"
@@ -78,11 +78,11 @@ class KeyValue(Task):
             keys, values = (Random(draws.getrandbits(64)) for _ in range(2))
             records = list(zip(KINDS[self.keys][0](keys, count), KINDS[self.values][0](values, count), strict=True))
             (key, value), others = records[0], records[1:]
-            others.insert(place(depth, count), records[0])
+            others.insert(index_at(depth, count), records[0])
             written = "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in others) + "}"
             prompt = (QUERY_AWARE if self.query_aware else PROMPT).format(records=written, key=key)
             first = prompt.index(f'"{key}": "') + len(key) + 5
-            return asked(tokenizer, prompt, f" {value}", (value,), (first, first + len(value)))
+            return make_sample(tokenizer, prompt, f" {value}", (value,), (first, first + len(value)))
 
         return fit_at(self, length, depth, build, self.pairs or 2, self.pairs or self._most)
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from posenc.errors import InputError
-from posenc.tasks import haystack
-from posenc.tasks.task import Sample, Task, asked, check_depth, fit_at
+from posenc.tasks import running_text
+from posenc.tasks.task import Sample, Task, check_depth, fit_at, make_sample
 
 PROMPT = (
     "You are a helpful AI bot that answers questions for a user. Keep your response short and direct\n\n"
@@ -39,12 +39,12 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Needle(Task):
-    """A sentence that does not belong into the running text where it stands, and the question that it answers.
+    """A sentence that does not belong into the running text around it, and the question that it answers.
 
     After Kamradt 2023 (gkamradt/LLMTest_NeedleInAHaystack): the needle, on a line of its own, follows the last sentence
     that ends at or before the depth; the prompt is that of needlehaystack/providers/Anthropic_prompt.txt, which asks for
     the sentence. There the text is essays and the judge GPT-4; here each sample hides the needle in another stretch of
-    `source`, and the score is the share of the keywords that stand in the answer, in whatever case.
+    `source`, and the score is the share of the keywords in the answer, in whatever case.
 
     needle, question, keywords (parted by commas): other than the published ones. drawn: a city and what is best to do
     there are drawn at random instead, so that nothing but the text can tell. begun: the prompt goes on with the needle as
@@ -67,8 +67,8 @@ class Needle(Task):
         changed = [name for name in ("needle", "question", "keywords") if getattr(self, name) != defaults[name]]
         if self.drawn and changed:
             raise InputError(f"drawn=true: draws its own {changed[0]}; leave out {changed[0]}= or drawn=")
-        lacking = [word for word in _parted(self.keywords) if word.lower() not in self.needle.lower()]
-        if lacking or not _parted(self.keywords):
+        lacking = [word for word in _split(self.keywords) if word.lower() not in self.needle.lower()]
+        if lacking or not _split(self.keywords):
             raise InputError(
                 f"keywords={self.keywords}: give words of the needle {self.needle!r}, parted by commas"
                 + (f"; {lacking[0]!r} is not in it" if lacking else "")
@@ -77,9 +77,9 @@ class Needle(Task):
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
         draws = self.draws(seed, index)
-        sentences = haystack.sentences(haystack.read(self.source))
+        sentences = running_text.sentences(running_text.read(self.source))
         start = draws.randrange(len(sentences))
-        needle, question, keywords = self.needle.strip(), self.question, _parted(self.keywords)
+        needle, question, keywords = self.needle.strip(), self.question, _split(self.keywords)
         if self.drawn:
             city, doing, at = (draws.choice(names) for names in (CITIES, DOINGS, PLACES))
             question = f"What is the best thing to do in {city}?"
@@ -93,11 +93,11 @@ class Needle(Task):
             chosen = [sentences[(start + i) % len(sentences)] for i in range(count)]
             text = " ".join(chosen)
             ends = list(accumulate((len(sentence) + 1 for sentence in chosen), initial=-1))[1:]
-            whole = bisect_right(ends, depth * len(text))  # sentences that end at or before the depth
-            cut = ends[whole - 1] if whole else 0
+            before = bisect_right(ends, depth * len(text))  # sentences that end at or before the depth
+            cut = ends[before - 1] if before else 0
             prompt = PROMPT.format(context=f"{text[:cut]}\n{needle}\n{text[cut:]}", question=question)
             first = PROMPT.index("{context}") + cut + 1
-            return asked(tokenizer, prompt + begun, answer, keywords, (first, first + len(needle)))
+            return make_sample(tokenizer, prompt + begun, answer, keywords, (first, first + len(needle)))
 
         return fit_at(self, length, depth, build)
 
@@ -105,5 +105,5 @@ class Needle(Task):
         return sum(word.lower() in generated.lower() for word in sample.references) / len(sample.references)
 
 
-def _parted(keywords: str) -> tuple[str, ...]:
+def _split(keywords: str) -> tuple[str, ...]:
     return tuple(word for part in keywords.split(",") if (word := part.strip()))

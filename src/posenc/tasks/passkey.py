@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.tasks.task import Sample, Task, asked, check_depth, fit_at
+from posenc.tasks.task import Sample, Task, check_depth, fit_at, make_sample
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -21,7 +21,7 @@ class Passkey(Task):
 
     The prompt is that of Mohtashami and Jaggi 2023 (arXiv 2305.16300), as evaluated by YaRN's authors (jquesnelle/yarn,
     eval/passkey.py): lines of task, noise, key, noise and question. They cut the noise at a random character; here the
-    depth is chosen, and the five sentences stay whole. Scored: whether the first number of the answer is the key.
+    depth is chosen, and the five sentences stay together. Scored: whether the first number of the answer is the key.
     """
 
     name: ClassVar[str] = "passkey"
@@ -36,10 +36,10 @@ class Passkey(Task):
             before = round(depth * count)
             head = "\n".join((TASK, " ".join([NOISE] * before), ""))
             prompt = "\n".join((head + needle, " ".join([NOISE] * (count - before)), QUESTION))
-            return asked(tokenizer, prompt, f" {key}", (key,), (len(head), len(head) + len(needle)))
+            return make_sample(tokenizer, prompt, f" {key}", (key,), (len(head), len(head) + len(needle)))
 
         return fit_at(self, length, depth, build)
 
     def score(self, generated: str, sample: Sample) -> float:
-        found = re.search(r"\d+", generated)
-        return float(found is not None and int(found.group()) == int(sample.references[0]))
+        number = re.search(r"\d+", generated)
+        return float(number is not None and int(number.group()) == int(sample.references[0]))

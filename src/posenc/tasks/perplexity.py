@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.checks import check_sizes, check_word
 from posenc.errors import InputError
-from posenc.tasks.running import ending, opening, passage, scored
+from posenc.tasks.running_text import ending, passage, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 
 WINDOWS = 4
@@ -28,11 +28,11 @@ class Perplexity(Task):
 
     - "full": one text of `length` tokens, all of them scored.
     - "sliding": windows of `length` tokens begin every `stride` tokens of a longer text, and each scores the tokens that
-      the one before did not reach. tokens: of the text, rounded down so that the last window is whole; None: four
+      the one before did not reach. tokens: of the text, rounded down so that the last window is complete; None: four
       windows' worth. The windows are those of the script for a tokenizer that puts no token before a text; where one
-      does, it stands before the text only, while the script puts it before each window, in place of the window's
+      does, it is put before the text only, while the script puts it before each window, in place of the window's
       first token.
-    - "last": the last `last` tokens of `length` are scored. They are the same tokens at every length, only what stands
+    - "last": the last `last` tokens of `length` are scored. They are the same tokens at every length, only the text
       before them grows: early tokens, which see little, cannot hide what length does.
 
     weighting: of `loss` over the scored tokens: "tokens" alike, or "windows" alike, the mean over windows of their means,
@@ -55,7 +55,7 @@ class Perplexity(Task):
         check_sizes(stride=self.stride, last=self.last)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        start = opening(tokenizer)
+        start = start_tokens(tokenizer)
         least = {"full": 2, "sliding": self.stride + 1, "last": self.last + 1}[self.protocol]
         if length < least:
             raise InputError(f"length={length}: {self.text} needs at least {least} tokens")

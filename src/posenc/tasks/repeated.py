@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from posenc.checks import check_sizes, check_word
 from posenc.errors import InputError
-from posenc.tasks.running import ending, opening, scored
+from posenc.tasks.running_text import ending, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 
 
@@ -15,12 +15,12 @@ class Repeated(Task):
     """Running text repeated until it fills the length: whoever looks back far enough can copy, and errs no more.
 
     The measure is the accuracy, against that on natural text of the same length, which `repeats=false` is (Su,
-    kexue.fm/archives/9675). Repetitions are counted from the text's end, so that the last one is whole.
+    kexue.fm/archives/9675). Repetitions are counted from the text's end, so that the last one is complete.
 
     source: "pydoc" (the language reference in Python's standard library) or the path of a text file. period: tokens of
     what is repeated; None: a quarter of the length. scored: "after", every token after the first `period`, as each of
-    them has stood before; "last", the last `period` tokens: these are the same with and without repetition, and with a
-    period of one's own at every length.
+    them has occurred before; "last", the last `period` tokens: these are the same with and without repetition, and with a
+    fixed period at every length.
     """
 
     name: ClassVar[str] = "repeated"
@@ -36,7 +36,7 @@ class Repeated(Task):
         check_sizes(period=self.period)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        start = opening(tokenizer)
+        start = start_tokens(tokenizer)
         tokens = length - len(start)
         period = max(length // 4, 1) if self.period is None else self.period
         if tokens < 2 * period:

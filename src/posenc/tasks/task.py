@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task is: texts of a given length in tokens, with something in them that is asked for."""
+"""The interface of a task: texts of a given length in tokens, a question about each, and the score of an answer."""
 
 import random
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ class Sample:
 
     ids: int64 (N,), the prompt and what follows it. prompt_tokens: how many of them are the prompt; the others are scored by
     their likelihood. prompt, answer: the same two as text (empty for tasks on running text). references: what a generated
-    continuation is held against; empty where nothing is generated. needle: the prompt's tokens [first, end) that hold
-    what is asked for, where that is one place. window, stride: for texts that are read in windows, see
+    continuation is compared with; empty where nothing is generated. needle: the prompt's tokens [first, end) with
+    the answer, where that is one span. window, stride: for texts that are read in windows, see
     `posenc.pretrained.loss_by_position`.
     """
 
@@ -44,19 +44,19 @@ class Task(ABC):
     name: ClassVar[str]
     """As in `TASKS`."""
     takes_depth: ClassVar[bool] = True
-    """Whether the place of what is asked for can be chosen."""
+    """Whether the depth of the answer in the text can be chosen."""
     new_tokens: ClassVar[int] = 0
     """Tokens that a model may generate; 0: the task is scored by likelihood alone."""
 
     @abstractmethod
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        """One text. Equal arguments give equal texts, and what the text is made of does not depend on `depth`, so
+        """Make one text. Equal arguments give equal texts, and what the text is made of does not depend on `depth`, so
         that depths, like methods, are compared on the same material.
 
         Args:
             tokenizer: of a Hugging Face model.
             length: tokens that the prompt and what is to follow it may take together, at most.
-            depth: where what is asked for stands, from 0 (the start of the context) to 1 (its end).
+            depth: of the answer, from 0 (the start of the context) to 1 (its end).
             seed: of everything that is drawn.
             index: which of the seed's texts.
 
@@ -85,10 +85,8 @@ class Task(ABC):
 
 
 def check_depth(depth: float) -> None:
-    """Refuse a depth that is not one.
-
-    Raises:
-        InputError: not between 0 and 1.
+    """Raises:
+    InputError: a depth that is not between 0 and 1.
     """
     if not 0 <= depth <= 1:
         raise InputError(f"depth={depth}: must lie between 0 (the start of the context) and 1 (its end)")
@@ -100,13 +98,13 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def asked(
+def make_sample(
     tokenizer: Any, prompt: str, answer: str, references: Sequence[str], needle: tuple[int, int] | None = None
 ) -> Sample:
     """A prompt and its answer as tokens. answer: as the prompt goes on, with its leading space if it has one. needle: the
-    characters [first, end) of the prompt that hold what is asked for.
+    characters [first, end) of the prompt with the answer.
 
-    The two are encoded as one text, and the answer begins where the prompt's own tokens end: a tokenizer that puts a
+    The two are encoded as one text, and the answer begins where the tokens of the prompt alone end: a tokenizer that puts a
     space before every text would otherwise put it between them. The end that one puts after every text is no part of
     the answer, and left out.
     """
@@ -115,20 +113,20 @@ def asked(
         ids = encode(tokenizer, text)
         return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
 
+    def common_prefix(start: list[int]) -> tuple[int, bool]:
+        """How many tokens the text begins with as `start` does, and whether these are all of it."""
+        same = next((i for i, (a, b) in enumerate(zip(start, ids, strict=False)) if a != b), len(start))
+        return min(same, len(ids)), same == len(start)
+
     ids = encoded(prompt + answer)
-    where = None
+    needle_tokens = None
     if needle is not None:
-        first, _ = _shared(encoded(prompt[: needle[0]]), ids)
-        end, whole = _shared(encoded(prompt[: needle[1]]), ids)
-        where = (first, end if whole else end + 1)
-    prompt_tokens, _ = _shared(encoded(prompt), ids)
-    return Sample(torch.tensor(ids), prompt_tokens, prompt, answer, tuple(references), where)
-
-
-def _shared(ids: Sequence[int], longer: Sequence[int]) -> tuple[int, bool]:
-    """How many tokens two texts begin with alike, and whether these are all of the first's."""
-    same = next((i for i, (one, other) in enumerate(zip(ids, longer, strict=False)) if one != other), len(ids))
-    return min(same, len(longer)), same == len(ids)
+        first, _ = common_prefix(encoded(prompt[: needle[0]]))
+        end, complete = common_prefix(encoded(prompt[: needle[1]]))
+        needle_tokens = (first, end if complete else end + 1)
+    return Sample(
+        torch.tensor(ids), common_prefix(encoded(prompt))[0], prompt, answer, tuple(references), needle_tokens
+    )
 
 
 def fit(task: Task, length: int, build: Callable[[int], Sample], least: int = 0, most: int | None = None) -> Sample:
@@ -149,42 +147,43 @@ def fit_at(
     least: int = 0,
     most: int | None = None,
 ) -> Sample:
-    """As `fit`, for texts build(count, depth) whose parts only change places with depth: the count is one that fits in
+    """As `fit`, for texts build(count, depth) whose parts only change order with depth: the count is one that fits in
     the middle and at both ends, and so the same for every depth."""
     count = _longest(task, length, lambda count: build(count, 0.5), least, most)
-    while (tokens := max(_taken(task, build(count, at)) for at in (0.0, 1.0, depth))) > length:
+    while (tokens := max(_needed(task, build(count, at)) for at in (0.0, 1.0, depth))) > length:
         if count == least:
             raise _too_short(task, length, tokens)
         count -= 1
     return build(count, depth)
 
 
-def place(depth: float, count: int) -> int:
-    """The index, among `count` things in a row, of the one at a depth; rounded down, as in Lost in the Middle, where those
-    at equal distances are 0, 4, 9, 14, 19 among 20, and 0, 34, 69, 104, 139 among 140."""
+def index_at(depth: float, count: int) -> int:
+    """The index at a depth of a list of `count` items; rounded down, as in Lost in the Middle, where those at equal
+    distances are 0, 4, 9, 14, 19 among 20, and 0, 34, 69, 104, 139 among 140."""
     return int(depth * (count - 1) + 1e-9)
 
 
 def _longest(task: Task, length: int, build: Callable[[int], Sample], least: int, most: int | None) -> int:
     """The largest count whose text fits. Texts grow steadily, so each guess goes by the tokens that a step took before."""
-    low, tokens = least, _taken(task, build(least))
+    low, tokens = least, _needed(task, build(least))
     if tokens > length:
         raise _too_short(task, length, tokens)
     high = least + length + 1 if most is None else most + 1  # a step takes a token at least
     step = 8
     while high - low > 1:
         count = min(low + step, high - 1)
-        found = _taken(task, build(count))
-        rate = max((found - tokens) / (count - low), 1.0)
-        if found <= length:
-            low, tokens = count, found
+        needed = _needed(task, build(count))
+        rate = max((needed - tokens) / (count - low), 1.0)
+        if needed <= length:
+            low, tokens = count, needed
         else:
             high = count
         step = max(1, int((length - tokens) / rate))
     return low
 
 
-def _taken(task: Task, sample: Sample) -> int:
+def _needed(task: Task, sample: Sample) -> int:
+    """The tokens of a sample, with room for what is generated."""
     return sample.prompt_tokens + max(len(sample.ids) - sample.prompt_tokens, task.new_tokens)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for things, all different: English words that most tokenizers have whole."""
+"""Different names: English words that are one token for most tokenizers."""
 
 from random import Random
 

@@ -4,18 +4,18 @@ import pytest
 
 from posenc.errors import InputError
 from posenc.lab.data import load
-from posenc.tasks import haystack
+from posenc.tasks import running_text
 
 
 def test_the_default_text_is_the_language_reference():
-    text = haystack.read("pydoc")
+    text = running_text.read("pydoc")
     assert "yield" in text
     corpus = load("pydoc")
     assert len(corpus.train) + len(corpus.test) == len(text.encode())  # one text for the lab and the tasks
 
 
 def test_sentences_of_the_default_text_are_prose():
-    found = haystack.sentences(haystack.read("pydoc"))
+    found = running_text.sentences(running_text.read("pydoc"))
     assert len(found) > 2000
     assert all("\n" not in sentence and sentence == sentence.strip() for sentence in found)
     assert sum(sentence.endswith((".", ")", '"', "?", "!")) for sentence in found) / len(found) > 0.99
@@ -36,27 +36,27 @@ def test_sentences_of_the_default_text_are_prose():
     ],
 )
 def test_sentences(text, sentences):
-    assert haystack.sentences(text) == tuple(sentences)
+    assert running_text.sentences(text) == tuple(sentences)
 
 
 def test_a_file(tmp_path):
     path = tmp_path / "story.txt"
     path.write_text("Once upon a time – it began.", encoding="utf-8")
-    assert haystack.read(str(path)) == "Once upon a time – it began."
+    assert running_text.read(str(path)) == "Once upon a time – it began."
 
 
 def test_what_is_no_text_is_refused(tmp_path):
     with pytest.raises(
         InputError, match=r"source=.*nowhere\.txt: No such file or directory; give a readable text file"
     ):
-        haystack.read(str(tmp_path / "nowhere.txt"))
+        running_text.read(str(tmp_path / "nowhere.txt"))
     with pytest.raises(InputError, match=r"Is a directory; give a readable text file"):
-        haystack.read(str(tmp_path))
+        running_text.read(str(tmp_path))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"not text in UTF-8; give a plain text file"):
-        haystack.read(str(tmp_path / "bytes"))
+        running_text.read(str(tmp_path / "bytes"))
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(InputError, match=r"the file is empty; give one with text in it"):
-        haystack.read(str(tmp_path / "empty"))
+        running_text.read(str(tmp_path / "empty"))
     with pytest.raises(InputError, match=r"no paragraph in it ends with a full stop; give a text in sentences"):
-        haystack.sentences("a list\n\nof words")
+        running_text.sentences("a list\n\nof words")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks are run on: an encoding under test, the small models around it, and where their tokens are."""
+"""What checks are run on: an encoding under test, small models around it, and the positions of their tokens."""
 
 import random
 import sys
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.blocks import Cache
-from posenc.checks import shown
 from posenc.composites import PerLayer
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -25,21 +25,21 @@ DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_hea
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
 
 Make = Callable[[TransformerConfig], Encoding]
-Places = Callable[[int], Positions]
+MakePositions = Callable[[int], Positions]
 """A number of tokens -> the positions of a document of so many."""
 
 
-class Inapplicable(Exception):
-    """The check asks for something that the encoding refuses, or that the caller of `check` says it is not for."""
+class NotApplicable(Exception):
+    """The check is about something that the encoding refuses, or that it is not for, as the caller of `check` says."""
 
 
-class Fails(AssertionError):
-    """What the check asks for does not hold."""
+class CheckFailed(AssertionError):
+    """A check does not hold."""
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """torch's, Python's and numpy's random numbers begin at a seed, and afterwards go on where they were before."""
+    """Seed torch's, Python's and numpy's random numbers, and restore their states afterwards."""
     arrays = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), arrays.random.get_state() if arrays else None
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -58,38 +58,40 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """FlexAttention computes as it stands: tracing it for each case takes ten times as long as all the rest."""
+    """Run FlexAttention eagerly: tracing it for each case takes ten times as long as all the rest."""
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
         yield
 
 
-class Subject:
-    """An encoding under test, and the small models around it.
+class EncodingUnderTest:
+    """An encoding, and the small models around it.
 
-    make: a model's config -> the encoding for it. places: where the tokens of a document are; None: 0 .. n-1, as in text.
+    make: a model's config -> the encoding for it. positions: of the tokens of a document; None: 0 .. n-1, as in text.
     """
 
-    def __init__(self, make: Make, places: Places | None = None) -> None:
+    def __init__(self, make: Make, positions: MakePositions | None = None) -> None:
         self.make = make
-        self._places = places
+        self._positions = positions
 
-    def encoding(self, config: TransformerConfig) -> Encoding:
-        with seeded(0):
-            made = self.make(config)
-        if not isinstance(made, Encoding):
-            raise InputError(
-                f"make gave {_named(made)}: pass a function from a model's config to an encoding, as in "
-                "check(lambda config: posenc.Rotary(config.width))"
-            )
-        return made
+    def make_encoding(self, config: TransformerConfig) -> Encoding:
+        made: Any = self.make
+        if callable(made) and not isinstance(made, type | Encoding):
+            with seeded(0):
+                made = self.make(config)
+            if isinstance(made, Encoding):
+                return made
+        raise InputError(
+            f"make: got a {type(made).__name__}; pass a function from a model's config to an encoding, as in "
+            "check(lambda config: posenc.Rotary(config.width))"
+        )
 
-    def host(
+    def model(
         self, config: TransformerConfig, dtype: torch.dtype = torch.float64, *, redraw: bool = True
     ) -> Transformer:
         """A model in eval mode. redraw: parameters of the encoding are drawn afresh, since zeros and tiny ones would
-        hide a term; else they are what they start as."""
-        encoding = self.encoding(config)
+        hide a term; else they have their initial values."""
+        encoding = self.make_encoding(config)
         with seeded(1):
             model = Transformer(config, encoding)
             for parameter in encoding.parameters() if redraw else ():
@@ -97,100 +99,101 @@ class Subject:
         return model.to(dtype).eval()
 
     @cached_property
-    def traits(self) -> Encoding:
-        return self.encoding(DECODER)
+    def encoding(self) -> Encoding:
+        """The one of the decoder, to read its traits."""
+        return self.make_encoding(DECODER)
 
     @property
     def name(self) -> str:
-        return self.traits.known_as
+        return self.encoding.known_as
 
     @property
     def shallow(self) -> TransformerConfig:
         """The smallest decoder in which all of the encoding acts, for checks that take long."""
-        return DECODER if isinstance(self.traits, PerLayer) else replace(DECODER, num_layers=1)
+        return DECODER if isinstance(self.encoding, PerLayer) else replace(DECODER, num_layers=1)
 
     def configs(self) -> Iterator[TransformerConfig]:
         """The models that the encoding is for; one for decoders only has to refuse an encoder."""
         yield DECODER
-        if not self.traits.causal_only:
+        if not self.encoding.causal_only:
             yield ENCODER
             return
         try:
-            self.host(ENCODER)(tokens(1, LENGTH), self.document(LENGTH))
+            self.model(ENCODER)(tokens(1, LENGTH), self.document(LENGTH))
         except InputError:
             return
-        raise Fails("causal_only is declared, but an encoder is not refused")
+        raise CheckFailed("causal_only is declared, but an encoder is not refused")
 
-    # ---------------------------------------------------------------- where tokens are
+    # ---------------------------------------------------------------- positions of tokens
 
     @property
-    def of_text(self) -> bool:
-        """Whether tokens are at 0 .. n-1, rather than where the caller of `check` says."""
-        return self._places is None
+    def is_text(self) -> bool:
+        """Whether tokens are at 0 .. n-1, rather than at positions of the caller of `check`."""
+        return self._positions is None
 
     @cached_property
     def takes_images(self) -> bool:
         """Whether a model computes anything of an image; if it does not, `images_are_separate` says why."""
-        if not self.of_text:
+        if not self.is_text:
             return False
         try:
-            self.host(DECODER)(tokens(1, LENGTH), Positions.grid(3, 3))
+            self.model(DECODER)(tokens(1, LENGTH), Positions.grid(3, 3))
         except Exception:
             return False
         return True
 
     def ids(self, n: int) -> Tensor:
-        """Where the tokens of a document are, (n,) or (n, axes)."""
-        if self._places is None:
+        """Positions of the tokens of a document, (n,) or (n, axes)."""
+        if self._positions is None:
             return torch.arange(n)
-        found = self._places(n)
-        if not isinstance(found, Positions) or found.q.shape[:2] != (1, n) or found.k.shape != found.q.shape:
+        p = self._positions(n)
+        if not isinstance(p, Positions) or p.q.shape[:2] != (1, n) or p.k.shape != p.q.shape:
             raise InputError(
-                f"positions({n}) gave {shown(found)}: return the Positions of one row of {n} tokens, as in "
+                f"positions({n}) gave a {type(p).__name__}: return the Positions of one row of {n} tokens, as in "
                 "check(make, positions=lambda n: Positions.from_ids(my_ids(n)))"
             )
-        return found.q[0]
+        return p.q[0]
 
     def document(self, n: int) -> Positions:
         """Of one document of n tokens."""
-        return self.placed(Positions.arange(n), [n])
+        return self.relocate(Positions.arange(n), [n])
 
-    def placed(self, text: Positions, *rows: Sequence[int]) -> Positions:
-        """Positions of text, with its tokens where they belong. rows: of each row, the lengths of its documents."""
-        if self._places is None:
+    def relocate(self, text: Positions, *rows: Sequence[int]) -> Positions:
+        """Positions of text, with its tokens at those of documents. rows: of each row, the lengths of its documents."""
+        if self._positions is None:
             return text
         tables = [torch.cat([self.ids(n) for n in documents]) for documents in rows]
         longest = max(map(len, tables))
         table = torch.stack([torch.cat((t, t[-1:].expand(longest - len(t), *t.shape[1:]))) for t in tables])
         packed = text.q_document is not None
 
-        def place(ids: Tensor, order: Tensor) -> Tensor:
+        def look_up(ids: Tensor, order: Tensor) -> Tensor:
             index = (order if packed else ids).clamp(max=longest - 1).expand(len(table), -1)
             return torch.stack([row[i] for row, i in zip(table, index, strict=True)])
 
-        return text.moved(place)
+        return text.moved(look_up)
 
-    def shift(self, wanted: int) -> int:
-        """How far positions can be moved, at most as wanted, within the encoding's table."""
-        limit = self.traits.max_positions
-        return wanted if limit is None else max(0, min(wanted, limit - 2 * LENGTH))
+    def largest_shift(self, most: int) -> int:
+        """How far positions can be moved within the encoding's table, at most so far."""
+        limit = self.encoding.max_positions
+        return most if limit is None else max(0, min(most, limit - 2 * LENGTH))
 
     def require_text(self, why: str) -> None:
         """Stop a check that is about text alone."""
-        if not self.of_text:
-            raise Inapplicable(f"positions= is given: {why}")
+        if not self.is_text:
+            raise NotApplicable(f"positions= is given: {why}")
 
     def require_cache(self) -> None:
         """Stop a check that decodes with a cache, where codes depend on the final length and caches are refused."""
-        if not self.traits.needs_length:
+        if not self.encoding.needs_length:
             return
-        model, cache = self.host(DECODER), Cache()
+        model, cache = self.model(DECODER), Cache()
         model(tokens(1, 4), self.document(4), cache)
         try:
-            model(tokens(1, 1), self.placed(Positions.arange(1, 4), [5]), cache)
+            model(tokens(1, 1), self.relocate(Positions.arange(1, 4), [5]), cache)
         except InputError as refusal:
-            raise Inapplicable(str(refusal)) from None
-        raise Fails("needs_length is declared, but a cache is not refused")
+            raise NotApplicable(str(refusal)) from None
+        raise CheckFailed("needs_length is declared, but a cache is not refused")
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:
@@ -198,13 +201,9 @@ def tokens(*shape: int, seed: int = 0) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor, what: str, atol: float = 1e-10) -> None:
-    """Raise Fails unless two tensors agree."""
+    """Raise CheckFailed unless two tensors agree."""
     if a.shape != b.shape:
-        raise Fails(f"{what}: shape {tuple(a.shape)}, expected {tuple(b.shape)}")
+        raise CheckFailed(f"{what}: shape {tuple(a.shape)}, expected {tuple(b.shape)}")
     difference = float((a - b).detach().abs().max())
     if not difference <= atol:
-        raise Fails(f"{what}: largest difference {difference:.3g}, allowed {atol:g}")
-
-
-def _named(made: object) -> str:
-    return f"a {type(made).__name__}" if isinstance(made, torch.nn.Module) else shown(made)
+        raise CheckFailed(f"{what}: largest difference {difference:.3g}, allowed {atol:g}")

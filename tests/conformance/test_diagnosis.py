@@ -2,15 +2,15 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
 
 from posenc import InputError, frequencies
 from posenc import functional as F
-from posenc.conformance import formulas
-from posenc.conformance.diagnose import conform
-from posenc.conformance.suspects import SUSPECTS, TEMPERATURES
+from posenc.conformance import conform, formulas
+from posenc.conformance.faults import FAULTS, TEMPERATURES
 from references.mutants import CACHE, MUTANTS, RIGHT, codes, slopes, turn, yarn
 
 
@@ -31,7 +31,7 @@ def test_a_fault_is_said_in_words(kind, function, words):
 
 def test_every_suspicion_is_brought_out_by_a_mutant():
     said = [part for _, _, words in MUTANTS for part in words.split("; ")]
-    known = {suspect.says for _, suspects in SUSPECTS.values() for suspect in suspects} | {t for t, _ in TEMPERATURES}
+    known = {fault for faults in FAULTS.values() for fault in faults} | TEMPERATURES.keys()
     assert not [says for says in known if not any(part in says or says in part for part in said)]
 
 
@@ -66,8 +66,15 @@ def test_state_between_calls_is_noticed():
         return [f * (1 + 1e-9 * len(calls)) for f in formulas.default(head_dim, base)]
 
     assert conform(counting, "default").findings == (
-        "keeps state between calls: the first question, asked again at the end, is answered differently",
+        "state between calls: the first call, repeated at the end, gives another result",
     )
+
+
+def test_the_old_module_warns():
+    sys.modules.pop("posenc.conformance.diagnose", None)
+    with pytest.warns(DeprecationWarning, match="use posenc.conformance"):
+        from posenc.conformance.diagnose import conform as old
+    assert old is conform
 
 
 def test_an_unknown_kind_is_named():

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare someone else's function with the golden vectors and the invariants, and report in words what is wrong."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, combinations, product
+from typing import Any
+
+import torch
+
+from posenc.conformance import golden
+from posenc.conformance.faults import CLAMPS, FAULTS, TEMPERATURES, faulty_values
+from posenc.conformance.golden import GoldenCase
+from posenc.conformance.invariants import broken_invariants, dtype_name
+from posenc.conformance.kinds import FLOAT32, KINDS, Convention, get_kind, no_tolerance
+from posenc.conformance.runner import NOT_OFFERED, Caller, CaseResult, from_angles, run_case
+
+__all__ = ["Verdict", "conform"]
+
+FaultNames = tuple[str, ...]
+"""Of a kind's formula, by the names in `FAULTS`; none: it is the right one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """findings are sentences, none if the function conforms; notes say what was not judged; example is the first
+    difference. largest_error is relative where values are judged relatively (schedules, slopes), else absolute."""
+
+    kind: str
+    passed: bool
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+    example: str | None
+    cases: int
+    largest_error: float | None
+
+    def __str__(self) -> str:
+        error = "" if self.largest_error is None else f", largest error {self.largest_error:.2g}"
+        lines = [f"{self.kind}: {'conforms' if self.passed else 'does not conform'} ({self.cases} cases{error})"]
+        lines += [f"- {finding}" for finding in self.findings]
+        lines += [f"  {self.example}"] if self.example else []
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON."""
+        return asdict(self)
+
+
+def conform(function: Callable[..., Any], kind: str) -> Verdict:
+    """Compare a function with the golden vectors and the invariants of a kind (`KINDS` lists them).
+
+    Whatever the function raises becomes a finding, but for NotImplementedError: it says that a case is not offered.
+
+    Raises:
+        InputError: an unknown kind; a class, or a method without its object.
+    """
+    convention = get_kind(kind)
+    wrapped = from_angles(function, convention)
+    with torch.device("cpu"):  # a default device would move the inputs
+        verdict = _verdict(Caller(wrapped or function, convention), kind)
+    given = "cos and sin were given to it, (1, seq, channels) in x's dtype, so how it makes angles was not judged"
+    return replace(verdict, notes=(given, *verdict.notes)) if wrapped else verdict
+
+
+def _verdict(caller: Caller, kind: str) -> Verdict:
+    cases = golden.load()[kind]
+    results = [run_case(caller, case) for case in cases if caller.accepts(case.arguments)]
+    notes = _notes(caller, cases, results)
+    results = [result for result in results if result.refusal != NOT_OFFERED]
+    if _transposes(caller, results):
+        says = "takes x as (batch, seq, heads, head_dim), expected (batch, heads, seq, head_dim)"
+        return Verdict(kind, False, (says,), (), None, len(results), None)
+    answered = [result for result in results if result.values is not None]
+    findings = _refusals(results)
+    if 0 < len(results) < len(cases) / 2:
+        findings.append(f"too few cases to judge: {len(results)} of {len(cases)} are offered")
+    if answered:
+        faults: FaultNames | None = () if all(result.right for result in answered) else explain(kind, answered)
+        findings += _wrong_values(kind, caller, answered, len(results), faults)
+        findings += _attention_factor(answered) + _half_precision_results(answered)
+        in_other_dtypes, skipped = _other_dtypes(caller, kind, faults)
+        broken, untried = broken_invariants(caller, kind)
+        findings += in_other_dtypes
+        findings += [
+            f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)
+        ]
+        findings += _state(caller, answered[0])
+        notes += skipped + untried
+    errors = [error for result in answered if (error := _largest_error(result)) is not None and math.isfinite(error)]
+    return Verdict(
+        kind, not findings, tuple(dict.fromkeys(findings)), tuple(notes), _example(answered), len(results), max(errors, default=None)
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------- which faults explain the results
+
+
+def explain(
+    kind: str, results: Sequence[CaseResult], known: FaultNames = (), *, pairs: bool = True
+) -> FaultNames | None:
+    """The known faults and one or two more under which every result is as computed; None if there are none."""
+    candidates = [name for name in FAULTS[kind] if name not in known]
+    combined = [name for name in candidates if name not in CLAMPS] if pairs else []
+    wrong_first = sorted(results, key=lambda result: result.right)  # they reject a fault soonest
+    for group in chain(combinations(candidates, 1), combinations(combined, 2)):
+        if all(_explained(kind, known + group, result, result.case.arguments) for result in wrong_first):
+            return known + group
+    return None
+
+
+def _explained(kind: str, faults: FaultNames, result: CaseResult, arguments: Mapping[str, Any]) -> bool:
+    try:
+        return result.matches(faulty_values(kind, faults, arguments))
+    except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
+        return False
+
+
+SHAPES: tuple[Callable[[Sequence[int]], Any], ...] = (tuple, lambda shape: tuple(shape[-2:]), lambda shape: shape[-2])
+"""What of a result's shape a cache may be keyed by: all, (seq, head_dim), seq."""
+
+
+def _cached_by_shape(kind: str, answered: Sequence[CaseResult]) -> str | None:
+    """Whether a function repeats the tables of the first call of the same shape."""
+    if "positions" not in KINDS[kind].arguments:
+        return None
+    for names, same in product((("positions",), ("base",), ("positions", "base")), SHAPES):
+        first = {same(result.expected.shape): result.case.arguments for result in reversed(answered)}
+        cached = []
+        for result in answered:
+            before = first[same(result.expected.shape)]
+            cached.append({**result.case.arguments, **{name: before[name] for name in names if name in before}})
+        if all(_explained(kind, (), result, given) for result, given in zip(answered, cached, strict=True)):
+            return f"cached by shape only: answers with the {' and '.join(names)} of the first call of that shape"
+    return None
+
+
+# -------------------------------------------------------------------- findings
+
+
+def _refusals(results: Sequence[CaseResult]) -> list[str]:
+    refused = [result for result in results if result.values is None]
+    if not results:
+        return ["offers none of the cases"]
+    if not refused:
+        return []
+    first = refused[0]
+    if len(refused) == len(results):
+        return [first.refusal]
+    return [f"refuses {len(refused)} of {len(results)} legal cases: {first.refusal} for {_described(first.case)}"]
+
+
+def _transposes(caller: Caller, results: Sequence[CaseResult]) -> bool:
+    """Whether a function that refuses cases is right in all for x of (batch, seq, heads, head_dim)."""
+    if "x" not in caller.convention.arguments or all(result.values is not None for result in results):
+        return False
+    for result in results:
+        x = torch.tensor(result.case.arguments["x"]).transpose(1, 2)
+        again = run_case(caller, replace(result.case, arguments={**result.case.arguments, "x": x.tolist()}))
+        if again.values is None or not again.matches(result.expected.transpose(1, 2)):
+            return False
+    return True
+
+
+def _wrong_values(
+    kind: str, caller: Caller, answered: Sequence[CaseResult], cases: int, faults: FaultNames | None
+) -> list[str]:
+    wrong, convention = [result for result in answered if not result.right], caller.convention
+    if not wrong:
+        return []
+    if convention.tolerance is not no_tolerance and any(not result.dtype.is_floating_point for result in wrong):
+        return ["integers in, integers out: the values are cut to integers"]
+    listed = {name: ", ".join(str(r.case.arguments.get(name)) for r in wrong) for name in convention.arguments}
+    where = convention.failing.format(**{**listed, "count": len(wrong), "cases": cases})
+    if faults is None:
+        return [_cached_by_shape(kind, answered) or f"{where}, in a way that is not known here"]
+    says = []
+    for fault in faults:
+        name, ignored, rest = fault.partition(" is ignored")
+        not_passed = ignored and name in caller.missing
+        says.append(f"{name} was not passed, as the function has no parameter for it{rest}" if not_passed else fault)
+    return says if convention.failing == Convention.failing else [f"{where}: {'; '.join(says)}"]
+
+
+def _attention_factor(answered: Sequence[CaseResult]) -> list[str]:
+    rows = [
+        (result.attention_factor, result.case.expected["attention_factor"], result.case)
+        for result in answered
+        if result.attention_factor is not None
+    ]
+
+    def near(got: float, expected: float, scale: float) -> bool:
+        return abs(got - expected) <= 1e-5 * abs(scale)
+
+    wrong = [row for row in rows if not near(row[0], row[1], row[1])]
+    if not wrong:
+        return []
+    named = (says for says, change in TEMPERATURES.items() if all(near(got, change(due), due) for got, due, _ in rows))
+    got, expected, case = wrong[0]
+    stretch = f" for factor {case.arguments['factor']:g}" if "factor" in case.arguments else ""
+    return [f"{next(named, 'temperature wrong')} (attention factor {got:.6g}, expected {expected:.6g}{stretch})"]
+
+
+def _half_precision_results(answered: Sequence[CaseResult]) -> list[str]:
+    dtypes = {result.dtype for result in answered if result.dtype.is_floating_point}
+    short = sorted(dtype_name(dtype) for dtype in dtypes if torch.finfo(dtype).eps > FLOAT32)
+    return [f"result in the wrong dtype: {', '.join(short)}, expected float32 or more"] if short else []
+
+
+def _state(caller: Caller, first: CaseResult) -> list[str]:
+    again = run_case(caller, first.case)
+    assert first.values is not None
+    if again.values is not None and torch.allclose(again.values, first.values, rtol=0, atol=0, equal_nan=True):
+        return []
+    return ["state between calls: the first call, repeated at the end, gives another result"]
+
+
+# -------------------------------------------------------------------- other dtypes of x
+
+WIDTHS = {torch.bfloat16: 28, torch.float16: 12, torch.float64: 36}
+"""Dtype -> a head_dim that no other call has, so that it is the first dtype with that head_dim."""
+TEXTS = {torch.bfloat16: 300, torch.float16: 2100}
+"""Lengths of texts from position 0 on that are longer than the dtype counts."""
+SPREAD = [0, 1, 3, 17, 100, 129, 250, 255, 256, 257, 300, 511, 700, 1023, 2047, 2049, 3001, 4095, 40000]
+
+
+def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple[list[str], list[str]]:
+    """Findings and notes on x in other dtypes, which must give the values of float32 up to the rounding of x's dtype, and
+    leave float32 as it was. faults: of the function in float32; None if they are not known."""
+    findings: list[str] = []
+    notes: list[str] = []
+    for dtype, width in WIDTHS.items() if "x" in caller.convention.arguments else ():
+        cases = []
+        for positions, base in ((list(range(TEXTS.get(dtype, 10))), 1e4), (SPREAD, 1e4), (SPREAD, 5e5)):
+            given = {"x": golden.content(1, 1, len(positions), width), "positions": positions, "base": base}
+            if "rotary_dim" in caller.convention.arguments:
+                given["rotary_dim"] = width // 2
+            values = [] if faults is None else faulty_values(kind, faults, given).tolist()
+            cases.append(GoldenCase(given, values))
+        results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]
+        afterwards = [run_case(caller, case) for case in cases]
+        name = dtype_name(dtype)
+        if all(result.refusal == NOT_OFFERED for result in results):
+            notes.append(f"not tried with x in {name}: the function answers with NotImplementedError")
+            continue
+        findings += _compared(f"with x in {name}", results, kind, faults, diagnose=True)
+        findings += _compared(f"in float32, after calls with x in {name}", afterwards, kind, faults, diagnose=False)
+    return findings, notes
+
+
+def _compared(
+    where: str, results: Sequence[CaseResult], kind: str, faults: FaultNames | None, *, diagnose: bool
+) -> list[str]:
+    offered = [result for result in results if result.refusal != NOT_OFFERED]
+    if refused := [result for result in offered if result.values is None]:
+        return [f"{where}: {refused[0].refusal}"]
+    wrong = [result for result in offered if faults is not None and not result.right]
+    if faults is None or not wrong:
+        return []
+    if not diagnose:
+        return [f"{where}, {_extent(wrong[0])}"]
+    cause = explain(kind, offered[::-1], faults, pairs=False)
+    says = f": {cause[-1]}" if cause else ", in a way that is not known here"
+    return [f"{where}, {_extent(wrong[0])}{says}"]
+
+
+def _extent(result: CaseResult) -> str:
+    """From which position on values are wrong, and by how much."""
+    wrong = result.wrong(result.expected)
+    assert result.values is not None
+    if wrong is None:
+        return f"the result has the shape {tuple(result.values.shape)}"
+    error = (result.values.reshape(wrong.shape) - result.expected).abs().max().item()
+    positions = result.case.arguments["positions"]
+    rows = wrong.flatten(0, -3).any(0).any(-1) if wrong.shape[-2] == len(positions) else None
+    first = f" from position {positions[int(rows.nonzero()[0])]} on" if rows is not None else ""
+    return f"values are wrong{first}, by up to {error:.2g}"
+
+
+# -------------------------------------------------------------------- wording
+
+
+def _example(answered: Sequence[CaseResult]) -> str | None:
+    result = next((result for result in answered if not result.right), None)
+    if result is None or result.values is None:
+        return None
+    expected, wrong, where = result.expected, result.wrong(result.expected), f"for {_described(result.case)}"
+    if wrong is None:
+        return f"{where}: shape {tuple(result.values.shape)}, expected {tuple(expected.shape)}"
+    index = tuple(wrong.nonzero()[0].tolist())
+    value = result.values.reshape(expected.shape)[index].item()
+    return f"{where}: at {list(index)} expected {expected[index].item():.8g}, got {value:.8g}"
+
+
+def _described(case: GoldenCase) -> str:
+    shown = []
+    for name, value in case.arguments.items():
+        if name == "x":
+            continue
+        if isinstance(value, list):
+            value = f"[{', '.join(map(str, value[:3]))}{', ...' if len(value) > 3 else ''}]"
+        shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return ", ".join(shown)
+
+
+def _notes(caller: Caller, cases: Sequence[GoldenCase], results: Sequence[CaseResult]) -> list[str]:
+    notes = []
+    if skipped := [case for case in cases if not caller.accepts(case.arguments)]:
+        used = {name for case in skipped for name in case.arguments} - {*caller.by_name.values()}
+        unnamed = [name for name in caller.convention.options if name in used]
+        notes.append(f"{len(skipped)} cases with {', '.join(unnamed)} were left out: the function does not name them")
+    if caller.missing:
+        notes.append(f"{', '.join(caller.missing)} could not be passed: the function has no parameter for it")
+    if count := sum(result.refusal == NOT_OFFERED for result in results):
+        notes.append(f"{count} cases were left out: the function answers them with NotImplementedError")
+    answered = [result for result in results if result.values is not None]
+    tempered = any(isinstance(c.expected, Mapping) and c.expected["attention_factor"] != 1 for c in cases)
+    if tempered and answered and all(result.attention_factor is None for result in answered):
+        notes.append("no attention factor was returned, so the temperature was not judged")
+    return notes
+
+
+def _largest_error(result: CaseResult) -> float | None:
+    assert result.values is not None
+    got, expected = result.values.squeeze(), result.expected.squeeze()
+    if got.shape != expected.shape:
+        return None
+    error = (got - expected).abs()
+    return float((error / expected.abs().clamp(min=1e-30) if result.convention.relative else error).max())

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a golden case: call a function under the calling convention of a kind, and compare its result with the expected one."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.conformance.golden import GoldenCase
+from posenc.conformance.kinds import FLOAT32, FREQUENCIES, KINDS, Convention
+from posenc.errors import InputError
+
+TENSORS = {"x": torch.float32, "positions": torch.int64, "relative_position": torch.int64}
+"""Arguments that are passed as tensors, and their dtype."""
+FLAGS = {"bidirectional", "truncate"}
+NOT_OFFERED = "raises NotImplementedError"
+
+Parameter = inspect.Parameter
+
+
+# -------------------------------------------------------------------- calling
+
+
+@dataclass
+class Caller:
+    """Call a function under a convention: by name where its parameters have the convention's names; the other arguments
+    go, in the order of the convention, to the other parameters, in theirs.
+
+    Raises:
+        InputError: a class, or a method without its object.
+    """
+
+    function: Callable[..., Any]
+    convention: Convention
+    by_position: list[str] = field(init=False)
+    by_name: dict[str, str] = field(init=False)
+    """The function's name of a parameter -> the convention's."""
+
+    def __post_init__(self) -> None:
+        parameters = _parameters(self.function)
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        if inspect.isclass(self.function):
+            raise InputError(f"{name} is a class: pass a function that makes an object of it and calls that")
+        if inspect.isfunction(self.function) and parameters and parameters[0].name == "self":
+            raise InputError(f"{name} is a method without its object: pass the method of an object, or a wrapper")
+        self.by_position, self.by_name = _bind(parameters, self.convention)
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """What the function returns for arguments under the convention's names."""
+        return self.function(
+            *(given[name] for name in self.by_position),
+            **{parameter: given[name] for parameter, name in self.by_name.items() if name in given},
+        )
+
+    def accepts(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the function has parameters for all options of a case."""
+        return all(name in self.convention.arguments or name in self.by_name.values() for name in arguments)
+
+    @property
+    def missing(self) -> list[str]:
+        """The convention's arguments for which the function has no parameter."""
+        passed = {*self.by_position, *self.by_name.values()}
+        return [name for name in self.convention.arguments if name not in passed]
+
+
+def _parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """Declared parameters; some builtins have none."""
+    try:
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _bind(parameters: list[Parameter], convention: Convention) -> tuple[list[str], dict[str, str]]:
+    """The arguments passed by position, and those passed by name."""
+    arguments, known = convention.arguments, {*convention.arguments, *convention.options}
+    if not parameters:
+        return list(arguments), {}
+    styles = {p.kind for p in parameters}
+    by_name = {p.name: p.name for p in parameters if p.name in known and p.kind is not p.POSITIONAL_ONLY}
+    if Parameter.VAR_POSITIONAL in styles:
+        keyword_only = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        by_name = {name: name for name in by_name if name in keyword_only}
+        return [name for name in arguments if name not in by_name], by_name
+    rest = iter([p for p in parameters if p.name not in by_name and p.kind is not p.VAR_KEYWORD])
+    by_position: list[str] = []
+    for name in [name for name in arguments if name not in by_name]:
+        if Parameter.VAR_KEYWORD in styles:
+            by_name[name] = name
+        elif (parameter := _next_of_type(rest, name)) is None:
+            break
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            by_position.append(name)
+        else:
+            by_name[parameter.name] = name
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not {*required} <= {*by_name, *(p.name for p in parameters[: len(by_position)])}:
+        return list(arguments[: len(required)]), {}  # the names meant something else
+    return by_position, by_name
+
+
+def _next_of_type(parameters: Iterator[Parameter], name: str) -> Parameter | None:
+    """The next parameter whose default, if it has one, is of the argument's type."""
+    for parameter in parameters:
+        default = parameter.default
+        flag, number = isinstance(default, bool), isinstance(default, (int, float))
+        fits = flag if name in FLAGS else number and not flag and name not in TENSORS
+        if default is parameter.empty or default is None or fits:
+            return parameter
+    return None
+
+
+def from_angles(function: Callable[..., Any], convention: Convention) -> Callable[..., Any] | None:
+    """Wrap a function of cos and sin, f(x, cos, sin) or f(q, k, cos, sin), in one under a rotary convention, which makes
+    them as transformers does: (1, seq, channels) in x's dtype, an angle for each channel. None: it is no such function."""
+    names = [p.name for p in _parameters(function)]
+    before = names.index("cos") if "cos" in names else 0
+    if "x" not in convention.arguments or inspect.isclass(function) or before not in (1, 2):
+        return None
+    if names[before : before + 2] != ["cos", "sin"] or names[0] == "self":
+        return None
+
+    def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
+        width = x.shape[-1] if rotary_dim is None else rotary_dim
+        angles = positions.double()[:, None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        interleaved = convention == KINDS["rotary_interleaved"]
+        angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+        cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
+        if before == 1:
+            return function(x, cos, sin)
+        q, k = function(x, x.clone(), cos, sin)
+        if not torch.equal(q, k):
+            raise ValueError("equal queries and keys at the same positions come back unequal")
+        return q
+
+    return rotary
+
+
+# -------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True, eq=False)
+class CaseResult:
+    """A case and its result: float64 values, the dtype they had, and the attention factor of a schedule that returned
+    one; or, with values=None, the reason why there is none."""
+
+    convention: Convention
+    case: GoldenCase
+    values: Tensor | None = None
+    dtype: torch.dtype = torch.float64
+    attention_factor: float | None = None
+    refusal: str = ""
+
+    @property
+    def expected(self) -> Tensor:
+        return torch.as_tensor(self.case.values, dtype=torch.float64)
+
+    @property
+    def right(self) -> bool:
+        return self.matches(self.expected)
+
+    def matches(self, values: Tensor) -> bool:
+        """Whether these are the result, within the tolerance of its dtype; axes of length 1 do not count."""
+        wrong = self.wrong(values)
+        return wrong is not None and not bool(wrong.any())
+
+    def wrong(self, values: Tensor) -> Tensor | None:
+        """Where the result is not these values, in their shape; None if the shapes differ."""
+        assert self.values is not None
+        if self.values.squeeze().shape != values.squeeze().shape:
+            return None
+        eps = max(torch.finfo(self.dtype).eps, FLOAT32) if self.dtype.is_floating_point else FLOAT32
+        allowed = self.convention.tolerance(values, self.case.arguments, eps)
+        return ~((self.values.reshape(values.shape) - values).abs() <= allowed)  # NaN is wrong
+
+
+def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseResult:
+    """Call the function with a case's arguments; dtypes replace those of `TENSORS`."""
+    convention = caller.convention
+    try:
+        result = caller({name: _argument(name, value, dtypes) for name, value in case.arguments.items()})
+    except (Exception, SystemExit) as error:
+        refusal = NOT_OFFERED if not_offered(error) else f"raises {format_exception(error)}"
+        return CaseResult(convention, case, refusal=refusal)
+    try:
+        factor = None
+        numbers, factor = _schedule(result) if convention.returns == FREQUENCIES else (result, None)
+        if isinstance(numbers, (list, tuple)) and any(getattr(item, "ndim", 0) > 1 for item in numbers):
+            raise TypeError  # a query and a key, say, which would stack to one array
+        tensor = numbers.detach() if isinstance(numbers, Tensor) else torch.as_tensor(numbers)
+        if isinstance(numbers, (list, tuple)) and tensor.is_floating_point():  # Python's floats have 64 bits
+            tensor = torch.tensor(numbers, dtype=torch.float64)
+        values, factor = tensor.to("cpu", torch.float64), None if factor is None else float(factor)
+        return CaseResult(convention, case, values, tensor.dtype, factor)
+    except (TypeError, ValueError, RuntimeError):
+        return CaseResult(convention, case, refusal=f"returns {_type_of(result)}, expected {convention.returns}")
+
+
+def _argument(name: str, value: Any, dtypes: Mapping[str, torch.dtype]) -> Any:
+    if name in TENSORS:
+        return torch.tensor(value, dtype={**TENSORS, **dtypes}[name])
+    return list(value) if isinstance(value, list) else value
+
+
+def _schedule(result: Any) -> tuple[Any, Any]:
+    """inv_freq and attention_factor."""
+    if isinstance(result, Mapping) and "inv_freq" in result:
+        return result["inv_freq"], result.get("attention_factor")
+    if hasattr(result, "inv_freq"):
+        return result.inv_freq, getattr(result, "attention_factor", None)
+    return result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+
+
+def _type_of(result: Any) -> str:
+    if isinstance(result, (list, tuple)):
+        return f"a {type(result).__name__} of {', '.join(_type_of(item) for item in result[:3])}"
+    return "None" if result is None else f"a {type(result).__name__}"
+
+
+NOT_THE_FUNCTIONS = "not implemented for '", "Could not run '"
+"""torch's NotImplementedError, of an operator that a dtype or a device lacks."""
+NUMPY_CANNOT = "unsupported ScalarType", "Can't call numpy() on Tensor that requires grad"
+"""torch's message where a tensor cannot become a numpy array at all."""
+
+
+def not_offered(error: BaseException) -> bool:
+    """Whether a function declines a case itself, with NotImplementedError, or numpy does for it."""
+    if isinstance(error, NotImplementedError):
+        return not any(words in str(error) for words in NOT_THE_FUNCTIONS)
+    return any(words in str(error) for words in NUMPY_CANNOT)
+
+
+def format_exception(error: BaseException) -> str:
+    """An exception's type and first line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}"
