@@ -27,7 +27,7 @@ from posenc.encoding import (
 )
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
-from posenc.positions.regions import Branch
+from posenc.positions.visibility import Branch
 from posenc.positions.segments import holds_all, seen_keys
 from posenc.rotation import transformed
 
@@ -77,7 +77,7 @@ def attention(
     """
     check_given(encoding, positions, q=q, k=k, v=v)
     with _exactly(q):
-        if positions is None or positions.part is None:
+        if positions is None or positions.sharding is None:
             _check_no_ring()
             if positions is not None and q.dim() == 4 and q.shape[2] == 1:
                 usual = scale is None and sink is None and causal is None and backend == "auto"
@@ -208,11 +208,11 @@ def explain(
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
     pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
     check_given(encoding, positions, q=q, k=k, v=v)
-    if positions is None or positions.part is None:
+    if positions is None or positions.sharding is None:
         return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
     _check_shard(q, k, positions, keys_rotated)
     positions = positions if causal is None else positions.with_causal(causal)
-    part, refused = positions.part, ring.refusal(q, k, encoding, positions, sink, layer)
+    part, refused = positions.sharding, ring.refusal(q, k, encoding, positions, sink, layer)
     assert part is not None
     if refused is None:
         why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
@@ -236,10 +236,9 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
 
 
 def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor, Tensor, Positions]]:
-    """The calls that a shard takes among all keys, see `Shard.calls`."""
-    assert positions.part is not None
+    """The calls that a shard takes among all keys, see `Positions.shard_calls`."""
     causal = positions.causal
-    calls = positions.shared(("calls", causal), partial(positions.part.calls, causal))
+    calls = positions.shared(("calls", causal), partial(positions.shard_calls, causal))
     rows = q.split([call.num_queries for call in calls], 2)
     return [
         (part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], call) for part, call in zip(rows, calls, strict=True)
@@ -342,7 +341,7 @@ def _rotated(
             "keys_rotated=True: a position map turns a key differently for near and for far queries; keep "
             "keys unrotated in the cache"
         )
-    if not positions.causal:
+    if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     found = []
     for branch in branches:

@@ -89,8 +89,9 @@ def _new_keys(positions: Positions) -> Positions:
     """The tokens of this call alone, as keys."""
     start = None if positions.start is None else (positions.start[0], positions.start[0])
     return replace(
-        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document
-    ).knowing(start=start)  # fmt: skip
+        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document,
+        prefix=None,
+    ).with_known(start=start)  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -186,7 +187,7 @@ class Host(nn.Module):
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
         require_fit(positions, x=x)
-        positions = positions.for_pass()
+        positions = positions.with_pass_cache()
         for layer, block in enumerate(self.blocks):
             x = embedded_by(self.encoding, x, positions, layer)
             x = block(x, self.encoding, positions, layer, cache)

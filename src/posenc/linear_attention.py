@@ -51,10 +51,12 @@ def linear_attention(
     Raises:
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
-    if positions is not None and positions.part is not None:
+    if positions is not None and positions.sharding is not None:
         k, v = gather_keys(k, v, positions)
     check_given(encoding, positions, q=q, k=k, v=v)
     positions = placed(q, k, v, encoding, positions, causal)
+    if positions.window is not None:
+        raise InputError("linear attention adds up all keys before a query and has no window: use posenc.attention")
     if chunk_size < 1:
         raise InputError(f"chunk_size={chunk_size}: must be at least 1")
     precise = torch.promote_types(q.dtype, torch.float32)
@@ -100,11 +102,15 @@ class _Sums:
         packed = documents[0] is not None and documents[1] is not None
         self.all = (not positions.causal or positions.all_visible) and not packed
         # queries and keys that are the same tokens in order are a stream already
-        square = positions.num_queries == positions.num_keys and positions.part is None
+        square = positions.num_queries == positions.num_keys and positions.sharding is None
+        square = square and positions.prefix is None
         if self.all or (square and positions.start is not None and positions.start[0] == positions.start[1]):
             return
         rows = positions.batch
-        order = torch.cat((positions.k_order.expand(rows, -1), positions.q_order.expand(rows, -1)), 1)
+        k_order, q_order = positions.k_order, positions.q_order
+        if positions.prefix is not None:  # as if before every query
+            k_order = torch.where(positions.prefix, torch.minimum(k_order, q_order.amin(1, keepdim=True)), k_order)
+        order = torch.cat((k_order.expand(rows, -1), q_order.expand(rows, -1)), 1)
         if not positions.causal:
             order = torch.zeros_like(order)
         self.index = order.argsort(dim=1, stable=True)

@@ -18,7 +18,7 @@ from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 
 __all__ = [
     "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "lampe", "leaky_rerope", "lm_infinite", "rerope",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.blocks import Cache, Host, Shape, stacked
 from posenc.checks import check_sizes, checked, shown
-from posenc.distributed.exchange import place_whole
+from posenc.distributed.exchange import place_shard
 from posenc.encoding import Encoding, placed_by
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -84,11 +84,11 @@ class Transformer(Host):
                 raise InputError(f"tokens from {low} to {high}: must lie between 0 and {self.config.vocab_size - 1}")
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
-        if cache is not None and positions.part is not None:
+        if cache is not None and positions.sharding is not None:
             raise InputError(
                 "a cache and the shard of a sequence exclude one another: pass cache=None, or whole positions"
             )
-        place = partial(placed_by if positions.part is None else place_whole, self.encoding)
+        place = partial(placed_by if positions.sharding is None else place_shard, self.encoding)
         positions = place(positions.with_causal(self.config.causal), len(tokens))
         if cache is None:
             return self._logits(tokens, positions, None)

@@ -119,7 +119,7 @@ class VisionTransformer(Host):
         if positions is None:
             grids = [self.grid(part) for part in parts]
             positions = Positions.grids(grids, prefix=self.config.prefix, device=x.device)
-        if positions.part is not None or positions.num_queries != x.shape[1] or positions.num_keys != x.shape[1]:
+        if positions.sharding is not None or positions.num_queries != x.shape[1] or positions.num_keys != x.shape[1]:
             raise InputError(
                 f"positions of {positions.num_queries} queries and {positions.num_keys} keys for {x.shape[1]} tokens, "
                 f"{self.config.prefix} of them before the patches: pass those of all tokens, and no shard"

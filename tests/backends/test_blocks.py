@@ -8,7 +8,7 @@ import torch
 from posenc import Encoding, Positions, attention, create, explain
 from posenc.backends import sdpa
 from posenc.bias import Positional
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 
 B, H, N, D = 2, 2, 24, 8
 
@@ -150,7 +150,7 @@ def test_contiguous_sides_of_cross_attention_are_fused(name, queries, start):
     made = create(name, num_heads=H, head_dim=D, dim=H * D, max_positions=64).double()
     q0, k0 = start
     loose = Positions.cross(*(Positions.from_ids(torch.arange(a, a + n)) for a, n in ((q0, queries), (k0, N))))
-    p = replace(loose).knowing(start=start, span=(q0 - (k0 + N - 1), q0 + queries - 1 - k0))
+    p = replace(loose).with_known(start=start, span=(q0 - (k0 + N - 1), q0 + queries - 1 - k0))
     said = explain(*inputs(queries), made, p)
     assert said.backend == "sdpa"
     assert "mask" not in said.reason

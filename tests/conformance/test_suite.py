@@ -16,7 +16,7 @@ from posenc.conformance.checks import DECODER, SLOW, Inapplicable, Subject
 from posenc.conformance.matrix import named
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 
 
 class Indices(Encoding):

@@ -326,7 +326,7 @@ def leaves(found: Any) -> list[Tensor]:
     if isinstance(found, (list, tuple)):
         return [x for value in found for x in leaves(value)]
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
-        return [x for f in dataclasses.fields(found) if f.name != "every_key" for x in leaves(getattr(found, f.name))]
+        return [x for f in dataclasses.fields(found) if f.name != "full_keys" for x in leaves(getattr(found, f.name))]
     if isinstance(found, float):
         return [torch.tensor(found, dtype=torch.float64)]
     return []

@@ -52,7 +52,7 @@ def test_every_public_name_has_a_row():
         "at",
         "batch",
         "distances",
-        "for_pass",
+        "with_pass_cache",
         "knowing",
         "lengths",
         "mask_mod",
@@ -60,7 +60,7 @@ def test_every_public_name_has_a_row():
         "of_images",
         "own",
         "require_one_axis",
-        "require_whole",
+        "require_full_sequence",
         "shared",
     }
     without = {"visible_counts"}  # takes no argument

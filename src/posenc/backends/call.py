@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.tiles import DistanceTerm, Scratch, Slice, Term, Tile, ValuesTerm, skew
-from posenc.positions.regions import EVERYTHING, Region
+from posenc.positions.visibility import EVERYTHING, Region
 from posenc.positions.segments import Rectangle, Segments
 
 ROWS = 256

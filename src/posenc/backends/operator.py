@@ -10,7 +10,7 @@ from posenc.backends import fused
 from posenc.backends.call import Call
 from posenc.backends.tiles import TERMS, Term, ValuesTerm
 from posenc.errors import InputError
-from posenc.positions.regions import EVERYTHING, Region
+from posenc.positions.visibility import EVERYTHING, Region
 from posenc.positions.segments import Segments
 
 NUMBERS = len(EVERYTHING.numbers()) + 1

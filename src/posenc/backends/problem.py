@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
 from posenc.positions import Positions
-from posenc.positions.regions import EVERYTHING, Region
+from posenc.positions.visibility import EVERYTHING, Region
 from posenc.positions.visibility import MaskMod, grid_indices, rowwise
 
 

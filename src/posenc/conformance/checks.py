@@ -412,9 +412,9 @@ def shards_are_whole(s: Subject) -> None:
             for layout in LAYOUTS:
                 for rank in range(2):
                     own, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
-                    assert own.part is not None
+                    assert own.sharding is not None
                     equal(encoding.embed(shard(x, own), own), shard(coded, own), f"codes of {what}")
-                    calls = own.part.calls(config.causal)
+                    calls = own.shard_calls(config.causal)
                     rows = shard(q, own, 2).split([call.num_queries for call in calls], 2)
                     parts = [
                         BACKENDS["reference"].attend(

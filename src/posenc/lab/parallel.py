@@ -177,7 +177,7 @@ class Processes(Alone):
         return total / self.world_size
 
     def gathered(self, values: Tensor, batch: int, positions: Positions | None) -> Tensor:
-        if positions is not None and positions.part is not None:
+        if positions is not None and positions.sharding is not None:
             values = gather(values, positions)
         padded = values.new_zeros(-(-batch // self.teams), *values.shape[1:])
         first, last = self.bounds(batch, self.team)
@@ -227,7 +227,7 @@ def _rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
     own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
     p = positions
-    return replace(p, **own).knowing(start=p.start, diagonal=p.diagonal, span=p.span)
+    return replace(p, **own).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
 
 
 @contextmanager
