@@ -14,8 +14,8 @@ from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, p
 from posenc.attention import posed
 from posenc.backends import call
 from posenc.position_maps import MAPS, dual_chunk, leaky_rerope, rerope, self_extend, streaming, string
-from posenc.positions.visibility import Region
 from posenc.positions.segments import segments
+from posenc.positions.visibility import Region
 from references import maps
 
 OPTIONS = [

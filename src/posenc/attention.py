@@ -26,10 +26,10 @@ from posenc.encoding import (
     values_of,
 )
 from posenc.errors import InputError, unknown
+from posenc.functional import transformed
 from posenc.positions import Positions
-from posenc.positions.visibility import Branch
 from posenc.positions.segments import holds_all, seen_keys
-from posenc.rotation import transformed
+from posenc.positions.visibility import Branch
 
 
 def attention(

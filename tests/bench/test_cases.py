@@ -12,7 +12,7 @@ from posenc.bench import attention, rotary
 from posenc.bench.case import DTYPES, Built, Case, Missing, Peer, Problem, Refusal, difference, load
 from posenc.bench.cases import CASES
 from posenc.bench.schemes import CLIP, SCHEMES
-from posenc.rotation.angles import FINE
+from posenc.functional import FINE
 
 LENGTH = 2 * CLIP + 30  # some distances are clipped
 ASKED = [

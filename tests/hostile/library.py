@@ -249,7 +249,7 @@ def public(module: str) -> dict[str, Callable[..., Any]]:
         for name, value in found.items()
         if callable(value)
         and (getattr(value, "__module__", None) or "").startswith(module.rpartition(".")[0] or module)
-        and (hasattr(import_module(module), "__all__") or value.__module__ in (module, "posenc.rotation"))
+        and (hasattr(import_module(module), "__all__") or value.__module__ == module)
     }
 
 

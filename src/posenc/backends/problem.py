@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
 from posenc.positions import Positions
-from posenc.positions.visibility import EVERYTHING, Region
-from posenc.positions.visibility import MaskMod, grid_indices, rowwise
+from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
 
 class Rotated(NamedTuple):

@@ -16,8 +16,8 @@ from posenc.backends.precision import slower_than_float32, steps_slower_than_flo
 from posenc.backends.problem import Problem, Rotated
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
+from posenc.functional import transformed
 from posenc.positions.segments import segments
-from posenc.rotation import transformed
 
 BLOCK_CELLS = 2**23
 """Scores of a block of queries, at least: 32 MiB in float32, which glibc gives back to the system when they are freed;
@@ -288,7 +288,9 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     for _, q0, q1, k0, k1, diagonal, _ in known:
         if q0 < end and first < q1:
             after = 0 if positions.causal else window.nearest
-            least = min(least, k0 if window.farthest is None else max(k0, max(first, q0) + diagonal - window.farthest + 1))
+            least = min(
+                least, k0 if window.farthest is None else max(k0, max(first, q0) + diagonal - window.farthest + 1)
+            )
             most = max(most, k1 if after is None else min(k1, min(end, q1) + diagonal - after))
     return (least, most) if least < most else (0, 1)
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from posenc.checks import check_value, checked
-from posenc.positions.shards import Shard, chunks_of
 from posenc.encoding import Encoding, placed_by
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.positions.shards import Shard, chunks_of
 
 
 @checked

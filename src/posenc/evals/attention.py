@@ -21,10 +21,10 @@ from posenc.errors import InputError
 from posenc.evals.observed import observed
 from posenc.evals.profile import AttentionProfile, LayerKind, NeedleMass, Turning
 from posenc.frequencies import Frequencies, create, wavelengths
+from posenc.functional import Layout
 from posenc.pretrained.anatomy import Anatomy, anatomy
 from posenc.pretrained.attach import attached
 from posenc.pretrained.calls import check_tokens, evaluating
-from posenc.rotation import Layout
 from posenc.tasks import Sample
 
 Progress = Callable[[int, int], object]

@@ -12,12 +12,33 @@ from torch.nn.utils.rnn import pad_sequence
 from posenc.checks import as_numbers, check_device, check_flags, checked, holds_integers, is_whole, shown
 from posenc.errors import InputError
 from posenc.positions.ids import (
-    MOST_TOKENS, Ids, as_indices, as_mask, as_positions, check_prefix, check_range, documents_of, first_frame,
-    index_in_document, mixed_coordinates, patch_coordinates, prefix_index, select, sizes_of,
+    MOST_TOKENS,
+    Ids,
+    as_indices,
+    as_mask,
+    as_positions,
+    check_prefix,
+    check_range,
+    documents_of,
+    first_frame,
+    index_in_document,
+    mixed_coordinates,
+    patch_coordinates,
+    prefix_index,
+    select,
+    sizes_of,
 )  # fmt: skip
 from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
-    EVERYTHING, Branch, MaskMod, Region, Window, count_between, document_lengths, grid_indices, rowwise,
+    EVERYTHING,
+    Branch,
+    MaskMod,
+    Region,
+    Window,
+    count_between,
+    document_lengths,
+    grid_indices,
+    rowwise,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -373,7 +394,9 @@ class Positions:
         lengths = as_numbers("prefix_lengths", prefix_lengths, self.k_order.device)
         shape = tuple(lengths.shape)
         if not holds_integers(lengths):
-            raise InputError(f"prefix_lengths={shown(prefix_lengths)}: pass an integer, or one for each row or document")
+            raise InputError(
+                f"prefix_lengths={shown(prefix_lengths)}: pass an integer, or one for each row or document"
+            )
         if self.k_document is None or lengths.dim() == 0:
             lengths = lengths.reshape(-1, 1)
             known = len(shape) <= 1 and (self.batch == 1 or len(lengths) in (1, self.batch))
@@ -403,7 +426,11 @@ class Positions:
             )
         if self.num_queries < self.num_keys:
             slot = (self.q_order - self.k_order[:, :1]).clamp(0, self.num_keys - 1)
-            inside = prefix.gather(1, slot.expand(len(prefix), -1)) if len(slot) == 1 else prefix.expand(len(slot), -1).gather(1, slot)
+            inside = (
+                prefix.gather(1, slot.expand(len(prefix), -1))
+                if len(slot) == 1
+                else prefix.expand(len(slot), -1).gather(1, slot)
+            )
             if bool((inside.any(1) & (inside.sum(1) < prefix.sum(1))).any()):
                 raise InputError(
                     f"prefix_lengths={int(lengths.max())}: the {self.num_queries} queries begin inside the prefix; read a "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.errors import InputError, unknown
-from posenc.rotation import Layout
+from posenc.functional import Layout
 
 RECORD = "_posenc_attached"
 """Attribute of an extended model's decoder that holds the record of its extension."""

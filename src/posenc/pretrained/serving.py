@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.frequencies import Frequencies, abf, stretch, yarn
+from posenc.functional import Layout
 from posenc.pretrained.anatomy import Anatomy, Rope
 from posenc.pretrained.rope_config import STILL, same
-from posenc.rotation import Layout
 
 OVERRIDES = "vllm-overrides.json"
 """The file in the exported folder for settings of vLLM that are too long for a command line."""
