@@ -11,10 +11,9 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, Positions
-from posenc.blocks import Cache
 from posenc.distributed import LAYOUTS, exchange, gather, shard
 from posenc.encoding import Encoding
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 H, D = 4, 8

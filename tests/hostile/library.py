@@ -25,11 +25,10 @@ from torch import Tensor
 import posenc
 from hostile.values import REFUSED, SAME, Bad, bad_values
 from posenc import Encoding, InputError, Positions
-from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
 from posenc.frequencies import Frequencies
 from posenc.measuring.statistics import estimate, t_quantile, wilson
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 from posenc.vision import VisionConfig, VisionTransformer
 
 INTERNAL = ("check_even", "table_device", "Difference", "PositionMap")

@@ -18,8 +18,7 @@ import posenc
 from hostile import library, library_models
 from hostile.values import bad_values
 from posenc import InputError, Positions
-from posenc.blocks import Cache
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 ROWS = library.rows()
 TOLD_APART = {"Positions", "Explanation", "InputError", "Encoding", "evaluate"}

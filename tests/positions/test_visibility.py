@@ -6,8 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import posenc
 from posenc import InputError, Positions, attention, explain, linear_attention
-from posenc.blocks import Cache
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 PREFIXES = {
     "plain": (Positions.prefix_lm(3, 7), lambda i, j: max(i, 2) >= j),

@@ -15,13 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.first_layer import tables, words_of
 from posenc.analysis.reading import Codes
-from posenc.blocks import Attention, Block
 from posenc.checks import checked
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import has_learned_table, table_module
-from posenc.transformer import Transformer
+from posenc.transformer import Attention, Block, Transformer
 
 Run = Callable[[Tensor, Tensor], Tensor]
 

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.blocks import Attention
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
-from posenc.transformer import Transformer
+from posenc.transformer import Attention, Transformer
 
 NAME = "posenc_first_layer"
 """What transformers knows the attention by that looks at the first layer."""

@@ -14,14 +14,13 @@ from posenc.analysis.body import check_reads_one
 from posenc.analysis.finding import Finding
 from posenc.analysis.first_layer import check_tokens
 from posenc.analysis.reading import seeded, whole
-from posenc.blocks import Block
 from posenc.checks import checked
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.measuring.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
-from posenc.transformer import Transformer
+from posenc.transformer import Block, Transformer
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25

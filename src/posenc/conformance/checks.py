@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
-from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
 from posenc.conformance.sequences import calls_do_not_remember, no_graph_is_kept
 from posenc.conformance.serves import features, must_serve
@@ -41,7 +40,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 __all__ = [
     "CHECKS", "DECODER", "ENCODER", "LENGTH", "SLOW", "VOCAB", "Fails", "Inapplicable", "Make", "Subject", "equal",

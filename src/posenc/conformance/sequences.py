@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attention
-from posenc.blocks import Block
 from posenc.conformance.subject import DECODER, LENGTH, Fails, Subject, equal
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.transformer import Block
 
 BASES = ("arange", "ids", "packed", "padded", "cached", "grid")
 CAUSAL = (None, True, False)

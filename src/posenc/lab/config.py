@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 import posenc
-from posenc.blocks import Host
 from posenc.checks import check_fields, check_value
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
 from posenc.lab.own import classes, digest, targets
 from posenc.texts import flag_of, split
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
 __all__ = ["CORE", "NAIVE", "PRESETS", "Preset", "Recipe", "Run", "Settings"]
 
@@ -131,7 +130,7 @@ class Recipe:
         """An encoding for the host."""
         raise NotImplementedError
 
-    def make_model(self, encoding: Encoding) -> Host:
+    def make_model(self, encoding: Encoding) -> TransformerBase:
         """The untrained host."""
         raise NotImplementedError
 

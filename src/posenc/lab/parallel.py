@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from posenc.blocks import Block, Host
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -23,6 +22,7 @@ from posenc.lab.config import Run
 from posenc.lab.task import Batch
 from posenc.measuring.machine import flushed_denormals
 from posenc.positions import Positions
+from posenc.transformer import Block, TransformerBase
 
 DDP, FSDP = "ddp", "fsdp"
 LAYOUT = "zigzag"
@@ -36,7 +36,7 @@ class Alone:
     world_size = 1
     device: torch.device = torch.device("cpu")
 
-    def wrap(self, model: Host) -> nn.Module:
+    def wrap(self, model: TransformerBase) -> nn.Module:
         """What a forward pass in training goes through; the model itself stays the one to look at."""
         return model
 
@@ -120,7 +120,7 @@ class Processes(Alone):
             )
             self.sequence = mesh["sequence"].get_group()
 
-    def wrap(self, model: Host) -> nn.Module:
+    def wrap(self, model: TransformerBase) -> nn.Module:
         model.to(self.device)
         if self.parallel == DDP:
             # every step goes the same way, past the parameters, if any, that an encoding owns and does not use

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 import torch
 from torch import Tensor
 
-from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.lab.config import Preset, Recipe, Run
 from posenc.positions import Positions
+from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
     from posenc.lab.results import Row
@@ -128,7 +128,12 @@ class Task(ABC, Generic[S, C]):
 
     @abstractmethod
     def evaluate(
-        self, model: Host, arm: Arm, part: Any, settings: S, on_batch: Callable[[int], None] = lambda tokens: None
+        self,
+        model: TransformerBase,
+        arm: Arm,
+        part: Any,
+        settings: S,
+        on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
         """Test one arm on the held-out part; on_batch is told how many tokens have been read."""
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.lab import results, wording
 from posenc.lab.config import PRESETS, Preset, Run, Settings
@@ -17,6 +16,7 @@ from posenc.lab.evaluate import arms, evaluate
 from posenc.lab.results import Row
 from posenc.lab.store import Cell
 from posenc.lab.task import Arm, Scores, Task
+from posenc.transformer import TransformerBase
 
 
 class TextTask(Task[Settings, Corpus]):
@@ -50,7 +50,7 @@ class TextTask(Task[Settings, Corpus]):
 
     def evaluate(
         self,
-        model: Host,
+        model: TransformerBase,
         arm: Arm,
         part: Text | Tensor,
         settings: Settings,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, WindowTable
 from posenc.encodings.rotary_axes import AxesRotary
@@ -17,6 +16,7 @@ from posenc.lab.task import Arm, Scores
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
 from posenc.lab.vision.pictures import ImageBatch, Images
 from posenc.positions import Positions
+from posenc.transformer import TransformerBase
 
 BATCH_TOKENS = 8192
 RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
@@ -59,7 +59,7 @@ def shuffled(images: Tensor, patch_size: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    model: Host,
+    model: TransformerBase,
     arm: Arm,
     images: Images,
     settings: ImageSettings,
@@ -87,7 +87,12 @@ def evaluate(
 
 
 def _scores(
-    model: Host, arm: Arm, whole: ImageBatch, size: int, settings: ImageSettings, on_batch: Callable[[int], None]
+    model: TransformerBase,
+    arm: Arm,
+    whole: ImageBatch,
+    size: int,
+    settings: ImageSettings,
+    on_batch: Callable[[int], None],
 ) -> tuple[Tensor, Tensor]:
     """(n,): the loss of each image, and 1 where its class is found."""
     group, tokens = processes(), settings.tokens_at(size)

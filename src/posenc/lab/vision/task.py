@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Preset, Run
@@ -20,6 +19,7 @@ from posenc.lab.vision.config import PRESETS, ImageSettings
 from posenc.lab.vision.evaluate import arms, evaluate
 from posenc.lab.vision.pictures import ImageBatch, ImageCorpus, Images
 from posenc.lab.vision.sources import DATA_IMAGES, load
+from posenc.transformer import TransformerBase
 
 
 class VisionTask(Task[ImageSettings, ImageCorpus]):
@@ -64,7 +64,7 @@ class VisionTask(Task[ImageSettings, ImageCorpus]):
 
     def evaluate(
         self,
-        model: Host,
+        model: TransformerBase,
         arm: Arm,
         part: Images,
         settings: ImageSettings,
