@@ -15,7 +15,7 @@ from posenc.analysis.reading import whole
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
-from posenc.frequencies.bound import first_negative
+from posenc.frequencies.schedules import first_negative
 from posenc.functional import check_even, frequency_curve
 
 Schedule = str | Mapping[str, Any]

@@ -12,7 +12,7 @@ from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, stretch
-from posenc.frequencies.vector import at_least_one
+from posenc.frequencies.schedules import check_factor
 from posenc.pretrained.anatomy import Anatomy, Layer, Rope, anatomy, check_model, unwrapped
 from posenc.pretrained.attach import Absent, Design, attach, attached, detach, together
 from posenc.pretrained.learned_table import TableExtension, extend_table, has_learned_table, restore_table
@@ -100,7 +100,7 @@ def _target(body: Anatomy, factor: float | None, target_length: int | None) -> i
     if factor is not None and target_length is not None:
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
     if factor is not None:
-        target_length = round(at_least_one(factor) * body.trained_length)
+        target_length = round(check_factor(factor) * body.trained_length)
     if target_length is not None and target_length < body.loaded_length:
         scaled = f", stretched from {body.trained_length} by {body.schedule['name']}" if body.rope.scaled else ""
         raise InputError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, unknown
-from posenc.frequencies.bound import first_negative
+from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.anatomy import FAMILIES, Family, unwrapped
 from posenc.pretrained.attach import Attached, attached
 from posenc.pretrained.learned_table import has_learned_table, table_of
