@@ -307,7 +307,7 @@ ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rerope(0), r"window=0: a whole number of tokens, at least 1"),
+        (lambda: rerope(0), r"window=0: must be an integer"),
         (lambda: rerope(2.5), r"window=2.5: pass an integer"),
         (lambda: leaky_rerope(4, 0), r"factor=0: must be a number above 0"),
         (lambda: self_extend(4, 0), r"group=0"),

@@ -1,7 +1,6 @@
 """A shard is the part of the whole that it says it is; no processes are needed to see that."""
 
 import pickle
-from importlib import import_module
 
 import pytest
 import torch
@@ -151,7 +150,7 @@ def test_linear_attention_on_shards(monkeypatch):
     q = torch.randn(2, H, 16, D, dtype=torch.float64)
     k, v = torch.randn(2, 2, 2, 16, D, dtype=torch.float64)
     want = posenc.linear_attention(q, k, v, encoding, positions)
-    monkeypatch.setattr(import_module("posenc.linear_attention"), "gather_keys", lambda *local: (k, v))
+    monkeypatch.setattr(exchange, "gather_keys", lambda *local: (k, v))
     for layout in LAYOUTS:
         for rank in range(2):
             own = positions.shard(rank, 2, layout=layout)
@@ -233,7 +232,7 @@ def test_refusals():
     with pytest.raises(InputError, match=r"keys_rotated=True: a cache and the shards"):
         posenc.attention(local, local, local, posenc.Rotary(4), own, keys_rotated=True)
     model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
-    with pytest.raises(InputError, match=r"a cache and the shard of a sequence exclude one another"):
+    with pytest.raises(InputError, match=r"a cache and a shard of a sequence exclude one another"):
         model(torch.zeros(1, 6, dtype=torch.long), own, Cache())
     with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
         Positions.arange(2, 10).unsharded  # noqa: B018
