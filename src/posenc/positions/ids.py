@@ -154,6 +154,54 @@ def index_in_document(documents: Tensor) -> Tensor:
     return torch.empty_like(documents, dtype=torch.long).scatter_(1, source, index)
 
 
+def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tensor) -> Tensor:
+    """Valid tokens in each token's document (or row), (batch or 1, n)."""
+    if documents is None and valid is None:
+        return torch.full_like(order, order.shape[1])
+    documents = torch.zeros_like(order) if documents is None else documents
+    valid = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
+    rows = max(documents.shape[0], valid.shape[0])
+    documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
+    _, index = documents.unique(return_inverse=True)
+    counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
+    return counts.scatter_add_(1, index, valid.long()).gather(1, index)
+
+
+def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tensor, rows: int) -> Tensor:
+    """Which tokens are in the prefix of their row or document, see `Positions.with_prefix`: (rows or 1, n) bool.
+
+    documents, valid: of each token, (rows or 1, n).
+
+    Raises:
+        InputError: no integers, another shape, or lengths below 0 or above the tokens there are.
+    """
+    given = as_numbers("prefix_lengths", prefix_lengths, valid.device)
+    by_document = documents is not None and given.dim() > 0
+    compiling, fits = torch.compiler.is_compiling(), given.numel() > 0 and holds_integers(given)
+    lengths = given.reshape(-1, given.shape[-1] if by_document and fits else 1)
+    fits = fits and given.dim() <= 1 + by_document and (rows == 1 or len(lengths) in (1, rows))
+    if documents is not None and by_document and fits:
+        fits = compiling or int(documents.max()) < lengths.shape[1]
+        most = max(len(lengths), len(documents))
+        index = documents.clamp(0, lengths.shape[1] - 1).expand(most, -1)
+        lengths = lengths.expand(most, -1).gather(1, index)
+    if not fits:
+        raise InputError(
+            f"prefix_lengths={shown(prefix_lengths)}: pass an integer, one for each of {rows} rows, or, of packed documents, "
+            "one for each document"
+        )
+    index = valid.long().cumsum(1) - 1 if documents is None else index_in_document(documents)
+    prefix = valid & (index < lengths)
+    if not compiling:
+        tokens = document_lengths(documents, valid, index)
+        low, high = (int(limit) for limit in lengths.aminmax())
+        if low < 0 or bool((valid & (lengths > tokens)).any()):
+            raise InputError(
+                f"prefix_lengths from {low} to {high}: must lie between 0 and the tokens of the row or document"
+            )
+    return prefix
+
+
 def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
     numbers = as_numbers(name, counts, device)
     if not holds_integers(numbers) or numbers.dim() != 1 or len(numbers) == 0:

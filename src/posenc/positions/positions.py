@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.checks import as_numbers, check_device, check_flags, checked, holds_integers, is_whole, shown
+from posenc.checks import check_device, check_flags, checked, holds_integers, is_whole, shown
 from posenc.errors import InputError
 from posenc.positions.ids import (
     MOST_TOKENS,
@@ -19,12 +19,14 @@ from posenc.positions.ids import (
     as_positions,
     check_prefix,
     check_range,
+    document_lengths,
     documents_of,
     first_frame,
     index_in_document,
     mixed_coordinates,
     patch_coordinates,
     prefix_index,
+    prefix_mask,
     select,
     sizes_of,
 )  # fmt: skip
@@ -36,7 +38,6 @@ from posenc.positions.visibility import (
     Region,
     Window,
     count_between,
-    document_lengths,
     grid_indices,
     rowwise,
 )  # fmt: skip
@@ -390,52 +391,17 @@ class Positions:
         """
         if self.sharding is not None or self.full_keys is not None:
             raise InputError("a prefix is for all keys of a sequence: call with_prefix before shard or keys")
-        keys = torch.ones_like(self.k_order, dtype=torch.bool) if self.valid is None else self.valid
-        lengths = as_numbers("prefix_lengths", prefix_lengths, self.k_order.device)
-        shape = tuple(lengths.shape)
-        if not holds_integers(lengths):
-            raise InputError(
-                f"prefix_lengths={shown(prefix_lengths)}: pass an integer, or one for each row or document"
-            )
-        if self.k_document is None or lengths.dim() == 0:
-            lengths = lengths.reshape(-1, 1)
-            known = len(shape) <= 1 and (self.batch == 1 or len(lengths) in (1, self.batch))
-        else:
-            lengths = lengths.reshape(-1, shape[-1])
-            known = len(shape) <= 2 and (self.batch == 1 or len(lengths) in (1, self.batch))
-            known = known and (torch.compiler.is_compiling() or int(self.k_document.max()) < shape[-1])
-            document = self.k_document.clamp(0, shape[-1] - 1)
-            rows = max(len(lengths), len(document))
-            lengths = lengths.expand(rows, -1).gather(1, document.expand(rows, -1))
-        if not known:
-            raise InputError(
-                f"prefix_lengths of shape {shape}: pass an int, one for each of {self.batch} rows, or one for each document"
-            )
-        index = keys.long().cumsum(1) - 1 if self.k_document is None else index_in_document(self.k_document)
-        prefix = keys & (index < lengths)
-        if not torch.compiler.is_compiling():
-            self._check_prefix(prefix, lengths, keys)
-        return replace(self, causal=True, prefix=prefix).with_known(start=self.start, span=self.span)
-
-    def _check_prefix(self, prefix: Tensor, lengths: Tensor, keys: Tensor) -> None:
-        tokens = document_lengths(self.k_document, keys, self.k_order)
-        if int(lengths.min()) < 0 or bool((keys & (lengths > tokens)).any()):
-            raise InputError(
-                f"prefix_lengths from {int(lengths.min())} to {int(lengths.max())}: must lie between 0 and the tokens of "
-                f"each row or document, at most {int(tokens.max())}"
-            )
-        if self.num_queries < self.num_keys:
-            slot = (self.q_order - self.k_order[:, :1]).clamp(0, self.num_keys - 1)
-            inside = (
-                prefix.gather(1, slot.expand(len(prefix), -1))
-                if len(slot) == 1
-                else prefix.expand(len(slot), -1).gather(1, slot)
-            )
-            if bool((inside.any(1) & (inside.sum(1) < prefix.sum(1))).any()):
+        valid = torch.ones_like(self.k_order, dtype=torch.bool) if self.valid is None else self.valid
+        prefix = prefix_mask(prefix_lengths, self.k_document, valid, self.batch)
+        if self.num_queries < self.num_keys and not torch.compiler.is_compiling():
+            slots, rows = (self.q_order - self.k_order[:, :1]).clamp(0, self.num_keys - 1), max(self.batch, len(prefix))
+            inside = prefix.expand(rows, -1).gather(1, slots.expand(rows, -1)).sum(1)
+            if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
                 raise InputError(
-                    f"prefix_lengths={int(lengths.max())}: the {self.num_queries} queries begin inside the prefix; read a "
+                    f"prefix_lengths={shown(prefix_lengths)}: the {self.num_queries} queries begin inside the prefix; read a "
                     "prefix in one call, since its first tokens see its last ones"
                 )
+        return replace(self.with_causal(True), prefix=prefix).with_known(start=self.start, span=self.span)
 
     def with_window(self, before: int | None, after: int | None = 0) -> "Positions":
         """The same tokens, each of which sees at most `before` tokens before it and `after` tokens after it, and itself; None:

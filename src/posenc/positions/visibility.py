@@ -86,19 +86,6 @@ def grid_indices(
     return axis(batch, 0), axis(heads, 1), axis(queries, 2), axis(keys, 3)
 
 
-def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tensor) -> Tensor:
-    """Valid tokens in each token's document (or row), (batch or 1, n)."""
-    if documents is None and valid is None:
-        return torch.full_like(order, order.shape[1])
-    documents = torch.zeros_like(order) if documents is None else documents
-    valid = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
-    rows = max(documents.shape[0], valid.shape[0])
-    documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
-    _, index = documents.unique(return_inverse=True)
-    counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
-    return counts.scatter_add_(1, index, valid.long()).gather(1, index)
-
-
 def count_between(
     q_order: Tensor, k_order: Tensor, q_document: Tensor, k_document: Tensor, valid: Tensor | None, window: Window
 ) -> Tensor:
