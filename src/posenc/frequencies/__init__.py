@@ -12,60 +12,14 @@ from typing import Any
 
 from posenc.checks import checked
 from posenc.errors import InputError, unknown
+from posenc.frequencies import schedules
 from posenc.frequencies.difference import Difference, compared
-from posenc.frequencies.schedules import (
-    Frequencies,
-    abf,
-    check_factor,
-    check_length,
-    default,
-    dynamic,
-    dynamic_factor,
-    explicit,
-    fastest,
-    linear,
-    llama3,
-    longrope,
-    ntk,
-    ntk_fixed,
-    ntk_mixed,
-    ntk_old,
-    proportional,
-    resonance,
-    softmax_factor,
-    stretch,
-    tapered,
-    wavelengths,
-    yarn,
-    yarn_paper,
-    yarn_revised,
-)  # fmt: skip
+from posenc.frequencies.schedules import *  # noqa: F403 - its __all__ names every schedule, once
+from posenc.frequencies.schedules import SCHEDULES, Frequencies, check_factor, check_length
 from posenc.texts import check_options, named, read_options, split, write
 
-# fmt: off
-__all__ = [
-    "SCHEDULES", "Difference", "Frequencies", "abf", "as_text", "complete", "create", "default", "diff", "dynamic",
-    "dynamic_factor", "explicit", "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old",
-    "options_of", "parse", "proportional", "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn",
-    "yarn_paper", "yarn_revised",
-]
-# fmt: on
-
-SCHEDULES: dict[str, Callable[..., Frequencies]] = {
-    schedule.__name__: schedule
-    for schedule in (
-        # all pairs, or more and more from pair to pair
-        *(default, linear, ntk, ntk_old, ntk_fixed, ntk_mixed, abf),
-        # slow pairs, with a ramp
-        *(yarn, yarn_paper, yarn_revised, llama3),
-        # by the length of the text
-        *(dynamic, longrope),
-        # slow pairs stopped, and changes to another schedule
-        *(proportional, tapered, resonance),
-        # anything
-        explicit,
-    )
-}
+__all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", "parse"]
+__all__ += schedules.__all__
 
 
 @checked

@@ -4,7 +4,7 @@ those that are applied to another one, and `explicit`. Pure functions of numbers
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,12 @@ from torch import Tensor
 from posenc.checks import as_numbers, check_divisors, check_fields, check_tensor, checked, shown
 from posenc.errors import InputError
 from posenc.functional import check_even, frequency_curve
+
+__all__ = [
+    "SCHEDULES", "Frequencies", "abf", "default", "dynamic", "dynamic_factor", "explicit", "fastest", "linear", "llama3",
+    "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "proportional", "resonance", "softmax_factor", "stretch",
+    "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -466,6 +472,16 @@ def explicit(
     """
     plain = rope_frequencies(head_dim, base)
     return Frequencies(plain / _pair_divisors("stretch", stretch, len(plain)), attention_factor)
+
+
+SCHEDULES: dict[str, Callable[..., Frequencies]] = {
+    schedule.__name__: schedule
+    for schedule in (
+        default, linear, ntk, ntk_old, ntk_fixed, ntk_mixed, abf, yarn, yarn_paper, yarn_revised, llama3, dynamic, longrope,
+        proportional, tapered, resonance, explicit,
+    )
+}  # fmt: skip
+"""Every schedule by name."""
 
 
 def first_negative(inv_freq: Tensor, limit: int = 1 << 20, block: int = 1 << 13) -> int | None:
