@@ -266,11 +266,11 @@ def test_regions_are_visited_and_nothing_else():
             limits = Region() if region.chunk > 1 else region
             for row, q0, q1, k0, k1, diagonal in found.within(region):
                 distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
-                part = (distance >= 0) & limits.holds(
+                part = (distance >= 0) & limits.contains(
                     distance, torch.zeros_like(distance) if region.below is None else distance * 0
                 )
                 held[slice(None) if row < 0 else row, q0:q1, k0:k1] |= part
-            assert torch.equal(held, p.mask()[:, 0] & region.holds(p.q[:, :, None], p.k[:, None]).expand_as(held)), (
+            assert torch.equal(held, p.mask()[:, 0] & region.contains(p.q[:, :, None], p.k[:, None]).expand_as(held)), (
                 region
             )
 

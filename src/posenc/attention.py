@@ -28,7 +28,7 @@ from posenc.encoding import (
 from posenc.errors import InputError, unknown
 from posenc.functional import transformed
 from posenc.positions import Positions
-from posenc.positions.segments import holds_all, seen_keys
+from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import Branch
 
 
@@ -301,7 +301,7 @@ def posed(
             reads_all = bool(terms) or values is not None
             branches = _rotated(q, k, encoding, map_branches, positions, layer, keys_rotated, reads_all)
             q, k = branches[0][:2]
-            if len(branches) == 1 and k.shape[2] == v.shape[2] and holds_all(positions, branches[0].region):
+            if len(branches) == 1 and k.shape[2] == v.shape[2] and contains_all_visible(positions, branches[0].region):
                 branches = []
         elif keys_rotated:
             q = queries_rotated_by(encoding, q, positions, layer)
@@ -346,7 +346,7 @@ def _rotated(
     found = []
     for branch in branches:
         here = positions.at(branch)
-        first, end = (0, k.shape[2]) if reads_all else seen_keys(positions, branch.region)
+        first, end = (0, k.shape[2]) if reads_all else visible_keys(positions, branch.region)
         if first >= end:
             continue
         keys = k

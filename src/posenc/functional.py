@@ -78,7 +78,7 @@ def sinusoidal(
         InputError: odd dim, unknown layout, a dtype of integers, or what `frequency_curve` refuses.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype}: would cut the codes to whole numbers; pass a float dtype")
+        raise InputError(f"dtype={dtype}: integers cannot store the codes; pass a float dtype")
     frequencies = frequency_curve(dim, base, curve, exponent, endpoint).to(table_device(positions.device))
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 

@@ -69,7 +69,7 @@ class PositionMap:
         relative = torch.full(size, torch.nan, dtype=torch.float64, device=q.device)
         for branch in self.branches:
             of_q, of_k = (exact(x if mapping is None else mapping(x)) for x, mapping in ((q, branch.q), (k, branch.k)))
-            inside = visible & branch.region.holds(q[:, :, None], k[:, None])
+            inside = visible & branch.region.contains(q[:, :, None], k[:, None])
             relative = torch.where(inside, of_q[:, :, None] - of_k[:, None], relative)
         return relative
 

@@ -179,6 +179,20 @@ def test_explain_says_how_they_are_computed():
         ),
         (
             lambda: attention(
+                *torch.randn(3, 1, 2, 4, 8).unbind(), None, Positions.arange(4).with_window(1), backend="triton"
+            ),
+            "window",
+        ),
+        (
+            lambda: attention(
+                *torch.randn(3, 1, 2, 4, 8).unbind(),
+                posenc.create("rope@rerope:window=2", head_dim=8),
+                Positions.prefix_lm(2, 4),
+            ),
+            "causal",
+        ),
+        (
+            lambda: attention(
                 *torch.randn(3, 1, 2, 4, 8).unbind(), posenc.CoPE(8), Positions.prefix_lm(2, 4)
             ),
             "causal",

@@ -60,7 +60,7 @@ class Positions:
         q: positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float.
         k: positions of the keys, likewise.
         q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is not above its own.
-            Kept apart from the positions, which may be shared by tokens, fractional or restart per document.
+            Separate from the positions, which may be shared by tokens, fractional or restart per document.
         causal: whether order restricts what a query sees.
         valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
         q_valid: (batch or 1, num_queries) bool, likewise; a query that is padding sees nothing.

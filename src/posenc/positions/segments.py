@@ -40,7 +40,7 @@ class Segments:
             table += [row, q0, q1, k0, max(k0, k1), diagonal - first, origin + first]
         return replace(self, table=table)
 
-    def seen(self, region: Region) -> tuple[int, int]:
+    def keys_within(self, region: Region) -> tuple[int, int]:
         """The first key and the end of those that causal queries see within a region, of regular segments."""
         first, end = [], []
         for _, q0, q1, k0, k1, diagonal in self.within(region):
@@ -84,7 +84,7 @@ def segments(positions: Positions) -> Segments | None:
     return positions.shared("segments", lambda: _read(positions))
 
 
-def seen_keys(positions: Positions, region: Region) -> tuple[int, int]:
+def visible_keys(positions: Positions, region: Region) -> tuple[int, int]:
     """The first key and the end of those that causal queries see in a region; all of them where that is not known
     without effort, or where most are."""
     everything = 0, positions.num_keys
@@ -95,13 +95,13 @@ def seen_keys(positions: Positions, region: Region) -> tuple[int, int]:
         visible = segments(positions)
         if visible is None or not visible.regular:
             return everything
-        first, end = visible.seen(region)
+        first, end = visible.keys_within(region)
         return (first, end) if 2 * (end - first) < positions.num_keys else everything
 
-    return positions.shared(("seen", region), known)
+    return positions.shared(("visible keys", region), known)
 
 
-def holds_all(positions: Positions, region: Region) -> bool:
+def contains_all_visible(positions: Positions, region: Region) -> bool:
     """Whether every key that causal queries see is known to lie in a region."""
     if region == EVERYTHING:
         return True
@@ -119,7 +119,7 @@ def holds_all(positions: Positions, region: Region) -> bool:
         reaches = region.farthest is None or region.farthest * region.chunk > longest + region.chunk - 1
         return nearest and reaches and region.below is None
 
-    return known() if torch.compiler.is_compiling() else positions.shared(("holds all", region), known)
+    return known() if torch.compiler.is_compiling() else positions.shared(("contains all visible", region), known)
 
 
 def _read(p: Positions) -> Segments | None:

@@ -31,7 +31,7 @@ class Region:
     chunk: int = 1
     below: int | None = None
 
-    def holds(self, q: Tensor, k: Tensor) -> Tensor:
+    def contains(self, q: Tensor, k: Tensor) -> Tensor:
         """Whether keys at positions k lie in the region of queries at q, as bool; both broadcast."""
         distance = q - k if self.chunk == 1 else q // self.chunk - k // self.chunk
         inside = torch.ones_like(distance, dtype=torch.bool)
