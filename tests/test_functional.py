@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import InputError, frequencies
@@ -82,21 +82,6 @@ def test_t5_bucket_ranges_known_from_the_source():
     assert 16 not in F.t5_bucket(torch.arange(-500, 500), bidirectional=True)
 
 
-@given(
-    pairs=st.integers(1, 6), rest=st.integers(0, 3), layout=st.sampled_from(["half", "interleaved"]),
-    base=BASES, start=st.floats(-1000, 1000), seed=st.integers(0, 99),
-)  # fmt: skip
-@settings(max_examples=40)
-def test_rotary_is_the_rotation_matrix(pairs, rest, layout, base, start, seed):
-    x = torch.randn(2, 2, 3, 2 * pairs + rest, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    positions = start + torch.arange(3, dtype=torch.float64)
-    angles = positions[:, None] * F.frequency_curve(2 * pairs, base)
-    got = F.rotary(x, angles.cos(), angles.sin(), layout=layout)
-    want = loops.rotate_all(x, positions.expand(2, 3), base, layout, 2 * pairs)
-    assert torch.allclose(got, want, atol=1e-9)
-    assert torch.allclose(got.norm(dim=-1), x.norm(dim=-1))
-
-
 def test_rotary_known_answers_and_dtype():
     x = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)[None]
     angles = F.frequency_curve(4)[None]
@@ -111,17 +96,6 @@ def test_rotary_known_answers_and_dtype():
 def test_binary_digits_spell_the_number(position, bits):
     digits = F.binary_digits(torch.tensor([position]), bits)[0].tolist()
     assert sum(d << t for t, d in enumerate(digits)) == position % 2**bits
-
-
-@given(dim=st.integers(2, 64).map(lambda n: 2 * n), base=BASES, factor=st.floats(1, 64))
-def test_schedules_do_what_they_promise(dim, base, factor):
-    plain = frequencies.default(dim, base).inv_freq
-    assert torch.allclose(frequencies.linear(dim, base, factor=factor).inv_freq * factor, plain)
-    scaled = frequencies.ntk(dim, base, factor=factor).inv_freq
-    assert scaled[0] == plain[0] == 1
-    assert scaled[-1].item() * factor == pytest.approx(plain[-1].item(), rel=1e-9)
-    stretch = plain / scaled
-    assert bool((stretch.diff() >= -1e-9).all())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import posenc
 from posenc import Encoding, InputError, Positions, attention, from_spec
 from posenc.bias import Dense, Values
 from posenc.position_maps import PositionMap
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 from posenc.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(11, 16, 2, 2)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, PerLayer, Positions, Rotary, linear_attention
-from posenc.linear_attention import elu_plus_one
+from posenc.attention import elu_plus_one
 from references import rotary as loops
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}

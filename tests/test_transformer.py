@@ -3,8 +3,7 @@ import torch
 
 import posenc
 from posenc import T5, InputError, NoPE, Rotary
-from posenc.blocks import Attention, Cache
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Attention, Cache, Transformer, TransformerConfig
 
 
 def test_weights_are_tied_and_counted_once():

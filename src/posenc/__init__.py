@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from posenc import encodings, frequencies, functional, position_maps
-from posenc.attention import Explanation, attention, explain
+from posenc.attention import Explanation, attention, explain, linear_attention
 from posenc.composites import PerLayer, Sum
 from posenc.encoding import Encoding
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
-from posenc.linear_attention import linear_attention
 from posenc.positions import Positions
 
 if _TYPE_CHECKING:

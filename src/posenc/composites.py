@@ -24,7 +24,7 @@ from posenc.encoding import (
 )
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.regions import Branch
+from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 

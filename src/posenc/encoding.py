@@ -20,7 +20,7 @@ from posenc.checks import shown
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
-from posenc.positions.regions import Branch
+from posenc.positions.visibility import Branch
 
 if TYPE_CHECKING:
     from posenc.composites import Sum

@@ -2,15 +2,17 @@
 """Pure tensor functions: the formulas of the encodings, without modules or state."""
 
 import math
-from collections.abc import Callable
-from typing import Literal, get_args
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from posenc.checks import check_divisors, check_sizes, check_tensor, checked
-from posenc.errors import InputError, unknown
-from posenc.rotation import Layout, compile_rotary, rotary
+from posenc.checks import check_divisors, check_flags, check_sizes, check_tensor, check_value, checked
+from posenc.errors import InputError, first_line, unknown
 
 __all__ = [
     "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "compile_rotary", "deberta_bucket",
@@ -18,7 +20,10 @@ __all__ = [
     "turning",
 ]  # fmt: skip
 
+Layout = Literal["half", "interleaved"]
 SinusoidalLayout = Literal["interleaved", "concat"]
+
+# ---------------------------------------------------------------- sinusoidal codes
 
 CURVES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "geometric": lambda t, base, exponent: torch.pow(base, -t),
@@ -73,7 +78,7 @@ def sinusoidal(
         InputError: odd dim, unknown layout, a dtype of integers, or what `frequency_curve` refuses.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype}: would cut the codes to whole numbers; pass a float dtype")
+        raise InputError(f"dtype={dtype}: integers cannot store the codes; pass a float dtype")
     frequencies = frequency_curve(dim, base, curve, exponent, endpoint).to(table_device(positions.device))
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 
@@ -151,22 +156,7 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
 
 
-@checked
-def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
-    """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
-
-    Channel i of pair c moves to channel i of pair c, so rotary(x, layout=source)[..., permutation] equals
-    rotary(x[..., permutation], layout=target). (rotary_dim,) int64.
-
-    Raises:
-        InputError: odd rotary_dim, or an unknown layout.
-    """
-    check_even("rotary_dim", rotary_dim)
-    channels = torch.arange(rotary_dim, device="cpu")
-    pairs = {"half": channels.view(2, -1).T, "interleaved": channels.view(-1, 2)}  # (pairs, 2)
-    permutation = torch.empty_like(channels)
-    permutation[pairs[target].flatten()] = pairs[source].flatten()
-    return permutation
+# ---------------------------------------------------------------- slopes and buckets
 
 
 @checked
@@ -244,6 +234,447 @@ def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int =
     growth = far.log() / far.new_full((), (max_distance - 1) / exact).log()
     bucket = torch.ceil(growth * (exact - 1)).long() + exact
     return torch.where(distance.abs() <= exact, distance.long(), distance.sign().long() * bucket)
+
+
+# ---------------------------------------------------------------- rotation of pairs of channels
+
+# Rotating is bound by memory, so what counts is how often the tensor is passed over. Interleaved pairs are complex numbers:
+# one multiplication, one pass. Split pairs take three operations, run on blocks of tokens that stay in the cache between
+# them, and one if compiled. The backward pass is the same rotation by the opposite angle and needs the tables alone.
+
+BLOCK_BYTES = 2**20
+"""Of a block of tokens, per thread: with its result it fits a core's second-level cache."""
+
+TINY = 2**13
+"""Elements up to which the number of calls is what costs."""
+
+COMPILED_FROM = 2**16
+"""Elements from which a compiled kernel makes up for the 25 us that calling it costs."""
+
+
+def rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
+) -> Tensor:
+    """Rotate pairs of channels: (..., seq, head_dim) -> the same shape and dtype (Su et al. 2021, RoFormer, eq. 34).
+
+    cos and sin are (..., seq, pairs), broadcastable to x, one entry per rotated pair: a batch of tables takes an axis
+    for the heads, cos[:, None]. They need not be of unit length
+    (YaRN's attention factor, xPos) and may require gradients. The 2 * pairs channels from `start` on are rotated and
+    the rest passes through (partial rotary). layout: "half" pairs channel c with c + pairs (GPT-NeoX, Llama in
+    transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J). inplace: overwrite x and return it.
+    Half precision is computed in float32 and rounded once. The result lies in memory as x does.
+
+    transformers' tables hold each angle twice: pass cos[..., :rotary_dim // 2]. Under partial rotary the whole of them
+    fits x too, and rotates twice the channels that it should.
+
+    Raises:
+        InputError: x of integers, tables that do not fit x, an unknown layout, or inplace where autograd needs the old x
+            or where entries of x share memory.
+    """
+    if not torch.compiler.is_compiling() and not (
+        type(x) is type(cos) is type(sin) is Tensor
+        and type(start) is int
+        and type(inplace) is bool
+        and x.device == cos.device == sin.device
+        and x.layout is cos.layout is sin.layout is torch.strided
+    ):
+        _check_given(x, cos, sin, start, inplace)
+    if x.dim() == 0 or cos.dim() == 0 or sin.dim() == 0:
+        raise InputError(
+            f"x {tuple(x.shape)}, cos {tuple(cos.shape)} and sin {tuple(sin.shape)}: pass (.., seq, channels)"
+        )
+    pairs, width = cos.shape[-1], x.shape[-1]
+    if cos.is_complex() or sin.is_complex():
+        raise InputError(f"cos of {cos.dtype}, sin of {sin.dtype}: pass real numbers, each by itself")
+    if not x.is_floating_point():
+        raise InputError(f"x of {x.dtype}: x must be floating point; pass x.float()")
+    if start < 0:
+        raise InputError(f"start={start}: the first channel that is rotated must be at least 0")
+    if start + 2 * pairs > width:
+        raise InputError(
+            f"cos has {pairs} columns for head_dim={width}{f' and start={start}' if start else ''}: pass one per "
+            "rotated pair, at most head_dim/2 (tables that repeat each angle, as in transformers, are "
+            "cos[..., :head_dim//2] here)"
+        )
+    if not isinstance(layout, str) or layout not in ("half", "interleaved"):
+        raise unknown("layout", layout, ("half", "interleaved"))
+    if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
+        raise InputError(
+            f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
+            "per token of x or one for all; a batch of tables, (batch, seq, pairs), needs cos[:, None]"
+        )
+    training = torch.is_grad_enabled()
+    learned = training and (cos.requires_grad or sin.requires_grad)
+    if inplace:
+        _check_inplace(x, cos, learned)
+    if torch.compiler.is_compiling():
+        constant = training and x.requires_grad and not learned
+        rotate = _Traced.apply if constant else formula
+        sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
+        rotated = rotate(x, cos, sin, layout, start)
+        return x.copy_(rotated) if inplace else rotated
+    if learned or transformed():
+        rotated = formula(x, cos, sin, layout, start)
+        return x.copy_(rotated) if inplace else rotated
+    if training and x.requires_grad:
+        return _Rotation.apply(x, cos, sin, layout, start, inplace)  # type: ignore[no-untyped-call]
+    return _rotate(x, cos, sin, layout, start, inplace)
+
+
+def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
+    """`rotary` as one expression, which autograd and torch.compile understand."""
+    order = x.dim() == 4 and x.shape[2] > 1 and x.stride(1) < x.stride(2)
+    if order:  # heads lie next to one another, as a projection leaves them: keep it so
+        x, cos, sin = x.transpose(-2, -3), _heads_inside(cos), _heads_inside(sin)
+    pairs = cos.shape[-1]
+    dtype, precise = x.dtype, _precise(x, cos)
+    if layout == "half":
+        a, b = x[..., start : start + pairs], x[..., start + pairs : start + 2 * pairs]
+    else:
+        a, b = x[..., start : start + 2 * pairs : 2], x[..., start + 1 : start + 2 * pairs : 2]
+    if precise != cos.dtype:  # what they multiply follows
+        cos, sin = cos.to(precise), sin.to(precise)
+    # each half is cast before the concatenation: under Inductor this is what reaches the speed of a copy
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    if precise != dtype:
+        parts = [part.to(dtype) for part in parts]
+    if layout == "interleaved":
+        parts = [torch.stack(parts, -1).flatten(-2)]
+    if start:
+        parts.insert(0, x[..., :start].expand(*parts[0].shape[:-1], -1))
+    if start + 2 * pairs < x.shape[-1]:
+        parts.append(x[..., start + 2 * pairs :].expand(*parts[0].shape[:-1], -1))
+    rotated = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+    return rotated.transpose(-2, -3) if order else rotated
+
+
+def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
+    """Whether `turn_token` may and should serve heads whose channels all rotate: those of one token, with nothing to
+    differentiate."""
+    if q.shape[2] != 1 or torch.compiler.is_compiling():
+        return False
+    differentiable = q.requires_grad or (k is not None and k.requires_grad)
+    return (
+        q.numel() + (0 if k is None else k.numel()) <= 2 * TINY
+        and not (differentiable and torch.is_grad_enabled())
+        and not transformed()
+    )
+
+
+def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Queries and keys (batch, heads, 1, head_dim) of one token in one go: tiny tensors cost what their calls cost.
+    cos and sin are those of `widened`."""
+    turned = turn_token(torch.cat((q, k), 1), cos, sin, layout)
+    return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
+
+
+def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """The heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
+    if layout == "half":
+        partner = x.roll(x.shape[-1] // 2, -1)
+    else:
+        partner = x.view(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).view(x.shape)
+    turned = torch.addcmul(x * cos, partner, sin)
+    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+
+
+def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Tables (..., pairs) as one column per channel, (..., 2 * pairs), signed: x' = x cos + (its partner) sin."""
+    if layout == "half":
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation with tables that are constants. Its backward is itself with the opposite angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout, ctx.start = layout, start
+        if inplace:
+            ctx.mark_dirty(x)
+        return _rotate(x, cos, sin, layout, start, inplace)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return rotary(gradient, cos, -sin, layout=ctx.layout, start=ctx.start), None, None, None, None, None
+
+
+class _Traced(torch.autograd.Function):
+    """The same for torch.compile, which would derive a backward of twice the passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout, ctx.start = layout, start
+        return formula(x, cos, sin, layout, start)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None
+
+
+def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool) -> None:
+    for name, given in (("x", x), ("cos", cos), ("sin", sin)):
+        check_value(name, given, Tensor)
+        if given.device != x.device:
+            raise InputError(f"{name} is on {given.device}, x on {x.device}: pass {name}.to(x.device)")
+    check_value("start", start, int)
+    check_flags(inplace=inplace)
+
+
+def _fits(table: Tensor, x: Tensor) -> bool:
+    """Whether everything but the channels broadcasts."""
+    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
+    return all(n == m or n == 1 or m == 1 for n, m in pairs)
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether entries of x are, or for strides that interlock may be, one in memory."""
+    if torch.compiler.is_compiling():
+        return False
+    reach = 0
+    for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
+        if n > 1:
+            if step <= reach:
+                return x.numel() > 0
+            reach += (n - 1) * step
+    return False
+
+
+def unaliased(table: Tensor, x: Tensor) -> Tensor:
+    """A table that does not change while x is overwritten."""
+    return table.clone() if table.untyped_storage()._cdata == x.untyped_storage()._cdata else table
+
+
+def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
+    remedy = "pass inplace=False"
+    if learned:
+        raise InputError(f"inplace=True: the gradient of cos and sin needs the unrotated x; {remedy}")
+    if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
+        raise InputError(f"inplace=True: x is a leaf that requires grad, which autograd forbids to overwrite; {remedy}")
+    if overlaps(x):
+        raise InputError(f"inplace=True: x is expanded or overlaps, several of its entries are one in memory; {remedy}")
+    if torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) != x.shape[:-1]:
+        raise InputError(f"inplace=True: the result for tables {tuple(cos.shape)} is larger than x; {remedy}")
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which need formulas and cannot use kernels."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
+    if x.numel() <= TINY and not inplace:
+        return formula(x, cos, sin, layout, start)
+    shape = torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1])
+    if shape != x.shape[:-1]:
+        x = x.expand(*shape, -1)
+    if not inplace and _COMPILED.serves(x, layout):
+        return _COMPILED(x, cos, sin, layout, start)
+    pairs = cos.shape[-1]
+    if inplace:
+        cos, sin = unaliased(cos, x), unaliased(sin, x)
+    out = x if inplace else torch.empty_like(x)
+    if not inplace and 2 * pairs < x.shape[-1]:
+        for rest in (slice(start), slice(start + 2 * pairs, None)):
+            out[..., rest] = x[..., rest]
+    x, target = (t[..., start : start + 2 * pairs] for t in (x, out))
+    precise = _precise(x, cos)
+    if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
+        factor = torch.complex(cos.to(precise), sin.to(precise))
+        torch.mul(_as_complex(x), factor, out=_as_complex(target))
+        return out
+    for tokens in blocks(x, precise):
+        c, s = (table[..., tokens, :] if table.dim() > 1 and table.shape[-2] > 1 else table for table in (cos, sin))
+        block, result, c, s = x[..., tokens, :], target[..., tokens, :], c.to(precise), s.to(precise)
+        if layout == "half":
+            _rotate_half(block.to(precise, copy=inplace), c, s, result)
+        else:
+            _rotate_copied(block, c, s, result)
+    return out
+
+
+def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """out = x rotated, split pairs."""
+    rotated = out if out.dtype == x.dtype else torch.empty_like(x)
+    (a, b), (rotated_a, rotated_b) = x.chunk(2, -1), rotated.chunk(2, -1)
+    torch.mul(x, torch.cat((cos, cos), -1), out=rotated)
+    rotated_a.addcmul_(b, sin, value=-1)
+    rotated_b.addcmul_(a, sin)
+    if rotated is not out:
+        out.copy_(rotated)
+
+
+def _rotate_copied(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """out = x rotated, interleaved pairs, by way of a copy that can be read as complex numbers."""
+    copied = x.to(cos.dtype, copy=True)
+    if not _is_complex(copied):
+        copied = copied.contiguous()
+    _as_complex(copied).mul_(torch.complex(cos, sin))
+    out.copy_(copied)
+
+
+def _is_complex(x: Tensor) -> bool:
+    """Whether neighbouring channels can be read as one complex number."""
+    return x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(step % 2 == 0 for step in x.stride()[:-1])
+
+
+def _as_complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2))
+
+
+def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
+    """Runs of tokens that fit the cache, on the CPU; elsewhere all at once."""
+    tokens = x.shape[-2]
+    step = tokens
+    if x.device.type == "cpu" and x.numel():
+        step = max(1, BLOCK_BYTES * torch.get_num_threads() * tokens // (x.numel() * precise.itemsize))
+    for first in range(0, tokens, max(1, step)):
+        yield slice(first, first + step)
+
+
+def _precise(x: Tensor, cos: Tensor) -> torch.dtype:
+    if x.dtype == cos.dtype == torch.float32:
+        return x.dtype
+    return torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+
+
+def _heads_inside(table: Tensor) -> Tensor:
+    """A (..., heads, seq, pairs) or (seq, pairs) table for x of (batch, seq, heads, head_dim)."""
+    return table.unsqueeze(-2) if table.dim() < 3 else table.transpose(-2, -3)
+
+
+class _Compiled:
+    """`formula`, compiled: a graph for each kind of call, whatever its sizes."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self._kinds: set[tuple[object, ...]] = set()
+
+    @cached_property
+    def _run(self) -> Callable[..., Tensor]:
+        return torch.compile(formula, dynamic=True, fullgraph=True)
+
+    def serves(self, x: Tensor, layout: Layout) -> bool:
+        """Large split pairs on the CPU; interleaved ones are slower compiled than as complex numbers."""
+        large = x.shape[-2] > 1 and x.numel() >= COMPILED_FROM
+        return self.enabled and layout == "half" and large and x.device.type == "cpu"
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
+        def shape(t: Tensor) -> tuple[object, ...]:
+            order = sorted(range(t.dim()), key=t.stride)
+            return (t.dtype, tuple(n == 1 for n in t.shape), tuple(order))
+
+        kind = (layout, start, shape(x), shape(cos), shape(sin))
+        with torch.no_grad():
+            if kind in self._kinds:
+                return self._run(x.detach(), cos, sin, layout, start)
+            with torch._dynamo.config.patch(recompile_limit=len(self._kinds) + 64):
+                rotated = self._run(x.detach(), cos, sin, layout, start)
+            self._kinds.add(kind)
+            return rotated
+
+
+_COMPILED = _Compiled()
+
+
+@checked
+def compile_rotary(enable: bool = True) -> bool:
+    """Rotate on the CPU with kernels made by torch.compile from now on, in this process; False goes back.
+
+    For eager code; a model under torch.compile has them anyway. Forward and backward run near the speed of a copy.
+    The price is paid here and at the first call of each kind (dtype, layout, order in memory): the first takes about ten
+    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace stay as they are.
+
+    Returns whether it is on: without a working compiler a warning says what is missing, and nothing changes.
+    """
+    _COMPILED.enabled = False
+    if enable:
+        x, table = torch.zeros(1, 2, 2, 4), torch.zeros(2, 2)
+        try:
+            _COMPILED(x, table, table, "half", 0)
+        except Exception as error:
+            warnings.warn(
+                f"compile_rotary: torch.compile does not work here ({first_line(error)}); rotations stay eager. On Linux it "
+                "needs a C++ compiler, e.g. apt-get install g++",
+                stacklevel=2,
+            )
+            return False
+        _COMPILED.enabled = True
+    return _COMPILED.enabled
+
+
+@checked
+def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
+    """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
+
+    Channel i of pair c moves to channel i of pair c, so rotary(x, layout=source)[..., permutation] equals
+    rotary(x[..., permutation], layout=target). (rotary_dim,) int64.
+
+    Raises:
+        InputError: odd rotary_dim, or an unknown layout.
+    """
+    check_even("rotary_dim", rotary_dim)
+    channels = torch.arange(rotary_dim, device="cpu")
+    pairs = {"half": channels.view(2, -1).T, "interleaved": channels.view(-1, 2)}  # (pairs, 2)
+    permutation = torch.empty_like(channels)
+    permutation[pairs[target].flatten()] = pairs[source].flatten()
+    return permutation
+
+
+# ---------------------------------------------------------------- angles, and tables of their cosines and sines
+
+FINE = 256
+"""Tokens between the positions whose angles `contiguous_tables` takes exactly."""
+
+
+def angles_at(ids: Tensor, inv_freq: Tensor) -> Tensor:
+    """(batch or 1, n) positions times (pairs,) frequencies -> (batch or 1, 1, n, pairs), as exact as the frequencies."""
+    return ids.to(inv_freq)[:, None, :, None] * inv_freq
+
+
+def cos_sin(
+    ids: Tensor, inv_freq: Tensor, dtype: torch.dtype, first: int | None = None, amplitude: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of `angles_at`, times amplitude, in dtype: two (batch or 1, 1, n, pairs) tables on the device of ids.
+
+    first: the positions are known to be first, first + 1, ..; where they are many, and amplitude is a number, angles
+    are added rather than computed, see `contiguous_tables`. None: they may be any.
+    """
+    if first is not None and not isinstance(amplitude, Tensor) and not torch.compiler.is_compiling():
+        count = ids.shape[1]
+        if count >= 2 * FINE and dtype == torch.float32:
+            cos, sin = contiguous_tables(first, count, inv_freq, amplitude)
+            return cos.to(ids.device)[None, None], sin.to(ids.device)[None, None]
+    angles = angles_at(ids, inv_freq)
+    return (angles.cos() * amplitude).to(ids.device, dtype), (angles.sin() * amplitude).to(ids.device, dtype)
+
+
+def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin of (first + t) * inv_freq, t = 0 .. count - 1, times amplitude: two (count, pairs) float32 tables.
+
+    inv_freq: (pairs,) float64. Angles are taken in float64 at every 256th position and for the 256 steps from there,
+    and added: cos(a + b) = cos a cos b - sin a sin b. Off by at most 2e-7 however far out, and a tenth of the time of
+    a cosine for each entry.
+    """
+    coarse = first + torch.arange(0, count, FINE, dtype=torch.float64, device=inv_freq.device)
+    fine = torch.arange(FINE, dtype=torch.float64, device=inv_freq.device)
+    (far_cos, far_sin), (near_cos, near_sin) = (
+        ((angles.cos() * factor).float(), (angles.sin() * factor).float())
+        for angles, factor in ((coarse[:, None, None] * inv_freq, amplitude), (fine[:, None] * inv_freq, 1.0))
+    )
+    cos, sin = (near_cos.new_empty(len(coarse), FINE, len(inv_freq)) for _ in range(2))
+    for rows in blocks(cos.flatten(-2), torch.float32):
+        torch.mul(far_cos[rows], near_cos, out=cos[rows]).addcmul_(far_sin[rows], near_sin, value=-1)
+        torch.mul(far_sin[rows], near_cos, out=sin[rows]).addcmul_(far_cos[rows], near_sin)
+    return cos.flatten(0, 1)[:count], sin.flatten(0, 1)[:count]
+
+
+# ---------------------------------------------------------------- shared
 
 
 def table_device(device: torch.device) -> torch.device:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Position maps: which relative position a query and a key are scored at, as a function of where both are.
+"""Position maps: which relative position a query and a key are scored at, as a function of the positions of both.
 
-A map is a few branches. Each says where queries and keys count as being, and for which pairs: keys near the query, far
+A map is a few branches. Each maps the positions of queries and keys for some of the pairs: keys near the query, far
 from it, in its chunk. `Mapped(Rotary(64), rerope(window=512))` rotates accordingly, and `attention` goes over all
 branches in one softmax. Positions count from 0 at each document's first token.
 """
@@ -18,7 +18,7 @@ from posenc.checks import checked
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 
 __all__ = [
     "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "lampe", "leaky_rerope", "lm_infinite", "rerope",
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PositionMap:
-    """A map by name and options, and its branches, which together hold every pair once, or hide it.
+    """A map by name and options, and its branches, which together contain every pair once, or hide it.
 
     shift_invariant: it depends on the distance alone. papers: keys into papers.bib.
     """
@@ -65,12 +65,13 @@ class PositionMap:
         NaN where the key is hidden. For pictures and tests: attention never makes it."""
         positions.require_one_axis("a position map")
         q, k, visible = positions.q, positions.k, positions.mask()[:, 0]
-        found = torch.full((1, positions.num_queries, positions.num_keys), torch.nan, dtype=torch.float64)
+        size = 1, positions.num_queries, positions.num_keys
+        relative = torch.full(size, torch.nan, dtype=torch.float64, device=q.device)
         for branch in self.branches:
-            of_q, of_k = (exact(x if place is None else place(x)) for x, place in ((q, branch.q), (k, branch.k)))
-            held = visible & branch.region.holds(q[:, :, None], k[:, None])
-            found = torch.where(held, of_q[:, :, None] - of_k[:, None], found.to(q.device))
-        return found
+            of_q, of_k = (exact(x if mapping is None else mapping(x)) for x, mapping in ((q, branch.q), (k, branch.k)))
+            inside = visible & branch.region.contains(q[:, :, None], k[:, None])
+            relative = torch.where(inside, of_q[:, :, None] - of_k[:, None], relative)
+        return relative
 
 
 @checked
@@ -80,8 +81,8 @@ def rerope(window: int) -> PositionMap:
     window: distances below it stay as they are; a quarter of the trained length or less.
     Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, rerope_patch.py.
     """
-    _whole(window=window)
-    far = Branch(_from(window), lambda i: torch.full_like(i, window), torch.zeros_like)
+    _check_tokens(window=window)
+    far = Branch(Region(nearest=window), lambda i: torch.full_like(i, window), torch.zeros_like)
     return _distance_map("rerope", {"window": window}, "su2023rerope", window, far)
 
 
@@ -92,9 +93,9 @@ def leaky_rerope(window: int, factor: float) -> PositionMap:
     factor: how much slower far positions run; 1 is RoPE. To stay within a trained length L over n tokens it must be at
     least (n - window) / (L - window). Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, leaky_rerope_patch.py.
     """
-    _whole(window=window)
+    _check_tokens(window=window)
     _positive("factor", factor)
-    far = Branch(_from(window), lambda i: (exact(i) - window) / factor + window, lambda j: exact(j) / factor)
+    far = Branch(Region(nearest=window), lambda i: (exact(i) - window) / factor + window, lambda j: exact(j) / factor)
     return _distance_map("leaky_rerope", {"window": window, "factor": factor}, "su2023rerope", window, far)
 
 
@@ -106,9 +107,9 @@ def inverse_leaky(window: int, factor: float) -> PositionMap:
     factor: how much faster far positions run; the source takes twice the extension, and a quarter of the trained length
     as window. Source: Su 2023, kexue.fm/archives/9728.
     """
-    _whole(window=window)
+    _check_tokens(window=window)
     _positive("factor", factor)
-    far = Branch(_from(window), lambda i: (exact(i) - window) * factor + window, lambda j: exact(j) * factor)
+    far = Branch(Region(nearest=window), lambda i: (exact(i) - window) * factor + window, lambda j: exact(j) * factor)
     return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
 
 
@@ -121,9 +122,9 @@ def self_extend(window: int, group: int) -> PositionMap:
     is a multiple of group.
     Source: Jin et al. 2024, section 3; datamllab/LongLM, self_extend_patch/Llama.py.
     """
-    _whole(window=window, group=group)
+    _check_tokens(window=window, group=group)
     shift = window - window // group if window % group == 0 else window - window / group
-    far = Branch(_from(window), lambda i: exact(i // group) + shift, lambda j: j // group)
+    far = Branch(Region(nearest=window), lambda i: exact(i // group) + shift, lambda j: j // group)
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
 
 
@@ -136,7 +137,7 @@ def streaming(sinks: int, recent: int) -> PositionMap:
     with them. Source: Xiao et al. 2024, section 3.2; mit-han-lab/streaming-llm.
     """
     _sinks(sinks)
-    _whole(recent=recent)
+    _check_tokens(recent=recent)
     last = sinks + recent
     first = Branch(Region(nearest=recent, below=sinks), lambda i: i.clamp(max=last - 1), most=last)
     options = {"sinks": sinks, "recent": recent}
@@ -152,7 +153,7 @@ def lm_infinite(sinks: int, window: int) -> PositionMap:
     source takes the trained length. Source: Han et al. 2024, section 3.2; Glaciohound/LM-Infinite.
     """
     _sinks(sinks)
-    _whole(window=window)
+    _check_tokens(window=window)
     first = Branch(
         Region(nearest=window, below=sinks), lambda i: torch.full_like(i, window), torch.zeros_like, sinks + window
     )
@@ -169,8 +170,8 @@ def string(shift: int, window: int) -> PositionMap:
     at shift it is RoPE. The source also multiplies cos and sin by 0.1 ln 2 + 1, which is a schedule's attention_factor.
     Source: An et al. 2025, section 4; its far branch counts the key at distance shift twice, this one does not.
     """
-    _whole(shift=shift, window=window)
-    far = Branch(_from(shift), lambda i: i - shift + window)
+    _check_tokens(shift=shift, window=window)
+    far = Branch(Region(nearest=shift), lambda i: i - shift + window)
     return _distance_map("string", {"shift": shift, "window": window}, "an2025why", shift, far)
 
 
@@ -183,7 +184,7 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     that it will have. Source: Zhang et al. 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
     the key at distance window counted once.
     """
-    _whole(window=window, used=used, length=length)
+    _check_tokens(window=window, used=used, length=length)
     if length < 2:
         raise InputError(f"length={length}: of the text, at least 2 tokens")
 
@@ -191,7 +192,7 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
         return p * used // (length - 1)
 
     shift = window - 1 - window * used // (length - 1)
-    far = Branch(_from(window), lambda i: scaled(i) + shift, scaled)
+    far = Branch(Region(nearest=window), lambda i: scaled(i) + shift, scaled)
     return _distance_map(
         "lampe", {"window": window, "used": used, "length": length}, "zhang2025lampe", window, far, False
     )
@@ -205,7 +206,7 @@ def dual_chunk(chunk: int, local: int) -> PositionMap:
     chunk: the source takes three quarters of the trained length. local: distances below it stay as they are; an eighth.
     Source: An et al. 2024, section 3; HKUNLP/ChunkLlama, chunkllama_attn_replace.py.
     """
-    _whole(chunk=chunk, local=local)
+    _check_tokens(chunk=chunk, local=local)
     if 2 * local > chunk:
         raise InputError(
             f"chunk={chunk}, local={local}: local is at most half of chunk, so that near keys are in two chunks"
@@ -224,10 +225,6 @@ def dual_chunk(chunk: int, local: int) -> PositionMap:
     return PositionMap("dual_chunk", {"chunk": chunk, "local": local}, branches, False, ("an2024training",))
 
 
-def _from(window: int) -> Region:
-    return Region(nearest=window)
-
-
 def _distance_map(
     name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True
 ) -> PositionMap:
@@ -235,10 +232,10 @@ def _distance_map(
     return PositionMap(name, options, (Branch(Region(farthest=window), most=far.most), far), shift_invariant, (paper,))
 
 
-def _whole(**sizes: int) -> None:
+def _check_tokens(**sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise InputError(f"{name}={size}: a whole number of tokens, at least 1")
+            raise InputError(f"{name}={size}: must be an integer, at least 1 token")
 
 
 def _positive(name: str, value: float) -> None:

@@ -1,24 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text host: a small modern Transformer, decoder or encoder, under any encoding."""
+"""A small modern Transformer, decoder or encoder: it takes any encoding and names none.
 
-from dataclasses import dataclass
-from functools import partial
+Pre-norm blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
+"""
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from posenc.blocks import Cache, Host, Shape, stacked
-from posenc.checks import check_sizes, checked, shown
-from posenc.distributed.exchange import place_whole
-from posenc.encoding import Encoding, placed_by
+from posenc.attention import attention
+from posenc.checks import check_fields, check_sizes, checked, shown
+from posenc.distributed.exchange import place_shard
+from posenc.encoding import Encoding, embedded_by, keys_rotated_by, placed_by, require_fit, scale_in
 from posenc.errors import InputError
 from posenc.positions import Positions
 
-__all__ = ["Transformer", "TransformerConfig"]
+__all__ = ["Cache", "Transformer", "TransformerConfig"]
+
+MOST_LAYERS = 2**12
+
+
+class BlockConfig:
+    """The fields that the configurations of text and image models share, see `TransformerConfig`."""
+
+    dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None
+    head_dim: int | None
+    mlp_ratio: float
+    dropout: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_sizes(dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim)
+        if not 1 <= self.num_layers <= MOST_LAYERS:
+            raise InputError(f"num_layers={self.num_layers}: must lie between 1 and {MOST_LAYERS}")
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
+        if self.kv_heads < 1 or self.num_heads % self.kv_heads:
+            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        if not 0 < self.mlp_ratio <= MOST_LAYERS:
+            raise InputError(f"mlp_ratio={self.mlp_ratio}: must be a positive number, at most {MOST_LAYERS}")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout={self.dropout}: a probability below 1")
+
+    @property
+    def width(self) -> int:
+        """Channels of one head."""
+        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
 
 @dataclass(frozen=True)
-class TransformerConfig(Shape):
+class TransformerConfig(BlockConfig):
     """Shape of a `Transformer`.
 
     vocab_size: tokens. dim: width. num_layers, num_heads. num_kv_heads: fewer than num_heads is grouped-query
@@ -43,7 +83,144 @@ class TransformerConfig(Shape):
         check_sizes(vocab_size=self.vocab_size)
 
 
-class Transformer(Host):
+class Cache:
+    """Keys and values of the tokens read so far, per layer.
+
+    rotated: False stores keys as projected, so that one cache serves every encoding and every frequency schedule, and
+    each call rotates all of them: what `Transformer.generate` does. True stores them rotated, each rotated once, for a
+    cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys alone refuses it.
+    """
+
+    @checked
+    def __init__(self, rotated: bool = False) -> None:
+        self.rotated = rotated
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        """Tokens read so far."""
+        return self.layers[0][0].shape[2] if self.layers else 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Add new tokens (batch, kv_heads, n, head_dim) behind those of their rows; return all of them."""
+        if layer in self.layers:
+            k, v = (_appended(old, new, positions) for old, new in zip(self.layers[layer], (k, v), strict=True))
+        self.layers[layer] = k, v
+        return k, v
+
+
+def _appended(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
+    if positions.q_order.shape[0] == 1:
+        return torch.cat((old, new), 2)
+    # rows of different lengths: each writes behind its own last token
+    grown = F.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
+    slots = positions.q_order[:, None, :, None].expand(-1, *new.shape[1:2], -1, new.shape[3])
+    return grown.scatter(2, slots, new)
+
+
+def _new_keys(positions: Positions) -> Positions:
+    """The tokens of this call alone, as keys."""
+    start = None if positions.start is None else (positions.start[0], positions.start[0])
+    return replace(
+        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document, prefix=None
+    ).with_known(start=start)
+
+
+class Attention(nn.Module):
+    """Projections around `posenc.attention`. backend: which of its backends computes it."""
+
+    backend = "auto"
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.query: nn.Linear = nn.Linear(config.dim, config.num_heads * config.width, bias=False)
+        self.key: nn.Linear = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
+        self.value: nn.Linear = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
+        self.out: nn.Linear = nn.Linear(config.num_heads * config.width, config.dim, bias=False)
+
+    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
+        heads = (-1, self.config.width)
+        q, k, v = (p(x).unflatten(-1, heads).transpose(1, 2) for p in (self.query, self.key, self.value))
+        rotated = cache is not None and cache.rotated
+        if rotated:
+            k = keys_rotated_by(encoding, k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
+        if cache is not None:
+            k, v = cache.append(layer, k, v, positions)
+        y = attention(
+            q, k, v, encoding, positions, layer=layer, dropout_p=self.config.dropout if self.training else 0.0,
+            keys_rotated=rotated, backend=self.backend,
+        )  # fmt: skip
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer 2020), with the parameters of a two-matrix MLP of mlp_ratio * dim."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        hidden = max(1, round(config.mlp_ratio * config.dim * 2 / 3))
+        self.gate: nn.Linear = nn.Linear(config.dim, hidden, bias=False)
+        self.up: nn.Linear = nn.Linear(config.dim, hidden, bias=False)
+        self.down: nn.Linear = nn.Linear(hidden, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.attention_norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.attention: Attention = Attention(config)
+        self.mlp_norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.mlp: MLP = MLP(config)
+        self.dropout: nn.Dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, positions, layer, cache))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class TransformerBase(nn.Module):
+    """Blocks under one encoding for all of them: what the text and the image model share."""
+
+    config: BlockConfig
+    blocks: nn.ModuleList
+    norm: nn.RMSNorm
+    encoding: Encoding
+
+    def reset_blocks(self, encoding: Encoding) -> None:
+        """Normal weights of variance 1 / fan-in; what writes into the residual stream is damped by its depth, and the
+        queries make up for an encoding whose scale is not head_dim^-1/2."""
+        for layer, block in enumerate(self.blocks):
+            for name, module in block.named_modules():
+                if isinstance(module, nn.Linear):
+                    damping = (2 * self.config.num_layers) ** -0.5 if name.endswith(("out", "down")) else 1.0
+                    if name.endswith("query"):
+                        damping = self.query_damping(encoding, layer)
+                    nn.init.normal_(module.weight, std=damping * module.in_features**-0.5)
+
+    def query_damping(self, encoding: Encoding, layer: int) -> float:
+        """How much smaller a layer's queries start where the encoding's scale is larger than usual, so that scores have
+        unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
+        scale = scale_in(encoding, layer, self.config.width)
+        return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
+
+    def read(self, x: Tensor, positions: Positions, cache: Cache | None = None) -> Tensor:
+        """Embedded tokens (batch, n, dim) through all blocks and the last norm."""
+        layers = [block.attention for block in self.blocks if isinstance(block, Block)]
+        self.encoding.share([(layer.query, layer.key) for layer in layers])
+        require_fit(positions, x=x)
+        positions = positions.with_pass_cache()
+        for layer, block in enumerate(self.blocks):
+            x = embedded_by(self.encoding, x, positions, layer)
+            x = block(x, self.encoding, positions, layer, cache)
+        return self.norm(x)
+
+
+class Transformer(TransformerBase):
     """Tokens (batch, seq) -> logits (batch, seq, vocab_size), under one encoding shared by all layers."""
 
     config: TransformerConfig
@@ -53,13 +230,13 @@ class Transformer(Host):
         super().__init__()
         self.config = config
         self.embedding: nn.Embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks: nn.ModuleList = stacked(config)
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
         self.head: nn.Linear = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.reset_parameters(encoding)
         if config.tie_weights:
             self.head.weight = self.embedding.weight
-        # registered last: the host's initial weights do not depend on what the encoding draws
+        # registered last: the model's initial weights do not depend on what the encoding draws
         self.encoding = encoding
 
     def reset_parameters(self, encoding: Encoding) -> None:
@@ -76,32 +253,22 @@ class Transformer(Host):
         Raises:
             InputError: tokens that are not (batch, seq), or what the encoding and `attention` refuse.
         """
-        if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"tokens={shown(tokens)}: pass (batch, seq) of int64, not empty")
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(found) for found in tokens.aminmax())
-            if not 0 <= low <= high < self.config.vocab_size:
-                raise InputError(f"tokens from {low} to {high}: must lie between 0 and {self.config.vocab_size - 1}")
+        self._check_tokens(tokens)
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
-        if cache is not None and positions.part is not None:
-            raise InputError(
-                "a cache and the shard of a sequence exclude one another: pass cache=None, or whole positions"
-            )
-        place = partial(placed_by if positions.part is None else place_whole, self.encoding)
-        positions = place(positions.with_causal(self.config.causal), len(tokens))
-        if cache is None:
-            return self._logits(tokens, positions, None)
-        kept = dict(cache.layers)
-        try:
-            return self._logits(tokens, positions, cache)
-        except Exception:
-            cache.layers = kept  # a call that is refused has read nothing
-            raise
-
-    def _logits(self, tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+        if cache is not None and positions.sharding is not None:
+            raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
+        place = placed_by if positions.sharding is None else place_shard
+        positions = place(self.encoding, positions.with_causal(self.config.causal), len(tokens))
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
-        return self.head(self.read(x, positions, cache))
+        if cache is None:
+            return self.head(self.read(x, positions))
+        before = dict(cache.layers)
+        try:
+            return self.head(self.read(x, positions, cache))
+        except Exception:
+            cache.layers = before  # a call that fails has read nothing
+            raise
 
     @checked
     @torch.no_grad()
@@ -110,7 +277,7 @@ class Transformer(Host):
         its (batch, seq) mask of ones and zeros.
 
         Raises:
-            InputError: an encoder, an encoding that needs the whole sequence's length, or padding on the right.
+            InputError: an encoder, an encoding that needs the full sequence's length, or padding on the right.
         """
         if not self.config.causal:
             raise InputError("generate() needs a decoder: TransformerConfig(causal=True)")
@@ -119,20 +286,28 @@ class Transformer(Host):
                 f"{self.encoding.known_as}: its codes depend on the final length, so it cannot decode with a cache"
             )
         check_sizes(new_tokens=new_tokens)
-        if tokens.is_meta != (attention_mask is not None and attention_mask.is_meta) and attention_mask is not None:
-            raise InputError(
-                f"attention_mask is on {attention_mask.device}, tokens on {tokens.device}: move one of them"
-            )
-        if attention_mask is not None and attention_mask.shape != tokens.shape:
-            raise InputError(
-                f"attention_mask of {tuple(attention_mask.shape)}: pass one for tokens {tuple(tokens.shape)}"
-            )
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise InputError("attention_mask ends with padding: new tokens follow the last column, so pad on the left")
+        if attention_mask is not None:
+            if attention_mask.shape != tokens.shape or attention_mask.is_meta != tokens.is_meta:
+                raise InputError(
+                    f"attention_mask={shown(attention_mask)} on {attention_mask.device}: pass one for "
+                    f"tokens {tuple(tokens.shape)} on {tokens.device}"
+                )
+            if not bool(attention_mask[:, -1].all()):
+                raise InputError(
+                    "attention_mask ends with padding: new tokens follow the last column, so pad on the left"
+                )
         cache, mask, step = Cache(), attention_mask, tokens
         for _ in range(new_tokens):
-            where = None if mask is None else Positions.from_mask(mask, step.shape[1])
-            step = self(step, where, cache)[:, -1:].argmax(-1)
+            positions = None if mask is None else Positions.from_mask(mask, step.shape[1])
+            step = self(step, positions, cache)[:, -1:].argmax(-1)
             tokens = torch.cat((tokens, step), 1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
         return tokens
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"tokens={shown(tokens)}: pass (batch, seq) of int64, not empty")
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(limit) for limit in tokens.aminmax())
+            if not 0 <= low <= high < self.config.vocab_size:
+                raise InputError(f"tokens from {low} to {high}: must lie between 0 and {self.config.vocab_size - 1}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image host: the blocks of `posenc.transformer` on patches of images and tubelets of video, under any encoding."""
+"""The image model: the blocks of `posenc.transformer` on patches of images and tubelets of video, under any encoding."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from posenc.blocks import Host, Shape, stacked
 from posenc.checks import check_sizes, checked, shown
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.ids import as_indices, taken
+from posenc.positions.ids import as_indices, select
+from posenc.transformer import Block, BlockConfig, TransformerBase
 
 __all__ = ["VisionConfig", "VisionTransformer"]
 
@@ -21,8 +21,8 @@ MOST_REGISTERS = 2**12
 
 
 @dataclass(frozen=True)
-class VisionConfig(Shape):
-    """Shape of a `VisionTransformer`.
+class VisionConfig(BlockConfig):
+    """BlockConfig of a `VisionTransformer`.
 
     num_classes: logits. patch_size: pixels of a square patch's side. channels: of the images. dim, num_layers,
     num_heads, num_kv_heads, head_dim, mlp_ratio, dropout: as in `TransformerConfig`. tubelet_size: frames that a
@@ -61,11 +61,11 @@ class VisionConfig(Shape):
 
     @property
     def prefix(self) -> int:
-        """Tokens without a place that come before the patches: the class token, then the registers."""
+        """Tokens without coordinates that come before the patches: the class token, then the registers."""
         return self.class_token + self.registers
 
 
-class VisionTransformer(Host):
+class VisionTransformer(TransformerBase):
     """Images (batch, channels, height, width) or videos (batch, channels, frames, height, width) -> logits (batch,
     num_classes), under one encoding shared by all layers; every patch sees every patch (Dosovitskiy et al. 2021).
 
@@ -80,11 +80,11 @@ class VisionTransformer(Host):
         self.config = config
         self.embedding: nn.Linear = nn.Linear(math.prod(config.patch_shape) * config.channels, config.dim)
         self.prefix: nn.Parameter = nn.Parameter(torch.empty(config.prefix, config.dim))
-        self.blocks: nn.ModuleList = stacked(config)
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
         self.head: nn.Linear = nn.Linear(config.dim, config.num_classes)
         self.reset_parameters(encoding)
-        # registered last: the host's initial weights do not depend on what the encoding draws
+        # registered last: the model's initial weights do not depend on what the encoding draws
         self.encoding = encoding
 
     def reset_parameters(self, encoding: Encoding) -> None:
@@ -119,19 +119,20 @@ class VisionTransformer(Host):
         if positions is None:
             grids = [self.grid(part) for part in parts]
             positions = Positions.grids(grids, prefix=self.config.prefix, device=x.device)
-        if positions.part is not None or positions.num_queries != x.shape[1] or positions.num_keys != x.shape[1]:
+        if positions.sharding is not None or positions.num_queries != x.shape[1] or positions.num_keys != x.shape[1]:
             raise InputError(
                 f"positions of {positions.num_queries} queries and {positions.num_keys} keys for {x.shape[1]} tokens, "
                 f"{self.config.prefix} of them before the patches: pass those of all tokens, and no shard"
             )
         if keep is not None:
-            index = self._kept(keep, x)
-            x, positions = taken(x, index), positions.take(index)
+            index = self._with_prefix(keep, x)
+            x, positions = select(x, index), positions.take(index)
             lengths = [index.shape[1]]
         x = self.read(x, self.encoding.place(positions.with_causal(False), len(x)))
         valid = positions.q_valid
         valids = [None] * len(lengths) if valid is None else valid.split(lengths, 1)
-        return self.head(torch.cat([self.pooled(*each) for each in zip(x.split(lengths, 1), valids, strict=True)]))
+        pooled = [self.pooled(*image) for image in zip(x.split(lengths, 1), valids, strict=True)]
+        return self.head(torch.cat(pooled))
 
     def patches(self, images: Tensor) -> Tensor:
         """The patches of a batch of images, embedded, row by row and frame by frame: (batch, n, dim).
@@ -175,7 +176,7 @@ class VisionTransformer(Host):
 
     def pooled(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """What the class is read off, (batch, dim), of what was read (batch, config.prefix + n, dim). valid: (batch or
-        1, n + config.prefix), which tokens are no padding."""
+        1, n + config.prefix), False for padding."""
         if self.config.class_token:
             return x[:, 0]
         x = x[:, self.config.prefix :]
@@ -184,8 +185,8 @@ class VisionTransformer(Host):
         seen = valid[:, self.config.prefix :, None].to(x.dtype)
         return (x * seen).sum(1) / seen.sum(1).clamp(min=1)
 
-    def _kept(self, keep: Tensor, x: Tensor) -> Tensor:
-        """The tokens that are read, (batch or 1, config.prefix + m): those before the patches, then the ones kept."""
+    def _with_prefix(self, keep: Tensor, x: Tensor) -> Tensor:
+        """Indices of the tokens that are read, (batch or 1, config.prefix + m): those before the patches, then `keep`."""
         prefix = self.config.prefix
         keep = as_indices("keep", keep, x.shape[1] - prefix, len(x))
         before = torch.arange(prefix, device=keep.device).expand(len(keep), -1)

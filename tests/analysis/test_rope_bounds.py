@@ -9,7 +9,7 @@ import posenc
 from posenc.analysis import MODELS, Model, base_bound, longest_length, rope_bound, smallest_base
 from posenc.encodings import Rotary
 from posenc.errors import InputError
-from posenc.frequencies.bound import first_negative
+from posenc.frequencies.schedules import first_negative
 from posenc.positions import Positions
 
 

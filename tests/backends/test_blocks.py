@@ -8,7 +8,7 @@ import torch
 from posenc import Encoding, Positions, attention, create, explain
 from posenc.backends import sdpa
 from posenc.bias import Positional
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 
 B, H, N, D = 2, 2, 24, 8
 
@@ -150,7 +150,7 @@ def test_contiguous_sides_of_cross_attention_are_fused(name, queries, start):
     made = create(name, num_heads=H, head_dim=D, dim=H * D, max_positions=64).double()
     q0, k0 = start
     loose = Positions.cross(*(Positions.from_ids(torch.arange(a, a + n)) for a, n in ((q0, queries), (k0, N))))
-    p = replace(loose).knowing(start=start, span=(q0 - (k0 + N - 1), q0 + queries - 1 - k0))
+    p = replace(loose).with_known(start=start, span=(q0 - (k0 + N - 1), q0 + queries - 1 - k0))
     said = explain(*inputs(queries), made, p)
     assert said.backend == "sdpa"
     assert "mask" not in said.reason
@@ -178,7 +178,7 @@ def test_explain_gives_the_reason_that_holds():
 
 @pytest.mark.parametrize("name", ["fire+softmax_n", "fire+sink", "alibi+softmax_n"])
 def test_sinks_are_exported_for_any_length(name):
-    class Host(torch.nn.Module):
+    class TransformerBase(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.encoding = create(name, num_heads=4, head_dim=D, num_layers=1, max_positions=64)
@@ -189,7 +189,7 @@ def test_sinks_are_exported_for_any_length(name):
             q, k, v = (part.unflatten(-1, (-1, D)).transpose(1, 2) for part in (q, k, v))  # two heads share keys
             return attention(q, k, v, self.encoding, causal=True)
 
-    host, length = Host(), torch.export.Dim("length", min=2, max=40)
+    host, length = TransformerBase(), torch.export.Dim("length", min=2, max=40)
     exported = torch.export.export(host, (torch.randn(2, 9, 32),), dynamic_shapes=({1: length},)).module()
     x = torch.randn(2, 15, 32)
     assert torch.allclose(exported(x), host(x), atol=1e-6)

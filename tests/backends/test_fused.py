@@ -13,7 +13,7 @@ from posenc.backends.operator import attend
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
 from posenc.lab import machine
 from posenc.lab.bench.measure import apart
-from posenc.positions.regions import Region
+from posenc.positions.visibility import Region
 
 B, H, D = 2, 4, 6
 

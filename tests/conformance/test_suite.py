@@ -17,7 +17,7 @@ from posenc.conformance.fixtures import EncodingUnderTest, NotApplicable
 from posenc.conformance.matrix import named
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
-from posenc.positions.regions import Branch, Region
+from posenc.positions.visibility import Branch, Region
 
 
 class Indices(Encoding):

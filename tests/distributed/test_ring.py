@@ -36,27 +36,27 @@ def test_what_the_ring_serves(ring):
     q, k, v = torch.randn(3, 1, 4, 8, 8).unbind()
     own = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
 
-    def told(encoding, positions=own, keys=k, **options):
+    def explained(encoding, positions=own, keys=k, **options):
         return posenc.explain(q, keys, keys, encoding, positions, **options)
 
     for encoding in (None, posenc.Rotary(8), posenc.XPos(8), posenc.Rotary(8) + posenc.LogN(4)):
-        assert told(encoding).backend == "ring"
+        assert explained(encoding).backend == "ring"
     padded = Positions.from_mask([[0] * 3 + [1] * 13], causal=True).shard(1, 2, layout="zigzag")
     centred = posenc.AxialRotary(8, centred=True)
-    for reason, explained in (
-        ("no bias", told(posenc.ALiBi(4))),
-        ("no values", told(posenc.create("floater", dim=32, num_heads=4, head_dim=8))),
-        ("no sink", told(None, sink=0.0)),
-        ("no sink", told(posenc.Rotary(8), sink=0.0)),
-        ("no position map", told(posenc.create("rope@rerope:window=4", head_dim=8))),
-        ("no padding", told(None, padded)),
-        ("few keys' heads", told(None, keys=k[:, :2])),
-        ("the sequence's length", told(centred)),
-        ("the layout is another", told(None, Positions.arange(16, causal=True).shard(1, 2))),
-        ("a balanced ring is causal", told(None, causal=False)),
+    for reason, explanation in (
+        ("no bias", explained(posenc.ALiBi(4))),
+        ("no values", explained(posenc.create("floater", dim=32, num_heads=4, head_dim=8))),
+        ("no sink", explained(None, sink=0.0)),
+        ("no sink", explained(posenc.Rotary(8), sink=0.0)),
+        ("no position map", explained(posenc.create("rope@rerope:window=4", head_dim=8))),
+        ("no padding", explained(None, padded)),
+        ("grouped-query", explained(None, keys=k[:, :2])),
+        ("the sequence's length", explained(centred)),
+        ("takes layout='zigzag'", explained(None, Positions.arange(16, causal=True).shard(1, 2))),
+        ("load balancing requires causal", explained(None, causal=False)),
     ):
-        assert reason in explained.reason
-        assert "gathered from 2 processes" in explained.reason
+        assert reason in explanation.reason
+        assert "gathered from 2 processes" in explanation.reason
     with pytest.raises(InputError, match=r"positions without a shard inside torch's context_parallel"):
         posenc.attention(q, k, v, posenc.Rotary(8), Positions.arange(8, causal=True))
 

@@ -1,7 +1,6 @@
 """A shard is the part of the whole that it says it is; no processes are needed to see that."""
 
 import pickle
-from importlib import import_module
 
 import pytest
 import torch
@@ -11,10 +10,9 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, Positions
-from posenc.blocks import Cache
 from posenc.distributed import LAYOUTS, exchange, gather, shard
 from posenc.encoding import Encoding
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 H, D = 4, 8
@@ -72,7 +70,7 @@ def sharded_attention(monkeypatch, q, k, v, encoding, positions, world_size, lay
     found = torch.empty_like(q)
     for own in shards:
         local = [shard(x, own, 2) for x in (q, k, v)]
-        found[:, :, own.part.indices()] = posenc.attention(*local, encoding, own)
+        found[:, :, own.sharding.indices()] = posenc.attention(*local, encoding, own)
     return found
 
 
@@ -100,10 +98,10 @@ def test_what_shards_say_is_what_the_whole_says(case, layout):
     n, seen = whole.num_queries, []
     for rank in range(world_size):
         own = whole.shard(rank, world_size, layout=layout)
-        at = own.part.indices()
+        at = own.sharding.indices()
         seen += at.tolist()
         assert own.num_queries == n // world_size
-        assert own.whole is whole
+        assert own.unsharded is whole
         assert torch.equal(own.k, whole.k)
         for name in ("q", "q_order", "q_valid", "q_document"):
             ours, theirs = getattr(own, name), getattr(whole, name)
@@ -112,7 +110,7 @@ def test_what_shards_say_is_what_the_whole_says(case, layout):
         for ours, theirs in ((own.lengths(), whole.lengths()), (own.visible_counts(), whole.visible_counts())):
             assert torch.equal(ours, theirs[:, at])
         masks = []
-        for call in own.part.calls(own.causal):
+        for call in own.shard_calls(own.causal):
             first = sum(mask.shape[2] for mask in masks)
             assert torch.equal(call.visible_counts(), own.visible_counts()[:, first : first + call.num_queries])
             hidden = n - call.num_keys
@@ -127,7 +125,7 @@ def test_zigzag_gives_everyone_the_same_work(world_size):
     work = {layout: [] for layout in LAYOUTS}
     for layout, done in work.items():
         for rank in range(world_size):
-            calls = Positions.arange(n, causal=True).shard(rank, world_size, layout=layout).part.calls(True)
+            calls = Positions.arange(n, causal=True).shard(rank, world_size, layout=layout).shard_calls(True)
             assert all(call.start == (int(call.q[0, 0]), 0) and call.diagonal == call.start[0] for call in calls)
             assert all(call.num_keys == int(call.q.max()) + 1 for call in calls)
             done.append(sum(int(call.visible_counts().sum()) for call in calls))
@@ -152,7 +150,7 @@ def test_linear_attention_on_shards(monkeypatch):
     q = torch.randn(2, H, 16, D, dtype=torch.float64)
     k, v = torch.randn(2, 2, 2, 16, D, dtype=torch.float64)
     want = posenc.linear_attention(q, k, v, encoding, positions)
-    monkeypatch.setattr(import_module("posenc.linear_attention"), "gather_keys", lambda *local: (k, v))
+    monkeypatch.setattr(exchange, "gather_keys", lambda *local: (k, v))
     for layout in LAYOUTS:
         for rank in range(2):
             own = positions.shard(rank, 2, layout=layout)
@@ -174,7 +172,7 @@ def test_prefix_tokens_of_a_grid_count_over_the_whole():
 
 def test_one_process_needs_no_group():
     own = Positions.arange(8, causal=True).shard(0, 1, layout="zigzag")
-    assert own.part.runs == ((0, 8),)
+    assert own.sharding.runs == ((0, 8),)
     x = torch.randn(2, 8, 3)
     assert torch.equal(gather(shard(x, own), own), x)
     model = Transformer(TransformerConfig(17, dim=16), posenc.create("randomized+rope", head_dim=4)).double()
@@ -188,10 +186,10 @@ def test_one_process_needs_no_group():
 def test_shards_are_copied_and_moved():
     own = Positions.packed([3, 5], causal=True).shard(1, 2)
     for copy in (pickle.loads(pickle.dumps(own)), own.to("cpu")):
-        assert copy.part.runs == own.part.runs
+        assert copy.sharding.runs == own.sharding.runs
         assert torch.equal(copy.lengths(), own.lengths())
     shifted = own.moved(lambda ids, order: ids + 5)
-    assert torch.equal(shifted.part.take(shifted.whole.q), shifted.q)
+    assert torch.equal(shifted.sharding.take(shifted.unsharded.q), shifted.q)
 
 
 def test_refusals():
@@ -220,7 +218,7 @@ def test_refusals():
         Positions.cross(Positions.arange(4), Positions.from_ids([3, 2, 1, 0])).shard(0, 2)
     with pytest.raises(InputError, match=r"without a shard: pass positions.shard"):
         shard(torch.zeros(1, 12), whole)
-    with pytest.raises(InputError, match=r"along dim=1: the whole sequence has 12 tokens"):
+    with pytest.raises(InputError, match=r"along dim=1: the full sequence has 12 tokens"):
         shard(torch.zeros(1, 6), own)
     with pytest.raises(InputError, match=r"along dim=1: the shard has 6 tokens"):
         gather(torch.zeros(1, 12), own)
@@ -234,7 +232,7 @@ def test_refusals():
     with pytest.raises(InputError, match=r"keys_rotated=True: a cache and the shards"):
         posenc.attention(local, local, local, posenc.Rotary(4), own, keys_rotated=True)
     model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
-    with pytest.raises(InputError, match=r"a cache and the shard of a sequence exclude one another"):
+    with pytest.raises(InputError, match=r"a cache and a shard of a sequence exclude one another"):
         model(torch.zeros(1, 6, dtype=torch.long), own, Cache())
     with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
-        Positions.arange(2, 10).whole  # noqa: B018
+        Positions.arange(2, 10).unsharded  # noqa: B018

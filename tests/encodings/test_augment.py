@@ -75,7 +75,7 @@ def test_cape_centres_each_sequence():
     assert centred.place(Positions.arange(5), 1).q[0].tolist() == [-2, -1, 0, 1, 2]
     assert centred.place(Positions.packed([2, 3]), 1).q[0].tolist() == [-0.5, 0.5, -1, 0, 1]
     assert centred.place(Positions.from_mask(MASK), 2).q[0, 2:].tolist() == [-1, 0, 1]
-    with pytest.raises(posenc.InputError, match="whole sequence"):
+    with pytest.raises(posenc.InputError, match="full sequence"):
         centred.place(Positions.arange(1, 4), 1)
 
 
@@ -138,7 +138,7 @@ def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
         (lambda: Randomized(0), "max_length=0"),
         (lambda: Randomized(8, testing="never"), "testing 'never'"),
         (lambda: Randomized(8).place(Positions.arange(9), 1), "9 tokens does not fit"),
-        (lambda: Randomized(8).place(Positions.arange(1, 5), 1), "whole sequence"),
+        (lambda: Randomized(8).place(Positions.arange(1, 5), 1), "full sequence"),
         (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
         (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
             torch.zeros(1, 4, 8), SHAPE(9).place(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
@@ -152,7 +152,7 @@ def test_refusals(make, message):
 @pytest.mark.parametrize("encoding", [SHAPE(9), CAPE()], ids=repr)
 def test_a_cache_cannot_be_trained_on(encoding):
     """What was cached has been moved by another draw."""
-    with pytest.raises(posenc.InputError, match="whole sequence"):
+    with pytest.raises(posenc.InputError, match="full sequence"):
         encoding.train().place(Positions.arange(2, 3), 1)
     assert encoding.eval().place(Positions.arange(2, 3), 1).start == (3, 0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError, Positions
-from posenc.positions.ids import prefix_places, prefix_tokens
+from posenc.positions.ids import prefix_index, prefix_tokens
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -114,8 +114,8 @@ def test_text_taken_apart_is_attended_as_where_the_rest_is_hidden(name, backend)
 
 def test_places_among_the_tokens_before_the_patches():
     positions = Positions.grids([(1, 2), (2, 1)], prefix=2)
-    assert prefix_places(positions.q, positions.q_document).tolist() == [[0, 1, -1, -1, 0, 1, -1, -1]]
-    assert prefix_places(Positions.grid(1, 2, prefix=2).q, None).tolist() == [[0, 1, -1, -1]]
+    assert prefix_index(positions.q, positions.q_document).tolist() == [[0, 1, -1, -1, 0, 1, -1, -1]]
+    assert prefix_index(Positions.grid(1, 2, prefix=2).q, None).tolist() == [[0, 1, -1, -1]]
 
 
 def test_an_image_is_the_first_frame_of_a_video():
@@ -213,9 +213,9 @@ def test_mixed_positions_with_a_cache_are_the_last_ones():
         (lambda: Positions.mixed([3], 4), r"num_queries=4"),
         (lambda: Positions.grid(2, 2).take([4]), r"index from 4 to 4: must lie between 0 and 3"),
         (lambda: Positions.grid(2, 2).take([1, 1]), r"names a token twice"),
-        (lambda: Positions.grid(2, 2).take([0.5]), r"whole numbers"),
+        (lambda: Positions.grid(2, 2).take([0.5]), r"integers"),
         (lambda: Positions.grids([(2, 2)] * 3 + [(1, 1)], padded=True).take([[0], [1]]), r"for the 4 rows"),
-        (lambda: Positions.grid(2, 2, prefix=2).take([1, 2]), r"without a place.*not the first"),
+        (lambda: Positions.grid(2, 2, prefix=2).take([1, 2]), r"without coordinates.*not the first"),
         (lambda: Positions.grid(2, 2, prefix=2).take([1, 0, 2]), r"out of their order"),
         (lambda: Positions.arange(2, 3).take([0]), r"2 queries that are not the 5 keys cannot be taken apart"),
         (lambda: Positions.arange(4).shard(0, 2).take([0]), r"are a shard already"),

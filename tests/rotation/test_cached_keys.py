@@ -28,9 +28,8 @@ from posenc import (
     re_rotate,
 )  # fmt: skip
 from posenc.bias import Relative
-from posenc.blocks import Cache
 from posenc.encodings import ENCODINGS
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(17, dim=48, num_layers=3, num_heads=4, num_kv_heads=2)
 YARN = {"name": "yarn", "factor": 8.0, "original_max_positions": 64}

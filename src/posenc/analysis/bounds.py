@@ -16,7 +16,7 @@ from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
-from posenc.frequencies.bound import first_negative
+from posenc.frequencies.schedules import first_negative
 from posenc.functional import check_even, frequency_curve
 
 if TYPE_CHECKING:

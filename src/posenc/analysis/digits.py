@@ -16,7 +16,7 @@ from posenc.analysis.plotting import AROUND, LINE, PALETTE, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, Findings
 from posenc.checks import checked
 from posenc.errors import InputError
-from posenc.frequencies.vector import a_length, at_least_one
+from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def digits(
     plain = frequency_curve(head_dim, base)
     if base <= 1:
         raise InputError(f"base={base}: digits need a base above 1")
-    longest = math.ceil(at_least_one(factor) * a_length(length, "length"))
+    longest = math.ceil(check_factor(factor) * check_length(length, "length"))
     shape = {"factor": float(factor), "original_max_positions": length, "length": longest}
     given = schedules.complete(schedules.parse(schedule) if isinstance(schedule, str) else schedule, **shape)
     inv_freq = schedules.create(given, head_dim, base).inv_freq

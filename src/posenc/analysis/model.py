@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.codes import Codes, seeded
-from posenc.blocks import Attention, Block
 from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup, parts
@@ -24,7 +23,7 @@ from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Attention, Block, Transformer, TransformerConfig
 
 BYTES = 256
 """The vocabulary of a model that reads bytes."""

@@ -14,14 +14,13 @@ from posenc.analysis.codes import at_least, seeded
 from posenc.analysis.model import check_single_text, check_tokens
 from posenc.analysis.plotting import PALETTE, SOFT, UP, legend_beside, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
-from posenc.blocks import Block
 from posenc.checks import checked
 from posenc.encodings import from_spec
 from posenc.errors import InputError
 from posenc.lab.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.models import unwrap
-from posenc.transformer import Transformer
+from posenc.transformer import Block, Transformer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

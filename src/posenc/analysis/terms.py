@@ -19,13 +19,12 @@ from torch.nn import functional as F
 from posenc.analysis.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.plotting import INK, PALETTE, bar_names, image, legend_beside, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
-from posenc.blocks import Attention
 from posenc.checks import check_word, checked
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
-from posenc.transformer import Transformer
+from posenc.transformer import Attention, Transformer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

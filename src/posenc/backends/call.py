@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends.tiles import DistanceTerm, Scratch, Slice, Term, Tile, ValuesTerm, skew
-from posenc.positions.regions import EVERYTHING, Region
 from posenc.positions.segments import Rectangle, Segments
+from posenc.positions.visibility import EVERYTHING, Region
 
 ROWS = 256
 """Queries of a tile."""

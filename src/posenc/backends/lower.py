@@ -37,6 +37,8 @@ def obstacle(problem: Problem) -> Refused | None:
     found = segments(positions)
     if found is None:
         return Refused("what is visible is not made of rectangles", _in_rectangles(positions))
+    if problem.branches and positions.window is not None:
+        return Refused("a window beside a position map")
     if problem.branches and not found.regular:
         return Refused("positions are not contiguous", "contiguous positions")
     if any(isinstance(t, Relative | Positional) and t.positions.axes > 1 for t in problem.bias):
@@ -57,6 +59,8 @@ def obstacle(problem: Problem) -> Refused | None:
 
 def _in_rectangles(positions: Positions) -> str:
     """What would make rectangles of what is visible."""
+    if positions.prefix is not None:
+        return "a prefix without a window, outside torch.compile"
     if torch.compiler.is_compiling() or not positions.unmasked:
         return "padding and documents in one piece"
     return "causal order that follows the tokens; for a prefix that sees itself, one call for it and one for the rest"

@@ -10,8 +10,8 @@ from posenc.backends import fused
 from posenc.backends.call import Call
 from posenc.backends.tiles import TERMS, Term, ValuesTerm
 from posenc.errors import InputError
-from posenc.positions.regions import EVERYTHING, Region
 from posenc.positions.segments import Segments
+from posenc.positions.visibility import EVERYTHING, Region
 
 NUMBERS = len(EVERYTHING.numbers()) + 1
 """Per branch: those of its region, and `Rotated.first`."""

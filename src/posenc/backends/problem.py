@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posenc.bias import Factored, Score, Values
 from posenc.positions import Positions
-from posenc.positions.regions import EVERYTHING, Region
-from posenc.positions.visibility import MaskMod, grid_indices, rowwise
+from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
 
 class Rotated(NamedTuple):
@@ -78,7 +77,7 @@ class Problem:
         if region is None or region == EVERYTHING:
             return visible
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
-        return lambda b, h, i, j: visible(b, h, i, j) & region.holds(q(b, i), k(b, j))
+        return lambda b, h, i, j: visible(b, h, i, j) & region.contains(q(b, i), k(b, j))
 
     def mask(self, first: int = 0, end: int | None = None) -> Tensor:
         """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys), for queries first .. end - 1."""

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import dense_sum, rows_at
-from posenc.positions.regions import EVERYTHING
+from posenc.positions.visibility import EVERYTHING
 
 
 class Reference:

@@ -16,9 +16,8 @@ from posenc.backends.precision import slower_than_float32, steps_slower_than_flo
 from posenc.backends.problem import Problem, Rotated
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum, sum_by_rows
-from posenc.positions.regions import EVERYTHING
+from posenc.functional import transformed
 from posenc.positions.segments import segments
-from posenc.rotation import transformed
 
 BLOCK_CELLS = 2**23
 """Scores of a block of queries, at least: 32 MiB in float32, which glibc gives back to the system when they are freed;
@@ -219,7 +218,7 @@ def _obstacle(problem: Problem) -> Refused | None:
 
 def _fused(problem: Problem, found: Lowered) -> Tensor:
     seed = torch.randint(2**62, ()) if problem.dropout_p > 0 else None
-    branches = problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]
+    branches = problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
     regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
     out, lse = attend(
         [branch.q for branch in branches], [branch.k for branch in branches], problem.v, found.tensors, found.kinds,
@@ -285,11 +284,14 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     if known is None:
         hidden = positions.causal and positions.diagonal is not None
         return 0, max(1, min(keys, end + positions.diagonal)) if hidden and positions.diagonal is not None else keys
-    least, most = keys, 0
+    least, most, window = keys, 0, positions.region
     for _, q0, q1, k0, k1, diagonal, _ in known:
         if q0 < end and first < q1:
-            least = min(least, k0)
-            most = max(most, min(k1, min(end, q1) + diagonal) if positions.causal else k1)
+            after = 0 if positions.causal else window.nearest
+            least = min(
+                least, k0 if window.farthest is None else max(k0, max(first, q0) + diagonal - window.farthest + 1)
+            )
+            most = max(most, k1 if after is None else min(k1, min(end, q1) + diagonal - after))
     return (least, most) if least < most else (0, 1)
 
 

@@ -30,8 +30,8 @@ class Triton:
             return "the kernel knows no position maps"
         if problem.dropout_p > 0:
             return "the kernel has no dropout"
-        if positions.start is None:
-            return "the kernel is for contiguous positions, without padding or packing"
+        if positions.start is None or positions.prefix is not None or positions.window is not None:
+            return "the kernel is for contiguous positions, without padding, packing, prefix or window"
         for term in bias:
             if not isinstance(term, Relative | QueryRelative | Factored):
                 return f"the kernel has no form for {type(term).__name__}"

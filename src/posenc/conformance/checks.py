@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
-from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
 
 from posenc.conformance.fixtures import (  # isort: skip
@@ -32,7 +31,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_stays_near`."""
@@ -406,9 +405,9 @@ def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
             p = p.with_causal(config.causal)
             coded, attended = encoding.embed(x, p), attention(q, k, v, encoding, p, backend="reference")
             local, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
-            assert local.part is not None
+            assert local.sharding is not None
             equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
-            outs, calls = [], local.part.calls(config.causal)
+            outs, calls = [], local.shard_calls(config.causal)
             for rows, call in zip(
                 shard(q, local, 2).split([call.num_queries for call in calls], 2), calls, strict=True
             ):

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.blocks import Cache
 from posenc.composites import PerLayer
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Cache, Transformer, TransformerConfig
 
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)

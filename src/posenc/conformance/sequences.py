@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attention
-from posenc.blocks import Block
 from posenc.conformance.fixtures import DECODER, LENGTH, CheckFailed, EncodingUnderTest, equal
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.transformer import Block
 
 
 def _hidden(index: int) -> Callable[[Positions], Positions]:

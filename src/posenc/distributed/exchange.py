@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the whole sequence and the parts that processes have."""
+"""Between the full sequence and the parts that processes have."""
 
 from typing import Any
 
@@ -8,29 +8,29 @@ from torch import Tensor
 from torch import distributed as dist
 
 from posenc.checks import check_value, checked
-from posenc.distributed.shards import Shard, chunks_of
 from posenc.encoding import Encoding, placed_by
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.positions.shards import Shard, chunks_of
 
 
 @checked
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
-    """This process's part of a tensor over the whole sequence, such as tokens or labels.
+    """This process's part of a tensor over the full sequence, such as tokens or labels.
 
     positions: a shard, from `Positions.shard`. dim: the sequence's.
 
     Raises:
         InputError: positions that are no shard, or a tensor of another length.
     """
-    part = _part(positions)
-    _check_length(x, dim, part.whole.num_queries, "the whole sequence has")
+    part = _sharding(positions)
+    _check_length(x, dim, part.full.num_queries, "the full sequence has")
     return part.take(x, dim)
 
 
 @checked
 def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
-    """The whole sequence, in its order, from every process's part. All processes of the group call it together.
+    """The full sequence, in its order, from every process's part. All processes of the group call it together.
 
     Differentiable: a process's part gets the sum of the gradients that arrive at it in all processes.
     positions: a shard, from `Positions.shard`. dim: the sequence's.
@@ -39,16 +39,16 @@ def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
         InputError: positions that are no shard, a tensor of another length, or a process group that is not there or not
             the one the shard was made for.
     """
-    part = _part(positions)
+    part = _sharding(positions)
     _check_length(x, dim, part.length, "the shard has")
     if part.world_size == 1:
         return x
     _check_group(part)
     parts: tuple[Tensor, ...] = _AllGather.apply(x, part)  # type: ignore[no-untyped-call]
     chunks: dict[int, Tensor] = {}
-    for rank, found in enumerate(parts):
+    for rank, local in enumerate(parts):
         numbers = chunks_of(rank, part.world_size, part.layout)
-        chunks |= zip(numbers, found.chunk(len(numbers), dim), strict=True)
+        chunks |= zip(numbers, local.chunk(len(numbers), dim), strict=True)
     return torch.cat([chunks[number] for number in sorted(chunks)], dim)
 
 
@@ -66,39 +66,39 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, part: Shard) -> tuple[Tensor, ...]:
         ctx.group, x = part.group, x.contiguous()
-        found = [torch.empty_like(x) for _ in range(part.world_size)]
-        dist.all_gather(found, x, part.group)
-        return tuple(found)
+        parts = [torch.empty_like(x) for _ in range(part.world_size)]
+        dist.all_gather(parts, x, part.group)
+        return tuple(parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        own = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
-        dist.reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
-        return own, None
+        local = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter(local, [gradient.contiguous() for gradient in gradients], group=ctx.group)
+        return local, None
 
 
-def place_whole(encoding: Encoding, positions: Positions, batch: int) -> Positions:
-    """`Encoding.place` for a shard: where its tokens are once the whole sequence has been placed. What is drawn at random
-    is the draw of the group's first process, in all of them."""
-    part = _part(positions)
-    whole = part.whole.with_causal(positions.causal)
-    placed = placed_by(encoding, whole, batch)
-    if placed is whole:
+def place_shard(encoding: Encoding, positions: Positions, batch: int) -> Positions:
+    """`Encoding.place` for a shard: its part of the full sequence once that has been augmented. Random numbers are those
+    of the group's first process, in all of them."""
+    part = _sharding(positions)
+    full = part.full.with_causal(positions.causal)
+    moved = placed_by(encoding, full, batch)
+    if moved is full:
         return positions
     if part.world_size > 1:
         _check_group(part)
-        drawn = placed.q.contiguous().clone()
+        drawn = moved.q.contiguous().clone()
         dist.broadcast(drawn, group_src=0, group=part.group)
-        placed = placed.moved(lambda ids, order: drawn)
-    return placed.shard(part.rank, part.world_size, layout=part.layout, group=part.group)
+        moved = moved.moved(lambda ids, order: drawn)
+    return moved.shard(part.rank, part.world_size, layout=part.layout, group=part.group)
 
 
-def _part(positions: Positions) -> Shard:
-    if not isinstance(positions, Positions) or positions.part is None:
+def _sharding(positions: Positions) -> Shard:
+    if not isinstance(positions, Positions) or positions.sharding is None:
         raise InputError(
             f"positions={type(positions).__name__} without a shard: pass positions.shard(rank, world_size)"
         )
-    return positions.part
+    return positions.sharding
 
 
 def _check_length(x: Tensor, dim: int, length: int, whose: str) -> None:
@@ -118,5 +118,5 @@ def _check_group(part: Shard) -> None:
     if (rank, size) != (part.rank, part.world_size):
         raise InputError(
             f"shard {part.rank} of {part.world_size} in process {rank} of {size}: pass the rank and world size of "
-            "the group (group=) whose processes hold the sequence"
+            "the group (group=) whose processes have the sequence"
         )

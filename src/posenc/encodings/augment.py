@@ -41,7 +41,7 @@ class SHAPE(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if not self.training:
             return positions
-        positions.require_whole("SHAPE draws one shift for a whole sequence in training")
+        positions.require_full_sequence("SHAPE draws one shift for a whole sequence in training")
         shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
 
         def place(ids: Tensor, order: Tensor) -> Tensor:
@@ -97,12 +97,12 @@ class CAPE(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if self.centre:
             positions.require_one_axis("CAPE(centre=True)")
-            positions.require_whole("CAPE(centre=True) subtracts the mean position")
+            positions.require_full_sequence("CAPE(centre=True) subtracts the mean position")
             mean = (positions.lengths() - 1) / 2  # of positions that count from 0
             positions = positions.moved(lambda ids, order: exact(ids) - mean)
         if not self.training:
             return positions
-        positions.require_whole("CAPE draws one shift and stretch for a whole sequence in training")
+        positions.require_full_sequence("CAPE draws one shift and stretch for a whole sequence in training")
         ids = positions.q
         if ids.dim() == 3 and not torch.compiler.is_compiling() and bool(prefix_tokens(ids).any()):
             raise InputError(
@@ -153,7 +153,7 @@ class Randomized(Encoding):
     def place(self, positions: Positions, batch: int) -> Positions:
         if not self.training and self.testing == "plain":
             return positions
-        positions.require_whole("Randomized spreads a text's positions over max_length")
+        positions.require_full_sequence("Randomized spreads a text's positions over max_length")
         positions.require_one_axis("Randomized")
         lengths = positions.lengths()
         if not torch.compiler.is_compiling():

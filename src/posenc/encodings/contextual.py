@@ -54,7 +54,7 @@ class CoPE(Encoding):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
         check_head_dim(self, q, self.head_dim)
-        if not positions.causal:
+        if positions.sees_future:
             raise InputError("CoPE counts from a key up to its query: pass causal positions (causal=True)")
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -101,7 +101,7 @@ class FLOATER(Encoding):
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, x=x)
-        if layer == 0 and positions.of_pass is not None:
+        if layer == 0 and positions.pass_cache is not None:
             self._begin(positions)
         return self.sinusoidal.embed(x, positions, layer)
 
@@ -132,8 +132,8 @@ class FLOATER(Encoding):
         """The flow where the queries and where the keys are: two (batch or 1, n, 3, num_layers, num_heads * head_dim),
         the three for queries, keys and values."""
         codes = None
-        of_pass = positions.of_pass
-        values, begun = (None, None) if of_pass is None else of_pass.get(self, (None, None))
+        pass_cache = positions.pass_cache
+        values, begun = (None, None) if pass_cache is None else pass_cache.get(self, (None, None))
         if begun is not None and values is self._current():
             trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
             codes = begun if begun.requires_grad or not trains else None
@@ -150,9 +150,9 @@ class FLOATER(Encoding):
 
     def _begin(self, positions: Positions) -> None:
         """Solve for a model's forward pass: its layers share the solution, and one way back through it."""
-        assert positions.of_pass is not None
+        assert positions.pass_cache is not None
         codes = self._solve(positions)
-        positions.of_pass[self] = self._current(), codes
+        positions.pass_cache[self] = self._current(), codes
 
     def _solve(self, positions: Positions) -> Tensor:
         """The codes at the queries, then at the keys, unless both are the same."""

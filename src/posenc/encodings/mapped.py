@@ -15,7 +15,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
-from posenc.positions.regions import Branch
+from posenc.positions.visibility import Branch
 
 
 class Mapped(Encoding):
@@ -87,4 +87,4 @@ class Mapped(Encoding):
             return positions.at(None)
         q = positions.q if branch.q is None else branch.q(positions.q)
         k = positions.k if branch.k is None else branch.k(positions.k)
-        return replace(positions, q=q, k=k, branch=None, part=None).knowing(diagonal=positions.diagonal)
+        return replace(positions, q=q, k=k, branch=None, sharding=None).with_known(diagonal=positions.diagonal)

@@ -89,9 +89,9 @@ class Normalized(_Scalar):
     def number(self, positions: Positions) -> Tensor:
         if self.length is not None:
             return exact(positions.q) / max(self.length - 1, 1)
-        if positions.part is None:
+        if positions.sharding is None:
             remedy = "pass the full sequence, or fix Normalized(length=...)"
-            positions.require_whole("Normalized divides by the length", remedy)
+            positions.require_full_sequence("Normalized divides by the length", remedy)
         return exact(positions.q) / (positions.lengths() - 1).clamp(min=1)
 
 

@@ -11,9 +11,8 @@ from torch.nn.functional import softplus
 from posenc.checks import check_sizes, check_word, checked
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_head_dim, check_heads
-from posenc.functional import frequency_curve, rotary
+from posenc.functional import angles_at, frequency_curve, rotary
 from posenc.positions import Positions
-from posenc.rotation.angles import angles_at
 
 
 class PoPE(Encoding):

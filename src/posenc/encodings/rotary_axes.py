@@ -199,13 +199,13 @@ class AxialRotary(AxesRotary):
             alone = (1,) * (self.axes - len(positions.images[0]))  # an image is a video of one frame
             q_size, k_size = positions.of_images([alone + size for size in positions.images])
             return _centred(q, q_size), _centred(k, k_size)
-        if positions.part is None:
+        if positions.sharding is None:
             remedy = "pass the full sequence, or centred=False"
-            positions.require_whole("AxialRotary(centred=True) counts from the middle of an image", remedy)
-        if positions.part is not None:
-            q, _ = super().coordinates(positions.whole)
-        centred = _centred(q, extents(q, positions.whole.q_document))
-        return positions.own(centred), centred[:, : positions.num_keys]
+            positions.require_full_sequence("AxialRotary(centred=True) counts from the middle of an image", remedy)
+        if positions.sharding is not None:
+            q, _ = super().coordinates(positions.unsharded)
+        centred = _centred(q, extents(q, positions.unsharded.q_document))
+        return positions.local(centred), centred[:, : positions.num_keys]
 
 
 def _centred(coordinates: Tensor, size: Tensor) -> Tensor:

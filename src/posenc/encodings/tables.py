@@ -14,7 +14,7 @@ from posenc.encodings.checks import check_beyond, check_std
 from posenc.encodings.resizing import bicubic, check_beyond_grid
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.ids import prefix_places, prefix_tokens
+from posenc.positions.ids import prefix_index, prefix_tokens
 
 
 class Hierarchical(Absolute):
@@ -240,9 +240,9 @@ class GridTable(Absolute):
 
     def _prefix_places(self, positions: Positions) -> Tensor:
         """Which of its document's prefix tokens each query is, counted from 0."""
-        whole = positions if positions.part is None else positions.whole
+        whole = positions if positions.sharding is None else positions.unsharded
         at = whole.q if whole.q.dim() == 3 else whole.q[..., None]
-        return positions.own(prefix_places(at, whole.q_document))
+        return positions.local(prefix_index(at, whole.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

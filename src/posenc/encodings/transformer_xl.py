@@ -13,10 +13,9 @@ from posenc.encoding import require_fit
 from posenc.encodings.checks import check_head_dim, check_std
 from posenc.encodings.content import ContentBias, HeadProjection
 from posenc.errors import InputError
-from posenc.functional import SinusoidalLayout, frequency_curve, rotary, sinusoidal_from
+from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
 from posenc.positions.segments import segments
-from posenc.rotation.angles import cos_sin
 
 
 class TransformerXL(ContentBias):

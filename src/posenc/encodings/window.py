@@ -192,7 +192,7 @@ class WindowTable(_Window):
             return start + _row(i[..., :2] - j[..., :2], height, width)
 
         places = torch.cat((grid.q.expand(len(numbers), -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1)
-        return row, replace(grid, q=places).knowing(diagonal=grid.diagonal)
+        return row, replace(grid, q=places).with_known(diagonal=grid.diagonal)
 
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do

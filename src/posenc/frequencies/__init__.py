@@ -2,7 +2,7 @@
 """RoPE's frequency schedules: pure functions of numbers, float64, no configuration object and no hidden state.
 
 A schedule is a function of head_dim, base and its own options, or the same as data, {"name": "yarn", "factor": 4.0,
-"original_max_positions": 8192}, which encodings keep and `create` computes.
+"original_max_positions": 8192}, which encodings store and `create` computes.
 """
 
 import math
@@ -12,38 +12,14 @@ from typing import Any
 
 from posenc.checks import checked
 from posenc.errors import InputError, unknown
-from posenc.frequencies.applied import fastest, proportional, resonance, tapered
-from posenc.frequencies.by_base import abf, default, explicit, linear, ntk, ntk_fixed, ntk_mixed, ntk_old
-from posenc.frequencies.by_length import dynamic, dynamic_factor, longrope
-from posenc.frequencies.by_parts import llama3, softmax_factor, yarn, yarn_paper, yarn_revised
+from posenc.frequencies import schedules
 from posenc.frequencies.difference import Difference, compared
-from posenc.frequencies.vector import Frequencies, a_length, at_least_one, stretch, wavelengths
+from posenc.frequencies.schedules import *  # noqa: F403 - its __all__ names every schedule, once
+from posenc.frequencies.schedules import SCHEDULES, Frequencies, check_factor, check_length
 from posenc.texts import check_options, named, read_options, split, write
 
-# fmt: off
-__all__ = [
-    "SCHEDULES", "Difference", "Frequencies", "abf", "as_text", "complete", "create", "default", "diff", "dynamic",
-    "dynamic_factor", "explicit", "fastest", "linear", "llama3", "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old",
-    "options_of", "parse", "proportional", "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn",
-    "yarn_paper", "yarn_revised",
-]
-# fmt: on
-
-SCHEDULES: dict[str, Callable[..., Frequencies]] = {
-    schedule.__name__: schedule
-    for schedule in (
-        # all pairs, or more and more from pair to pair
-        *(default, linear, ntk, ntk_old, ntk_fixed, ntk_mixed, abf),
-        # slow pairs, with a ramp
-        *(yarn, yarn_paper, yarn_revised, llama3),
-        # by the length of the text
-        *(dynamic, longrope),
-        # slow pairs stopped, and changes to another schedule
-        *(proportional, tapered, resonance),
-        # anything
-        explicit,
-    )
-}
+__all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", "parse"]
+__all__ += schedules.__all__
 
 
 @checked
@@ -55,7 +31,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequenci
     Raises:
         InputError: an unknown name, options that the schedule does not take, or one that it lacks.
     """
-    name, function, options = _looked_up(schedule)
+    name, function, options = _look_up(schedule)
     parameters = options_of(name)
     if isinstance(options.get("of"), Mapping) and "of" in parameters:
         options["of"] = create(options["of"], head_dim, base)
@@ -74,25 +50,24 @@ def parse(text: str) -> dict[str, Any]:
     Raises:
         InputError: an unknown name or option, or something after a plus that is not applied to others.
     """
-    found: dict[str, Any] | None = None
+    schedule: dict[str, Any] = {}
     for part in split(text):
         name, options = named(part)
         if name not in SCHEDULES:
             raise unknown("schedule", name, SCHEDULES)
         known = options_of(name)
-        if found is not None and "of" not in known:
+        if schedule and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
             raise InputError(f"schedule {text!r}: {name} is not applied to another schedule; after + go {appliable}")
         read = read_options(f"schedule {name!r}", options, [key for key in known if key != "of"])
-        found = {"name": name, **read} | ({} if found is None else {"of": found})
-    assert found is not None
-    return found
+        schedule = {"name": name, **read} | ({"of": schedule} if schedule else {})
+    return schedule
 
 
 @checked
 def as_text(schedule: Mapping[str, Any]) -> str:
     """A schedule given as data, written as `parse` reads it."""
-    name, _, options = _looked_up(schedule)
+    name, _, options = _look_up(schedule)
     of = options.pop("of", None)
     text = write(name, options)
     return text if of is None else f"{as_text(of)}+{text}"
@@ -106,7 +81,7 @@ def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     Raises:
         InputError: an unknown name.
     """
-    name, _, options = _looked_up(schedule)
+    name, _, options = _look_up(schedule)
     if isinstance(options.get("of"), Mapping):
         options["of"] = complete(options["of"], **shape)
     parameters = options_of(name)
@@ -133,15 +108,15 @@ def diff(
     Raises:
         InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
     """
-    at = at_least_one(factor) * a_length(length) if at is None else at
+    at = check_factor(factor) * check_length(length) if at is None else at
     if not 0 < at < math.inf:
         raise InputError(f"at={at}: the distance between two tokens, a number above 0")
     shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
     given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
     names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
     full = [as_text(schedule) for schedule in given]
-    found = [create(schedule, head_dim, base) for schedule in given]
-    return compared((names[0], names[1]), (full[0], full[1]), (found[0], found[1]), head_dim, base, length, at)
+    made = [create(schedule, head_dim, base) for schedule in given]
+    return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)
 
 
 @checked
@@ -151,11 +126,11 @@ def options_of(name: str) -> dict[str, Parameter]:
     Raises:
         InputError: an unknown name.
     """
-    _, function, _ = _looked_up({"name": name})
+    _, function, _ = _look_up({"name": name})
     return {key: p for key, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _looked_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
+def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
     options = dict(schedule)
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in SCHEDULES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.frequencies.vector import Frequencies, a_length, stretch, untouched, wavelengths
+from posenc.frequencies.schedules import Frequencies, check_length, rope_frequencies, stretch, wavelengths
 
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
@@ -78,7 +78,7 @@ class Difference:
 
     @property
     def legend(self) -> tuple[str, str]:
-        """The names, told apart even if they are the same."""
+        """The names, with a letter each, since they may be the same."""
         return f"A: {self.names[0]}", f"B: {self.names[1]}"
 
     def sentences(self) -> list[str]:
@@ -87,8 +87,8 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; what is infinite is null."""
-        found = asdict(self) | {"largest_phase": {"pair": self.largest.pair, "radians": self.largest.phase}}
-        return _finite(found | {"equal": self.equal, "sentences": self.sentences()})
+        fields = asdict(self) | {"largest_phase": {"pair": self.largest.pair, "radians": self.largest.phase}}
+        return _finite(fields | {"equal": self.equal, "sentences": self.sentences()})
 
     def _about_frequencies(self) -> list[str]:
         first, second = self.names
@@ -125,25 +125,25 @@ class Difference:
 def compared(
     names: tuple[str, str],
     schedules: tuple[str, str],
-    found: tuple[Frequencies, Frequencies],
+    frequencies: tuple[Frequencies, Frequencies],
     head_dim: int,
     base: float,
     length: int,
     at: float,
 ) -> Difference:
     """The difference between frequencies; the arguments as in `Difference`."""
-    turns = untouched(head_dim, base) * a_length(length) / (2 * math.pi)
-    first, second = (f.inv_freq for f in found)
+    turns = rope_frequencies(head_dim, base) * check_length(length) / (2 * math.pi)
+    first, second = (f.inv_freq for f in frequencies)
     columns: Sequence[Tensor] = (
         turns,
-        *(wavelengths(f) for f in found),
-        *(stretch(f, head_dim, base) for f in found),
+        *(wavelengths(f) for f in frequencies),
+        *(stretch(f, head_dim, base) for f in frequencies),
         (second / first - 1).where(first != second, 0.0),  # two pairs at rest are the same
         (first - second).abs() * at,
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     pairs = tuple(Pair(c, t, (w, x), (s, u), change, phase) for c, (t, w, x, s, u, change, phase) in enumerate(rows))
-    amplitudes = found[0].attention_factor, found[1].attention_factor
+    amplitudes = frequencies[0].attention_factor, frequencies[1].attention_factor
     return Difference(names, schedules, head_dim, base, length, at, amplitudes, pairs)
 
 

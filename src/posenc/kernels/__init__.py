@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.rotation import Layout, transformed
+from posenc.functional import Layout, transformed
 
 HAS_TRITON = find_spec("triton") is not None
 VERIFIED: frozenset[tuple[int, int]] = frozenset()

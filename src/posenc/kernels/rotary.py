@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from posenc.errors import InputError, unknown
+from posenc.functional import Layout, overlaps, unaliased
 from posenc.kernels import DTYPES
-from posenc.rotation import Layout, kept_apart, overlaps
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def rotate(
             raise InputError("inplace=True: q and k require grad, and the kernel would overwrite them; pass False")
         if overlaps(q) or overlaps(k):
             raise InputError("inplace=True: q or k is expanded, several of its entries are one in memory; pass False")
-        cos, sin = (kept_apart(kept_apart(table, q), k) for table in (cos, sin))
+        cos, sin = (unaliased(unaliased(table, q), k) for table in (cos, sin))
         _launch(q, k, q, k, cos, sin, layout, start, 1.0)
         return q, k
     if wanted or torch.compiler.is_compiling():

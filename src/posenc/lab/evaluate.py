@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.data import Batch, Text, window_ends
 from posenc.lab.experiment import Scores, Variant
 from posenc.lab.parallel import processes
+from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
     from posenc.lab.text import Settings
@@ -38,7 +38,7 @@ def variants(name: str, encoding: Encoding, settings: "Settings") -> list[Varian
 
 @torch.no_grad()
 def evaluate(
-    model: Host,
+    model: TransformerBase,
     variant: Variant,
     text: Text | Tensor,
     settings: "Settings",
@@ -68,7 +68,9 @@ def evaluate(
 
 
 @torch.no_grad()
-def accuracy(model: Host, text: Text | Tensor, settings: "Settings", seen: int, period: int | None = None) -> Tensor:
+def accuracy(
+    model: TransformerBase, text: Text | Tensor, settings: "Settings", seen: int, period: int | None = None
+) -> Tensor:
     """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
 
     seen: how many tokens before its successor the model reads, up to the longest test length. period: what stands before
@@ -83,7 +85,9 @@ def accuracy(model: Host, text: Text | Tensor, settings: "Settings", seen: int, 
     return (likeliest == texts[:, -settings.targets :]).double().mean(1)
 
 
-def _losses(model: Host, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]) -> Tensor:
+def _losses(
+    model: TransformerBase, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]
+) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
     group = processes()
     windows = Batch(tokens[ends[:, None] - length + torch.arange(length + 1)].long())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.blocks import Host
 from posenc.checks import check_fields
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
@@ -19,6 +18,7 @@ from posenc.lab.own import classes, digest, targets
 from posenc.lab.study import identity
 from posenc.positions import Positions
 from posenc.texts import split
+from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
     from posenc.lab.results import Aggregate, RunRecord
@@ -199,7 +199,7 @@ class Experiment(ABC):
         """An encoding for the host."""
 
     @abstractmethod
-    def make_model(self, encoding: Encoding) -> Host:
+    def make_model(self, encoding: Encoding) -> TransformerBase:
         """The untrained host."""
 
     def create(self, name: str, **shape: Any) -> Encoding:
@@ -246,7 +246,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def evaluate(
-        self, model: Host, variant: Variant, part: Any, on_batch: Callable[[int], None] = lambda tokens: None
+        self, model: TransformerBase, variant: Variant, part: Any, on_batch: Callable[[int], None] = lambda tokens: None
     ) -> Scores:
         """Test a variant on the held-out part; on_batch is called with how many tokens have been read."""
 

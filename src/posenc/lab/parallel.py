@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from posenc.blocks import Block, Host
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.experiment import Batch, Run
 from posenc.lab.machine import flushed_denormals
 from posenc.positions import Positions
+from posenc.transformer import Block, TransformerBase
 
 DDP, FSDP = "ddp", "fsdp"
 LAYOUT = "zigzag"
@@ -35,7 +35,7 @@ class Alone:
     world_size = 1
     device: torch.device = torch.device("cpu")
 
-    def wrap(self, model: Host) -> nn.Module:
+    def wrap(self, model: TransformerBase) -> nn.Module:
         """What a forward pass in training goes through; the model itself stays the one to look at."""
         return model
 
@@ -119,7 +119,7 @@ class Processes(Alone):
             )
             self.sequence = mesh["sequence"].get_group()
 
-    def wrap(self, model: Host) -> nn.Module:
+    def wrap(self, model: TransformerBase) -> nn.Module:
         model.to(self.device)
         if self.parallel == DDP:
             # every step goes the same way, past the parameters, if any, that an encoding owns and does not use
@@ -176,7 +176,7 @@ class Processes(Alone):
         return total / self.world_size
 
     def gathered(self, values: Tensor, batch: int, positions: Positions | None) -> Tensor:
-        if positions is not None and positions.part is not None:
+        if positions is not None and positions.sharding is not None:
             values = gather(values, positions)
         padded = values.new_zeros(-(-batch // self.teams), *values.shape[1:])
         first, last = self.bounds(batch, self.team)
@@ -226,7 +226,7 @@ def _rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
     own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
     p = positions
-    return replace(p, **own).knowing(start=p.start, diagonal=p.diagonal, span=p.span)
+    return replace(p, **own).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.blocks import Host
 from posenc.checks import check_value
 from posenc.composites import Sum
 from posenc.encoding import Encoding
@@ -36,7 +35,7 @@ from posenc.lab.results import (
 )
 from posenc.lab.statistics import Estimate, estimate
 from posenc.texts import listed
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
 HOLDS = 0.05
 """An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
@@ -175,7 +174,11 @@ class Settings(Experiment):
         return variants(name, encoding, self)
 
     def evaluate(
-        self, model: Host, variant: Variant, part: Text | Tensor, on_batch: Callable[[int], None] = lambda tokens: None
+        self,
+        model: TransformerBase,
+        variant: Variant,
+        part: Text | Tensor,
+        on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
         return evaluate(model, variant, part, self, on_batch)
 

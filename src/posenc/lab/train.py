@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.blocks import Attention, Host
 from posenc.errors import InputError
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.muon import Muon
 from posenc.lab.parallel import Alone, processes
+from posenc.transformer import Attention, TransformerBase
 
 State = dict[str, Tensor | list[float]]
 """Tensors and lists by name, no two of which share memory."""
@@ -153,7 +153,7 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: Host, part: Any, settings: Experiment) -> int:
+def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) -> int:
     """Memory that one training batch keeps between its forward and its backward pass, parameters apart: of this process
     and its share of the batch, where several train together."""
     group = processes()
@@ -181,12 +181,12 @@ def activation_bytes(model: Host, part: Any, settings: Experiment) -> int:
     return sum(kept.values())
 
 
-def build(run: Run) -> Host:
+def build(run: Run) -> TransformerBase:
     """The untrained model: for one seed, the host starts from the same weights under every encoding."""
     return _built(run)[0]
 
 
-def _built(run: Run) -> tuple[Host, Tensor]:
+def _built(run: Run) -> tuple[TransformerBase, Tensor]:
     """The untrained model, and the state that the random generator is in after it."""
     generator: torch.Generator = torch.random.default_generator  # type: ignore[attr-defined]
     with torch.random.fork_rng(devices=[]):
@@ -202,7 +202,7 @@ def schedule(step: int, steps: int) -> float:
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def _optimizers(model: Host, run: Run) -> list[torch.optim.Optimizer]:
+def _optimizers(model: TransformerBase, run: Run) -> list[torch.optim.Optimizer]:
     """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
     With AdamW alone a minute of training is too short to tell encodings apart."""
     s = run.settings

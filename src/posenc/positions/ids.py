@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers say of tokens by number: positions, masks of ones and zeros, indices, ranges."""
+"""What callers pass, checked and as tensors: position ids, masks, indices, documents, and grids of patches."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, check_value, holds_integers, shown
+from posenc.checks import as_numbers, check_value, holds_integers, is_whole, shown
 from posenc.errors import InputError
-from posenc.positions.packing import counted
 
 Ids = Tensor | Sequence[Any]
 
+MOST_TOKENS = 2**30
+"""Of a sequence: more than any machine can store."""
+
+MOST_PATCHES = 2**26
+"""Of all images together: the coordinates of more take gigabytes."""
+
+
+# ---------------------------------------------------------------- ids, masks and indices
+
 
 def as_positions(name: str, ids: Ids) -> Tensor:
-    """Positions (batch or 1, n) or (batch or 1, n, axes), whole ones as int64, others as `exact`.
+    """Positions (batch or 1, n) or (batch or 1, n, axes), integers as int64, others as `exact`.
 
     Raises:
         InputError: a wrong rank, a mask, or a value that is not finite.
@@ -28,7 +37,7 @@ def as_positions(name: str, ids: Ids) -> Tensor:
     if ids.is_floating_point() and ids.is_meta:
         raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
     if ids.is_floating_point() and not torch.compiler.is_compiling() and not bool(ids.isfinite().all()):
-        raise InputError(f"{name} holds values that are not finite: positions must be numbers")
+        raise InputError(f"{name} has values that are not finite: positions must be numbers")
     if ids.dtype == torch.bool:
         raise InputError(f"{name} of {ids.dtype}: positions are integers or real numbers; a mask goes to from_mask")
     if ids.dim() == 3 and ids.shape[2] == 1:
@@ -52,18 +61,18 @@ def as_mask(name: str, mask: Ids) -> Tensor:
 
 
 def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
-    """Which of `count` tokens, (rows or 1, m) int64: given as (m,) for all rows, or (batch, m) for each its own.
+    """Which of `count` tokens, (rows or 1, m) int64: given as (m,) for all rows, or (batch, m), one row each.
 
     Raises:
-        InputError: another shape, no whole numbers, some out of range, or the same one twice in a row.
+        InputError: another shape, no integers, some out of range, or the same one twice in a row.
     """
-    index = as_numbers(name, index)
-    given, index = index, index[None] if index.dim() == 1 else index
-    whole = holds_integers(index)
-    if index.dim() != 2 or 0 in index.shape or not whole or (rows > 1 and len(index) not in (1, rows)):
-        raise InputError(f"{name}={shown(given)}: pass whole numbers (m,), or (batch, m) for the {rows} rows")
+    given = as_numbers(name, index)
+    index = given[None] if given.dim() == 1 else given
+    fits = index.dim() == 2 and 0 not in index.shape and (rows == 1 or len(index) in (1, rows))
+    if not fits or not holds_integers(index):
+        raise InputError(f"{name}={shown(given)}: pass integers (m,), or (batch, m) for the {rows} rows")
     if not torch.compiler.is_compiling():
-        low, high = (int(found) for found in index.aminmax())
+        low, high = (int(limit) for limit in index.aminmax())
         if not 0 <= low <= high < count:
             raise InputError(f"{name} from {low} to {high}: must lie between 0 and {count - 1}")
         if not bool((index.sort(1).values.diff(dim=1) > 0).all()):
@@ -71,8 +80,8 @@ def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
     return index.long()
 
 
-def taken(x: Tensor, index: Tensor) -> Tensor:
-    """The tokens of (rows or 1, n, ...) that (rows or 1, m) indices name, in their order."""
+def select(x: Tensor, index: Tensor) -> Tensor:
+    """The tokens of (rows or 1, n, ...) at (rows or 1, m) indices, in their order."""
     if len(index) == 1:
         return x[:, index[0]]
     return x.expand(len(index), *x.shape[1:]).take_along_dim(index.view(*index.shape, *[1] * (x.dim() - 2)), 1)
@@ -92,31 +101,212 @@ def check_range(first: int, end: int | None, count: int) -> None:
         raise InputError(f"first={first}, end={end}: pass a range within 0 .. {count}")
 
 
+def exact(ids: Tensor) -> Tensor:
+    """Positions as float64, where the device has it; those made in inference mode may meet training later."""
+    precise = ids.float() if ids.device.type == "mps" else ids.double()
+    if torch.compiler.is_compiling() or precise is not ids or torch.is_inference_mode_enabled():
+        return precise
+    return precise.clone() if precise.is_inference() else precise
+
+
+# ---------------------------------------------------------------- documents in one sequence
+
+
+def documents_of(
+    lengths: Sequence[int] | Tensor | None,
+    cu_seqlens: Sequence[int] | Tensor | None,
+    document_ids: Tensor | None,
+    device: torch.device | str | None,
+) -> Tensor:
+    """The document of each token, (batch or 1, n), from one of the three, see `Positions.packed`.
+
+    Raises:
+        InputError: none or several of them, or lengths that are not positive.
+    """
+    if sum(x is not None for x in (lengths, cu_seqlens, document_ids)) != 1:
+        raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
+    if cu_seqlens is not None:
+        edges = _token_counts("cu_seqlens", cu_seqlens, device)
+        if len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 1:
+            raise InputError(f"cu_seqlens={edges.tolist()}: must start at 0 and rise, one more entry than documents")
+        lengths = edges.diff()
+    if lengths is not None:
+        sizes = _token_counts("lengths", lengths, device)
+        if int(sizes.min()) < 1:
+            raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
+        document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+    documents = as_numbers("document_ids", document_ids)
+    documents = documents[None] if documents.dim() == 1 else documents
+    if documents.dim() != 2 or not holds_integers(documents) or 0 in documents.shape:
+        raise InputError(f"document_ids of shape {tuple(documents.shape)}: pass integers (n,) or (batch, n)")
+    return documents.clone()  # the caller may change theirs later
+
+
+def index_in_document(documents: Tensor) -> Tensor:
+    """How many tokens of its document come before each token; documents may come in pieces. Like documents, (batch or 1,
+    n)."""
+    order = torch.arange(documents.shape[1], device=documents.device)[None]
+    # sorted by document, each counts on from its first token
+    together, source = documents.sort(dim=1, stable=True)
+    first = torch.ones_like(documents, dtype=torch.bool)
+    first[:, 1:] = together[:, 1:] != together[:, :-1]
+    index = order - torch.where(first, order, 0).cummax(1).values
+    return torch.empty_like(documents, dtype=torch.long).scatter_(1, source, index)
+
+
+def document_lengths(documents: Tensor | None, valid: Tensor | None, order: Tensor) -> Tensor:
+    """Valid tokens in each token's document (or row), (batch or 1, n)."""
+    if documents is None and valid is None:
+        return torch.full_like(order, order.shape[1])
+    documents = torch.zeros_like(order) if documents is None else documents
+    valid = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
+    rows = max(documents.shape[0], valid.shape[0])
+    documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
+    _, index = documents.unique(return_inverse=True)
+    counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
+    return counts.scatter_add_(1, index, valid.long()).gather(1, index)
+
+
+def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tensor, rows: int) -> Tensor:
+    """Which tokens are in the prefix of their row or document, see `Positions.with_prefix`: (rows or 1, n) bool.
+
+    documents, valid: of each token, (rows or 1, n).
+
+    Raises:
+        InputError: no integers, another shape, or lengths below 0 or above the tokens there are.
+    """
+    given = as_numbers("prefix_lengths", prefix_lengths, valid.device)
+    by_document = documents is not None and given.dim() > 0
+    compiling, fits = torch.compiler.is_compiling(), given.numel() > 0 and holds_integers(given)
+    lengths = given.reshape(-1, given.shape[-1] if by_document and fits else 1)
+    fits = fits and given.dim() <= 1 + by_document and (rows == 1 or len(lengths) in (1, rows))
+    if documents is not None and by_document and fits:
+        fits = compiling or int(documents.max()) < lengths.shape[1]
+        most = max(len(lengths), len(documents))
+        index = documents.clamp(0, lengths.shape[1] - 1).expand(most, -1)
+        lengths = lengths.expand(most, -1).gather(1, index)
+    if not fits:
+        raise InputError(
+            f"prefix_lengths={shown(prefix_lengths)}: pass an integer, one for each of {rows} rows, or, of packed documents, "
+            "one for each document"
+        )
+    index = valid.long().cumsum(1) - 1 if documents is None else index_in_document(documents)
+    prefix = valid & (index < lengths)
+    if not compiling:
+        tokens = document_lengths(documents, valid, index)
+        low, high = (int(limit) for limit in lengths.aminmax())
+        if low < 0 or bool((valid & (lengths > tokens)).any()):
+            raise InputError(
+                f"prefix_lengths from {low} to {high}: must lie between 0 and the tokens of the row or document"
+            )
+    return prefix
+
+
+def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
+    numbers = as_numbers(name, counts, device)
+    if not holds_integers(numbers) or numbers.dim() != 1 or len(numbers) == 0:
+        raise InputError(f"{name}={shown(counts)}: pass a list of integers, numbers of tokens")
+    if int(numbers.max()) > MOST_TOKENS or int(numbers.long().abs().sum()) > MOST_TOKENS:
+        raise InputError(f"{name}={shown(counts)}: at most {MOST_TOKENS} tokens in all")
+    return numbers.long()
+
+
+# ---------------------------------------------------------------- images and videos
+
+
+def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ...]:
+    """An image's size in the order of its axes: (height, width) or (frames, height, width).
+
+    Raises:
+        InputError: a size below 1, or too many patches.
+    """
+    size = (height, width) if frames is None else (frames, height, width)
+    if not all(is_whole(n) for n in size) or min(size) < 1 or math.prod(size) > MOST_PATCHES:
+        raise InputError(
+            f"grid of height={shown(height)}, width={shown(width)}, frames={shown(frames)}: each must be an integer, at "
+            f"least 1, and all patches at most {MOST_PATCHES}"
+        )
+    return size
+
+
+def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
+    """`size_of` of several images, (height, width) or (height, width, frames) each.
+
+    Raises:
+        InputError: none, another number of sizes, or images next to videos.
+    """
+    if isinstance(sizes, Tensor):
+        sizes = sizes.tolist()
+    listed = isinstance(sizes, (tuple, list)) and all(isinstance(size, (tuple, list)) for size in sizes)
+    if not listed or not sizes or not all(len(size) in (2, 3) for size in sizes):
+        raise InputError(f"sizes={shown(sizes)}: pass (height, width) or (height, width, frames) of each image")
+    images = [size_of(*size) for size in sizes]
+    if len({len(size) for size in images}) > 1 or sum(map(math.prod, images)) > MOST_PATCHES:
+        raise InputError(
+            f"sizes={shown(sizes)}: pass images or videos, not both, of at most {MOST_PATCHES} patches in all"
+        )
+    return images
+
+
+def check_prefix(prefix: int) -> None:
+    """Refuse an impossible number of tokens before the patches.
+
+    Raises:
+        InputError: names it.
+    """
+    if not is_whole(prefix) or not 0 <= prefix <= MOST_PATCHES:
+        raise InputError(f"prefix={prefix}: the tokens before the patches are at least 0, at most {MOST_PATCHES}")
+
+
+def patch_coordinates(size: Sequence[int], prefix: int, device: torch.device | str | None) -> Tensor:
+    """The coordinates of an image's tokens: (prefix + patches, axes), those before the patches at -1 on every axis."""
+    axes = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
+    patches = torch.stack(axes, -1).flatten(0, -2)
+    return torch.cat((patches.new_full((prefix, len(size)), -1), patches))
+
+
+def mixed_coordinates(parts: Sequence[Any], device: torch.device | str | None) -> Tensor:
+    """(t, y, x) of each token of text and images, see `Positions.mixed`: (n, 3).
+
+    Raises:
+        InputError: a part that is neither a number of tokens nor the size of an image.
+    """
+    if isinstance(parts, (str, Tensor)) or not parts:
+        raise InputError(f"parts={shown(parts)}: pass a list of numbers of text tokens and sizes of images")
+    coordinates, start = [], 0
+    for part in parts:
+        if isinstance(part, (tuple, list)) and len(part) in (2, 3):
+            size = size_of(*part[:2], *(part[2:] or (1,)))
+            local, extent = patch_coordinates(size, 0, device), max(size)
+        elif is_whole(part) and 1 <= part <= MOST_PATCHES:
+            local, extent = torch.arange(part, device=device)[:, None].expand(-1, 3), part
+        else:
+            raise InputError(
+                f"parts={shown(parts)}: {shown(part)} is neither a number of text tokens, at least 1, nor (height, width) "
+                "or (height, width, frames) of an image"
+            )
+        coordinates.append(local + start)
+        start += extent
+    return torch.cat(coordinates)
+
+
 def prefix_tokens(coordinates: Tensor) -> Tensor:
-    """Which tokens have no place on a grid, such as [CLS]: the integer -1 on every axis. (..., axes) -> (...) bool.
+    """Which tokens have no coordinates on a grid, such as [CLS]: the integer -1 on every axis. (..., axes) -> (...) bool.
     Fractional coordinates may run from -1 to 1, and have none."""
-    found = (coordinates == -1).all(-1)
-    return found & False if coordinates.is_floating_point() else found
+    without = (coordinates == -1).all(-1)
+    return without & False if coordinates.is_floating_point() else without
 
 
-def prefix_places(coordinates: Tensor, documents: Tensor | None) -> Tensor:
-    """Of each token without a place on a grid, how many such are before it in its document; of others, -1.
+def prefix_index(coordinates: Tensor, documents: Tensor | None) -> Tensor:
+    """How many tokens without coordinates come before each such token in its document; -1 for others.
     (batch or 1, n, axes) -> (batch or 1, n)."""
     apart = prefix_tokens(coordinates)
     if documents is None:
         return torch.where(apart, apart.cumsum(1) - 1, -1)
-    return torch.where(apart, counted(documents.masked_fill(~apart, documents.min() - 1)), -1)
+    return torch.where(apart, index_in_document(documents.masked_fill(~apart, documents.min() - 1)), -1)
 
 
 def first_frame(coordinates: Tensor) -> Tensor:
     """(..., 2) coordinates of an image's tokens as those of a video's first frame, (..., 3)."""
     t = torch.where(prefix_tokens(coordinates), -1, 0).to(coordinates)
     return torch.cat((t[..., None], coordinates), -1)
-
-
-def exact(ids: Tensor) -> Tensor:
-    """Positions as float64, where the device has it; those made in inference mode may meet training later."""
-    found = ids.float() if ids.device.type == "mps" else ids.double()
-    if torch.compiler.is_compiling() or found is not ids or torch.is_inference_mode_enabled():
-        return found
-    return found.clone() if found.is_inference() else found

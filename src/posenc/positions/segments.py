@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.positions import Positions
-from posenc.positions.regions import EVERYTHING, Region
+from posenc.positions.positions import Positions
+from posenc.positions.visibility import EVERYTHING, Region
 
 WIDTH = 7
 Rectangle = tuple[int, int, int, int, int, int]
@@ -21,7 +21,8 @@ class Segments:
 
     Attributes:
         table: per rectangle (row of the batch, or -1 for all rows; first query, end; first key, end; diagonal; origin).
-            Inside, every query sees every key or, if causal, query i the keys up to i + diagonal. Outside nothing is seen.
+            Inside, every query sees every key or, if causal, query i the keys up to i + diagonal; under a window
+            (`Positions.region`), those of them whose distance i - j + diagonal it has. Outside nothing is seen.
         regular: key j is at position j + origin and query i at distance i - j + diagonal from it in every rectangle.
     """
 
@@ -39,7 +40,7 @@ class Segments:
             table += [row, q0, q1, k0, max(k0, k1), diagonal - first, origin + first]
         return replace(self, table=table)
 
-    def seen(self, region: Region) -> tuple[int, int]:
+    def keys_within(self, region: Region) -> tuple[int, int]:
         """The first key and the end of those that causal queries see within a region, of regular segments."""
         first, end = [], []
         for _, q0, q1, k0, k1, diagonal in self.within(region):
@@ -50,11 +51,11 @@ class Segments:
 
     def within(self, region: Region) -> list[Rectangle]:
         """The rectangles of what a region leaves of these, regular ones, but for its limits in single positions."""
-        found: list[Rectangle] = []
+        rectangles: list[Rectangle] = []
         for row, q0, q1, k0, k1, diagonal, origin in self:
             end = k1 if region.below is None else min(k1, region.below - origin)
             if region.chunk == 1:
-                found.append((row, q0, q1, k0, end, diagonal))
+                rectangles.append((row, q0, q1, k0, end, diagonal))
                 continue
             away, size = diagonal + origin, region.chunk
             for chunk in range((q0 + away) // size, (q1 - 1 + away) // size + 1):
@@ -62,47 +63,50 @@ class Segments:
                 first = k0 if region.farthest is None else max(k0, (chunk - region.farthest + 1) * size - origin)
                 last = end if region.nearest is None else min(end, (chunk - region.nearest + 1) * size - origin)
                 queries = max(q0, chunk * size - away), min(q1, (chunk + 1) * size - away)
-                found.append((row, *queries, first, last, diagonal))
-        return [(row, q0, q1, k0, k1, d) for row, q0, q1, k0, k1, d in found if q0 < q1 and k0 < k1]
+                rectangles.append((row, *queries, first, last, diagonal))
+        return [(row, q0, q1, k0, k1, d) for row, q0, q1, k0, k1, d in rectangles if q0 < q1 and k0 < k1]
 
 
 def segments(positions: Positions) -> Segments | None:
-    """The rectangles of a call: all of it, a row's text without its padding, each packed document. None where what is
-    visible is not made of rectangles, as with holes in a mask, or where a graph is traced that may not read tensors."""
-    size = [positions.num_queries, positions.num_keys]
-    if positions.unmasked and (not positions.causal or positions.diagonal is not None):
-        origin = 0
-        if positions.start is not None:
-            diagonal, origin = positions.start[0] - positions.start[1], positions.start[1]
-        else:
-            diagonal = 0 if positions.diagonal is None else positions.diagonal
-        return Segments([-1, 0, size[0], 0, size[1], diagonal, origin], positions.start is not None)
-    if torch.compiler.is_compiling():
+    """The rectangles of a call: all of it, a row's text without its padding, each packed document; a prefix and what follows
+    it. None where what is visible is not made of rectangles, as with holes in a mask, or a window on a prefix; or where a
+    graph is traced that may not read tensors."""
+    p = positions
+    queries, keys = p.num_queries, p.num_keys
+    ordered = p.causal or p.window is not None
+    if p.prefix is None and not p.hides_tokens:
+        if p.start is not None and (not ordered or p.diagonal == p.start[0] - p.start[1]):
+            return Segments([-1, 0, queries, 0, keys, p.start[0] - p.start[1], p.start[1]], True)
+        if p.diagonal is not None or not ordered:
+            return Segments([-1, 0, queries, 0, keys, p.diagonal or 0, 0], False)
+    if torch.compiler.is_compiling() or (p.prefix is not None and p.window is not None):
         return None
-    return positions.shared(("segments", positions.causal), lambda: _read(positions))
+    return positions.shared("segments", lambda: _read(positions))
 
 
-def seen_keys(positions: Positions, region: Region) -> tuple[int, int]:
+def visible_keys(positions: Positions, region: Region) -> tuple[int, int]:
     """The first key and the end of those that causal queries see in a region; all of them where that is not known
     without effort, or where most are."""
     everything = 0, positions.num_keys
     if torch.compiler.is_compiling() or not (positions.unmasked or positions.q.device.type == "cpu"):
         return everything
 
-    def found() -> tuple[int, int]:
+    def known() -> tuple[int, int]:
         visible = segments(positions)
         if visible is None or not visible.regular:
             return everything
-        first, end = visible.seen(region)
+        first, end = visible.keys_within(region)
         return (first, end) if 2 * (end - first) < positions.num_keys else everything
 
-    return positions.shared(("seen", region), found)
+    return positions.shared(("visible keys", region), known)
 
 
-def holds_all(positions: Positions, region: Region) -> bool:
+def contains_all_visible(positions: Positions, region: Region) -> bool:
     """Whether every key that causal queries see is known to lie in a region."""
     if region == EVERYTHING:
         return True
+    if positions.sees_future:
+        return False
 
     def known() -> bool:
         longest = None if positions.span is None else positions.span[1]
@@ -115,18 +119,19 @@ def holds_all(positions: Positions, region: Region) -> bool:
         reaches = region.farthest is None or region.farthest * region.chunk > longest + region.chunk - 1
         return nearest and reaches and region.below is None
 
-    return known() if torch.compiler.is_compiling() else positions.shared(("holds all", region), known)
+    return known() if torch.compiler.is_compiling() else positions.shared(("contains all visible", region), known)
 
 
-def _read(positions: Positions) -> Segments | None:
-    p = positions
-    if p.causal and not (_steps(p.q_order).all() and _steps(p.k_order).all()):
+def _read(p: Positions) -> Segments | None:
+    ordered = p.causal or p.window is not None  # what is seen depends on the order of the tokens
+    if ordered and not (_steps(p.q_order).all() and _steps(p.k_order).all()):
         return None
     documents = [d for d in (p.q_document, p.k_document) if d is not None]
     lowest = min((int(d.min()) for d in documents), default=0)
     sides = (p.q_order, p.q_document, p.q_valid), (p.k_order, p.k_document, p.valid)
     q_group, k_group = (_groups(*side, lowest) for side in sides)
-    regular = p.axes == 1 and bool((_steps(p.q) | _edges(q_group)).all() and (_steps(p.k) | _edges(k_group)).all())
+    steady = p.axes == 1 and bool((_steps(p.q) | _edges(q_group)).all() and (_steps(p.k) | _edges(k_group)).all())
+    regular = steady and not p.fractional and p.prefix is None
     table: list[int] = []
     for row in range(p.batch):
         queries, keys = _runs(_row(q_group, row)), _runs(_row(k_group, row))
@@ -134,15 +139,26 @@ def _read(positions: Positions) -> Segments | None:
             return None
         for group in queries.keys() & keys.keys():
             (first_q, end_q), (first_k, end_k) = queries[group], keys[group]
-            ordered = int(_row(p.q_order, row)[0] - _row(p.k_order, row)[0]) if p.causal else 0
+            diagonal = int(_row(p.q_order, row)[0] - _row(p.k_order, row)[0]) if ordered else 0
             origin = int(_row(p.k, row)[first_k]) - first_k if regular else 0
             if regular:
                 away = int(_row(p.q, row)[first_q] - _row(p.k, row)[first_k]) - first_q + first_k
-                regular = not p.causal or away == ordered
-                ordered = ordered if p.causal else away
-            table += [row if p.batch > 1 else -1, first_q, end_q, first_k, end_k, ordered, origin]
-    table = table or [-1, *[0] * (WIDTH - 1)]  # nothing is visible; an operator's list may not be empty
-    return Segments(table, regular and not p.fractional)
+                regular = not ordered or away == diagonal
+                diagonal = diagonal if ordered else away
+            at = row if p.batch > 1 else -1
+            if p.prefix is not None and p.causal:
+                prefix = _row(p.prefix, row)[first_k:end_k]
+                end_prefix = first_k + int(prefix.sum())
+                if not prefix[: end_prefix - first_k].all():
+                    return None
+                # queries of the prefix see all of it
+                split = min(max(end_prefix - diagonal, first_q), end_q)
+                if first_q < split:
+                    table += [at, first_q, split, first_k, end_prefix, end_prefix - 1 - first_q, origin]
+                first_q = split
+            if first_q < end_q:
+                table += [at, first_q, end_q, first_k, end_k, diagonal, origin]
+    return Segments(table or [-1, *[0] * (WIDTH - 1)], regular)  # an operator's list may not be empty
 
 
 def _row(table: Tensor, row: int) -> Tensor:
@@ -168,12 +184,12 @@ def _groups(order: Tensor, document: Tensor | None, valid: Tensor | None, lowest
 def _runs(group: Tensor) -> dict[int, tuple[int, int]] | None:
     """First token and end of each group but 0; None if one comes in several pieces."""
     values, counts = torch.unique_consecutive(group, return_counts=True)
-    found: dict[int, tuple[int, int]] = {}
+    runs: dict[int, tuple[int, int]] = {}
     end = 0
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):
         first, end = end, end + count
-        if value and value in found:
+        if value and value in runs:
             return None
         if value:
-            found[value] = first, end
-    return found
+            runs[value] = first, end
+    return runs

@@ -1,16 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys a query sees: as a mask, and counted."""
+"""Which keys a query sees: by distance, in closures for masks, and counted. Pure functions of tensors."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from posenc.positions.placement import Placement
-
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query index, key index) -> bool, FlexAttention's signature, broadcastable."""
+
+Window = tuple[int | None, int | None]
+"""Tokens before and after a query that it sees besides its own; None: no limit."""
+
+PositionMapping = Callable[[Tensor], Tensor]
+
+NO_LIMIT = -(2**62)
+
+
+@dataclass(frozen=True)
+class Region:
+    """The keys at a distance of nearest, nearest + 1, .. farthest - 1 behind a query; None: no limit.
+
+    chunk: the distance counts chunks of so many positions, q // chunk - k // chunk.
+    below: of these keys, those at positions less than this.
+    """
+
+    nearest: int | None = None
+    farthest: int | None = None
+    chunk: int = 1
+    below: int | None = None
+
+    def contains(self, q: Tensor, k: Tensor) -> Tensor:
+        """Whether keys at positions k lie in the region of queries at q, as bool; both broadcast."""
+        distance = q - k if self.chunk == 1 else q // self.chunk - k // self.chunk
+        inside = torch.ones_like(distance, dtype=torch.bool)
+        if self.nearest is not None:
+            inside = inside & (distance >= self.nearest)
+        if self.farthest is not None:
+            inside = inside & (distance < self.farthest)
+        return inside if self.below is None else inside & (k < self.below)
+
+    def numbers(self) -> list[int]:
+        """The region as four integers, as an operator of PyTorch takes it; `Region.of` reads them."""
+        fields = (self.nearest, self.farthest, self.chunk, self.below)
+        return [NO_LIMIT if field is None else field for field in fields]
+
+    @classmethod
+    def of(cls, numbers: list[int]) -> "Region":
+        nearest, farthest, chunk, below = (None if number == NO_LIMIT else number for number in numbers)
+        return cls(nearest, farthest, chunk or 1, below)
+
+
+EVERYTHING = Region()
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """The positions at which a position map scores the pairs of a region: functions of the tokens' own positions,
+    (batch or 1, n) -> (batch or 1, n); None: the identity. most: the keys that a query sees in all branches of the map
+    together; None: every key that it may see."""
+
+    region: Region
+    q: PositionMapping | None = None
+    k: PositionMapping | None = None
+    most: int | None = None
 
 
 def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -32,61 +86,24 @@ def grid_indices(
     return axis(batch, 0), axis(heads, 1), axis(queries, 2), axis(keys, 3)
 
 
-def mask_mod(p: "Placement") -> MaskMod:
-    """See `Placement.mask_mod`."""
-    q_order, k_order = rowwise(p.q_order), rowwise(p.k_order)
-    valid, q_valid = (None if known is None else rowwise(known) for known in (p.valid, p.q_valid))
-    documents = None
-    if p.q_document is not None and p.k_document is not None:
-        documents = rowwise(p.q_document), rowwise(p.k_document)
-    causal = p.causal
-
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = (b >= 0) & (i >= 0) & (j >= 0)
-        if causal:
-            seen = seen & (k_order(b, j) <= q_order(b, i))
-        if valid is not None:
-            seen = seen & valid(b, j)
-        if q_valid is not None:
-            seen = seen & q_valid(b, i)
-        if documents is not None:
-            seen = seen & (documents[0](b, i) == documents[1](b, j))
-        return seen
-
-    return visible
-
-
-def lengths(p: "Placement") -> Tensor:
-    """Tokens in each query's own document (or row), (batch or 1, num_queries), where the queries are the keys."""
-    if p.q_document is None and p.valid is None:
-        return torch.full_like(p.q_order, p.num_keys)
-    documents = p.q_document if p.q_document is not None else torch.zeros_like(p.q_order)
-    valid = torch.ones_like(documents, dtype=torch.bool) if p.valid is None else p.valid
-    rows = max(documents.shape[0], valid.shape[0])
-    documents, valid = documents.expand(rows, -1), valid.expand(rows, -1)
-    _, index = documents.unique(return_inverse=True)
-    counts = torch.zeros(rows, int(index.max()) + 1, dtype=torch.long, device=index.device)
-    return counts.scatter_add_(1, index, valid.long()).gather(1, index)
-
-
-def counts(p: "Placement") -> Tensor:
-    """How many keys each query sees, (batch or 1, num_queries), whatever is padded, packed or out of order: keys in line
-    by document and order, so that two searches find those of a query."""
-    rows = p.batch
-    sizes = [p.num_queries, p.num_keys]
-    if p.q_document is None or p.k_document is None:
-        of_q, of_k = (torch.zeros_like(o).expand(rows, -1) for o in (p.q_order, p.k_order))
-    else:
-        documents = torch.cat([d.expand(rows, -1) for d in (p.q_document, p.k_document)], 1)
-        of_q, of_k = documents.unique(return_inverse=True)[1].split(sizes, 1)
-    orders = torch.cat([o.expand(rows, -1) for o in (p.q_order, p.k_order)], 1)
+def count_between(
+    q_order: Tensor, k_order: Tensor, q_document: Tensor, k_document: Tensor, valid: Tensor | None, window: Window
+) -> Tensor:
+    """How many valid keys of its document lie within a window around each query, (rows, num_queries), in whatever order
+    they come: keys are sorted by document and order, so that two searches find those of a query. All are (rows, n)."""
+    sizes = [q_order.shape[1], k_order.shape[1]]
+    _, documents = torch.cat((q_document, k_document), 1).unique(return_inverse=True)
+    orders = torch.cat((q_order, k_order), 1)
     orders = orders - orders.amin(1, keepdim=True)
     span = orders.amax(1, keepdim=True) + 1
-    q_order, k_order = orders.split(sizes, 1)
-    line = of_k * span + k_order
-    if p.valid is not None:
-        line = line.masked_fill(~p.valid.expand(rows, -1), torch.iinfo(torch.long).max)
+    (of_q, of_k), (q_order, k_order) = (x.split(sizes, 1) for x in (documents * span, orders))
+    of_q = of_q.contiguous()
+    line = of_k + k_order
+    if valid is not None:
+        line = line.masked_fill(~valid, torch.iinfo(torch.long).max)
     line = line.sort(1).values
-    last = of_q * span + (q_order if p.causal else span - 1)
-    seen = torch.searchsorted(line, last, right=True) - torch.searchsorted(line, of_q * span)
-    return seen if p.q_valid is None else seen * p.q_valid
+    before, after = window
+    first = of_q if before is None else of_q + (q_order - before).clamp(min=0)
+    last = of_q + span - 1 if after is None else of_q + torch.minimum(q_order + after, span - 1).clamp(min=-1)
+    counts = torch.searchsorted(line, last, right=True) - torch.searchsorted(line, first)
+    return counts.clamp(min=0)

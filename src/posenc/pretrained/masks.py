@@ -172,7 +172,7 @@ class BoolMask(Encoding):
 
 def _by_order(positions: Positions) -> Positions:
     """The same tokens, each at its index in the row."""
-    return replace(positions, q=positions.q_order, k=positions.k_order).knowing(diagonal=positions.diagonal)
+    return replace(positions, q=positions.q_order, k=positions.k_order).with_known(diagonal=positions.diagonal)
 
 
 class SlidingWindow(Encoding):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError
-from posenc.frequencies.bound import first_negative
+from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.models import Family, head_dim_of, rope_parameters_by_type, rotary_parts, unwrap

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import posenc
+from posenc.functional import FINE
 from posenc.lab.bench import attention, rotary
 from posenc.lab.bench.case import DTYPES, Built, Case, Missing, Peer, Problem, Refusal, difference, load
 from posenc.lab.bench.cases import CASES
 from posenc.lab.bench.schemes import CLIP, SCHEMES
-from posenc.rotation.angles import FINE
 
 LENGTH = 2 * CLIP + 30  # some distances are clipped
 ASKED = [

@@ -119,7 +119,7 @@ class RotatedCache(Cache):
         return super().update(self.encoding.rotate_keys(keys, self.newest), values, layer)
 
 
-class Host(nn.Module):
+class BenchModel(nn.Module):
     """The module round a core, with the case's projections."""
 
     core: Core
@@ -200,7 +200,7 @@ def measured(inputs: Inputs, module: nn.Module, learned: Gradient | None = None,
 
 def plain(inputs: Inputs) -> Built:
     """The limit: no position at all."""
-    host = Host(inputs)
+    host = BenchModel(inputs)
     causal = inputs.scheme.causal and inputs.problem.mode != "decode"
     host.core = partial(scaled_dot_product_attention, is_causal=causal, scale=inputs.scheme.scale)
     return measured(inputs, host, compared=False)
@@ -210,7 +210,7 @@ def dense(inputs: Inputs) -> Built:
     """The naive way: the bias as a whole, handed to SDPA as its mask."""
     scheme = inputs.scheme
     own = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.sizes(1)})
-    host = Host(inputs, own)
+    host = BenchModel(inputs, own)
     asked, last = inputs.asked.shape[1], inputs.problem.length
     rows = torch.arange(last - asked, last, device=inputs.problem.device)
 
@@ -239,7 +239,7 @@ def flex(inputs: Inputs) -> Built:
     if problem.mode == "train" and problem.device.type == "cpu":
         raise Refusal("FlexAttention has no backward pass on the CPU")
     own = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
-    host, asked, length = Host(inputs, own), inputs.asked.shape[1], problem.length
+    host, asked, length = BenchModel(inputs, own), inputs.asked.shape[1], problem.length
     slopes = alibi_slopes(HEADS).to(problem.device, torch.float32)
     if scheme.learned:
         buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
@@ -268,9 +268,9 @@ def flex(inputs: Inputs) -> Built:
 # -------------------------------------------------------------------- posenc
 
 
-def ours(make: Callable[[Inputs, Host], tuple[Encoding, Gradient | None]], inputs: Inputs) -> Built:
+def ours(make: Callable[[Inputs, BenchModel], tuple[Encoding, Gradient | None]], inputs: Inputs) -> Built:
     """posenc.attention with the case's encoding."""
-    host, positions = Host(inputs), inputs.positions()
+    host, positions = BenchModel(inputs), inputs.positions()
     encoding, learned = make(inputs, host)
     host.own = encoding.to(inputs.problem.device, inputs.problem.dtype)
 
@@ -283,7 +283,7 @@ def ours(make: Callable[[Inputs, Host], tuple[Encoding, Gradient | None]], input
 
 def rotated_cache(inputs: Inputs) -> Built:
     """posenc.attention with RoPE over keys that were rotated when they were cached."""
-    host, positions = Host(inputs), inputs.positions()
+    host, positions = BenchModel(inputs), inputs.positions()
     encoding, _ = rope("interleaved", inputs, host)
     host.own = encoding.to(inputs.problem.device, inputs.problem.dtype)
     assert host.cache is not None  # it decodes only
@@ -292,17 +292,17 @@ def rotated_cache(inputs: Inputs) -> Built:
     return measured(inputs, host)
 
 
-def t5(bidirectional: bool, inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
+def t5(bidirectional: bool, inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding = posenc.T5(HEADS, bidirectional)
     fill(encoding.table, inputs.weights["table"])
     return encoding, lambda: gradient(encoding.table)
 
 
-def alibi(inputs: Inputs, host: Host) -> tuple[Encoding, None]:
+def alibi(inputs: Inputs, host: BenchModel) -> tuple[Encoding, None]:
     return posenc.ALiBi(HEADS), None
 
 
-def shaw(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
+def shaw(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding = posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys")
     assert encoding.key_table is not None
     table = encoding.key_table
@@ -310,7 +310,7 @@ def shaw(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(table)[0, 0]
 
 
-def xlnet(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
+def xlnet(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding, w = posenc.XLNet(DIM, HEADS, HEAD_DIM), inputs.weights
     fill(encoding.projection.weight, w["table"])
     fill(encoding.u, w["content_bias"])
@@ -318,7 +318,7 @@ def xlnet(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(encoding.projection.weight).view(DIM, DIM)
 
 
-def tupe(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
+def tupe(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding, w = posenc.TUPER(inputs.problem.length, DIM, HEADS, HEAD_DIM, untie_cls=False), inputs.weights
     fill(encoding.table, w["table"])
     fill(encoding.distances, w["distances"])
@@ -327,7 +327,7 @@ def tupe(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(encoding.distances)
 
 
-def deberta(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
+def deberta(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     options: dict[str, Any] = {"max_relative_positions": MOST_RELATIVE, "position_buckets": BUCKETS, "norm": False}
     encoding = posenc.DeBERTaV2(DIM, HEADS, HEAD_DIM, **options)
     encoding.share([(host.q, host.k)])
@@ -335,7 +335,7 @@ def deberta(inputs: Inputs, host: Host) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(encoding.table)
 
 
-def rope(layout: posenc.functional.Layout, inputs: Inputs, host: Host) -> tuple[Encoding, None]:
+def rope(layout: posenc.functional.Layout, inputs: Inputs, host: BenchModel) -> tuple[Encoding, None]:
     """The scheme's weights are interleaved; for halves they are reordered, which changes nothing else."""
     for projection in (host.q, host.k):
         weight = posenc.convert_layout(
@@ -348,7 +348,7 @@ def rope(layout: posenc.functional.Layout, inputs: Inputs, host: Host) -> tuple[
     return posenc.Rotary(HEAD_DIM, layout=layout), None
 
 
-MAKERS: dict[str, Callable[[Inputs, Host], tuple[Encoding, Gradient | None]]] = {
+MAKERS: dict[str, Callable[[Inputs, BenchModel], tuple[Encoding, Gradient | None]]] = {
     "t5": partial(t5, True),
     "t5_causal": partial(t5, False),
     "alibi": alibi,

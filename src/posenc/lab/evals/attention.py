@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, wavelengths
+from posenc.functional import Layout
 from posenc.lab.evals.observed import observed
 from posenc.lab.evals.profile import AttentionProfile, LayerKind, NeedleMass, Turning
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.pretrained.models import ModelStructure, model_structure
-from posenc.rotation import Layout
 from posenc.tasks import Sample
 
 Progress = Callable[[int, int], object]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, WindowTable
 from posenc.encodings.rotary_axes import AxesRotary
@@ -17,6 +16,7 @@ from posenc.lab.experiment import Scores, Variant
 from posenc.lab.parallel import processes
 from posenc.lab.vision.pictures import ImageBatch, Images
 from posenc.positions import Positions
+from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
     from posenc.lab.vision.experiment import ImageSettings
@@ -64,7 +64,7 @@ def shuffled(images: Tensor, patch_size: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    model: Host,
+    model: TransformerBase,
     variant: Variant,
     images: Images,
     settings: "ImageSettings",
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _scores(
-    model: Host,
+    model: TransformerBase,
     variant: Variant,
     whole: ImageBatch,
     size: int,

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.blocks import Host
 from posenc.checks import check_value
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi
@@ -33,6 +32,7 @@ from posenc.lab.vision.pictures import ImageBatch, ImageCorpus, Images
 from posenc.lab.vision.places import CELLS
 from posenc.lab.vision.sources import DATA_IMAGES, load
 from posenc.texts import listed
+from posenc.transformer import TransformerBase
 from posenc.vision import VisionConfig, VisionTransformer
 
 HOLDS = 0.05
@@ -185,7 +185,11 @@ class ImageSettings(Experiment):
         return variants(name, encoding, self)
 
     def evaluate(
-        self, model: Host, variant: Variant, part: Images, on_batch: Callable[[int], None] = lambda tokens: None
+        self,
+        model: TransformerBase,
+        variant: Variant,
+        part: Images,
+        on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
         return evaluate(model, variant, part, self, on_batch)
 

@@ -10,10 +10,17 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from posenc import InputError, Positions, Rotary, rotation
-from posenc.functional import compile_rotary, frequency_curve, rotary
-from posenc.rotation import TINY, formula, turn_together, widened
-from posenc.rotation.angles import contiguous_tables
+from posenc import InputError, Positions, Rotary, functional
+from posenc.functional import (
+    TINY,
+    compile_rotary,
+    contiguous_tables,
+    formula,
+    frequency_curve,
+    rotary,
+    turn_together,
+    widened,
+)
 from references import loops
 
 LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -22,14 +29,14 @@ LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Kernels even for small inputs, in many blocks."""
-    monkeypatch.setattr(rotation, "TINY", 0)
-    monkeypatch.setattr(rotation, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(functional, "TINY", 0)
+    monkeypatch.setattr(functional, "BLOCK_BYTES", 512)
 
 
 @pytest.fixture
 def compiled(monkeypatch):
-    monkeypatch.setattr(rotation, "COMPILED_FROM", 0)
-    monkeypatch.setattr(rotation, "TINY", 0)
+    monkeypatch.setattr(functional, "COMPILED_FROM", 0)
+    monkeypatch.setattr(functional, "TINY", 0)
     assert compile_rotary()
     yield
     assert not compile_rotary(False)
@@ -112,8 +119,8 @@ def test_tables_may_have_more_rows_than_x():
 def test_any_call_is_the_formula(batch, heads, n, pairs, rest, layout, order, block, dtype):
     x, (cos, sin) = stored(order, batch, heads, n, 2 * pairs + rest).to(dtype), tables(n, pairs, torch.float32, 1.3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotation, "TINY", 0)
-        patch.setattr(rotation, "BLOCK_BYTES", block)
+        patch.setattr(functional, "TINY", 0)
+        patch.setattr(functional, "BLOCK_BYTES", block)
         found = rotary(x, cos, sin, layout=layout)
     bound = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
     assert_close(found, formula(x, cos, sin, layout, 0), rtol=bound, atol=bound)
@@ -146,7 +153,7 @@ def test_the_result_lies_in_memory_as_its_input(layout, order):
     x, (cos, sin) = stored(order, 2, 3, 50, 8), tables(50, 4)
     for elements in (0, TINY):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rotation, "TINY", elements)
+            patch.setattr(functional, "TINY", elements)
             found = rotary(x, cos, sin, layout=layout)
         assert found.stride() == x.stride() or (elements and order == "channels strided")
 
@@ -429,8 +436,8 @@ def test_without_a_compiler_it_says_so_and_stays_eager(monkeypatch):
     def fails(*arguments):
         raise RuntimeError("no C++ compiler found\nlong trace")
 
-    monkeypatch.setattr(rotation, "_COMPILED", rotation._Compiled())
-    monkeypatch.setitem(rotation._COMPILED.__dict__, "_run", fails)
+    monkeypatch.setattr(functional, "_COMPILED", functional._Compiled())
+    monkeypatch.setitem(functional._COMPILED.__dict__, "_run", fails)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert not compile_rotary()

@@ -1,0 +1,825 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where tokens are: positions, validity, documents and visibility of one forward pass, in one object."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from posenc.checks import check_device, check_flags, checked, holds_integers, is_whole, shown
+from posenc.errors import InputError
+from posenc.positions.ids import (
+    MOST_TOKENS,
+    Ids,
+    as_indices,
+    as_mask,
+    as_positions,
+    check_prefix,
+    check_range,
+    document_lengths,
+    documents_of,
+    first_frame,
+    index_in_document,
+    mixed_coordinates,
+    patch_coordinates,
+    prefix_index,
+    prefix_mask,
+    select,
+    sizes_of,
+)  # fmt: skip
+from posenc.positions.shards import Shard, runs_of
+from posenc.positions.visibility import (
+    EVERYTHING,
+    Branch,
+    MaskMod,
+    Region,
+    Window,
+    count_between,
+    grid_indices,
+    rowwise,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+_TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "prefix")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Positions:
+    """Where the queries and the keys of one attention call are, and which keys each query may see.
+
+    Build it once per forward pass with one of the constructors; positions and mask come from the same object, so padding
+    or packing cannot be half done. It is immutable: what derives other positions returns another object.
+
+    Attributes:
+        q: positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float.
+        k: positions of the keys, likewise.
+        q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is not above its own.
+            Separate from the positions, which may be shared by tokens, fractional or restart per document.
+        causal: whether order restricts what a query sees.
+        valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
+        q_valid: (batch or 1, num_queries) bool, likewise; a query that is padding sees nothing.
+        q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
+        prefix: (batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`.
+        window: how many tokens before and after it a query sees, counted by their order, see `with_window`.
+        branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
+        full_keys: the positions with all keys of the call, where these have only some of them, see `keys`.
+        sharding: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
+        images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
+            images of all documents or rows, by number. None: not known, as of tokens that were moved.
+        start: (first query position, first key position) when both run contiguously by ones, identically in every
+            row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
+        diagonal: a causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the
+            orders run by ones. None: rows differ, there is a prefix, or unknown.
+        span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
+    """
+
+    q: Tensor
+    k: Tensor
+    q_order: Tensor
+    k_order: Tensor
+    causal: bool = False
+    valid: Tensor | None = None
+    q_valid: Tensor | None = None
+    q_document: Tensor | None = None
+    k_document: Tensor | None = None
+    prefix: Tensor | None = None
+    window: Window | None = None
+    branch: Branch | None = None
+    full_keys: "Positions | None" = None
+    sharding: Shard | None = None
+    images: tuple[tuple[int, ...], ...] | None = None
+    # what is known without reading a tensor is set by `with_known` alone: dataclasses.replace must not carry it over
+    start: tuple[int, int] | None = field(default=None, init=False)
+    diagonal: int | None = field(default=None, init=False)
+    span: tuple[int, int] | None = field(default=None, init=False)
+    if TYPE_CHECKING:
+        _memo: dict[Hashable, Any] = field(init=False)
+        _pass_cache: dict[Hashable, Any] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # no fields: dataclasses.replace, and what walks through dataclasses, such as FSDP, must not find them
+        object.__setattr__(self, "_memo", {})
+        object.__setattr__(self, "_pass_cache", None)
+
+    # ---------------------------------------------------------------- construct
+
+    @classmethod
+    @checked
+    def arange(
+        cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: torch.device | str | None = None
+    ) -> "Positions":
+        """n new tokens that follow `offset` tokens of a KV cache: queries offset..offset+n-1, keys 0..offset+n-1.
+
+        offset may be an int or a (batch,) tensor; rows of a ragged cache keep the key of position p in slot p, and
+        slots that a shorter row has not filled are invalid.
+
+        Raises:
+            InputError: n < 1 or a negative offset.
+        """
+        check_device(device)
+        if not 1 <= n <= MOST_TOKENS:
+            raise InputError(f"n={n}: a sequence needs at least one token, and at most {MOST_TOKENS}")
+        if isinstance(offset, Tensor):
+            if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
+                raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
+            if int(offset.max()) > MOST_TOKENS:
+                raise InputError(f"offset={offset}: at most {MOST_TOKENS} tokens")
+            device = offset.device if device is None else device
+            offset = offset.to(device)
+            q = offset[:, None] + torch.arange(n, device=device)
+            k = torch.arange(int(offset.max()) + n, device=device)[None]
+            within = k.shape[1] - 1
+            valid = k < offset[:, None] + n
+            return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid).with_known(span=(-within, within))
+        if not 0 <= offset <= MOST_TOKENS:
+            raise InputError(f"offset={offset}: the number of cached tokens lies between 0 and {MOST_TOKENS}")
+        k = torch.arange(offset + n, device=device)[None]
+        q = k if offset == 0 else k[:, offset:]
+        span = 1 - n, offset + n - 1
+        return cls(q=q, k=k, q_order=q, k_order=k, causal=causal).with_known((offset, 0), diagonal=offset, span=span)
+
+    @classmethod
+    def from_ids(cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False) -> "Positions":
+        """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, in any order.
+
+        key_ids, when given, are the positions of all keys (cached ones first), so the queries are the last tokens.
+
+        Raises:
+            InputError: a wrong rank, a non-finite value, or fewer keys than causal queries.
+        """
+        q = as_positions("position_ids", position_ids)
+        k = q if key_ids is None else as_positions("key_ids", key_ids)
+        k_order = torch.arange(k.shape[1], device=k.device)[None]
+        q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
+        diagonal = k.shape[1] - q.shape[1]
+        return cls(q=q, k=k, q_order=q_order, k_order=k_order).with_known(diagonal=diagonal).with_causal(causal)
+
+    @classmethod
+    def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
+        """Left or right padding, from a (batch, num_keys) mask of ones (token) and zeros (padding).
+
+        The first real token of each row is at position 0; padding sees nothing. With a cache, `num_queries` says how
+        many of the last columns are the queries of this call.
+
+        Raises:
+            InputError: the mask is not 2-D zeros and ones, or num_queries does not fit in it.
+        """
+        valid = as_mask("attention_mask", attention_mask)
+        check_flags(causal=causal)
+        keys = valid.shape[1]
+        queries = keys if num_queries is None else num_queries
+        if not is_whole(queries) or not 1 <= queries <= keys:
+            raise InputError(f"num_queries={queries!r}: must lie between 1 and the mask's {keys} columns")
+        k = (valid.long().cumsum(1) - 1).clamp(min=0)
+        order = torch.arange(keys, device=k.device)[None]
+        first = keys - queries
+        q, q_order, q_valid = (k, order, valid) if first == 0 else (x[:, first:] for x in (k, order, valid))
+        return cls(
+            q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid
+        ).with_known(diagonal=first, span=(1 - keys, keys - 1))  # fmt: skip
+
+    @classmethod
+    def packed(
+        cls,
+        lengths: Sequence[int] | Tensor | None = None,
+        *,
+        cu_seqlens: Sequence[int] | Tensor | None = None,
+        document_ids: Tensor | None = None,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Several documents in one sequence; each starts at position 0 and sees only itself.
+
+        Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
+        (FlashAttention's convention); `document_ids`, (n,) or (batch, n), where negative ids mark padding.
+
+        Raises:
+            InputError: none or several of the three given, or lengths that are not positive.
+        """
+        check_device(device)
+        check_flags(causal=causal)
+        documents = documents_of(lengths, cu_seqlens, document_ids, device)
+        ids, order = index_in_document(documents), torch.arange(documents.shape[1], device=documents.device)[None]
+        padded = torch.compiler.is_compiling() or int(documents.min()) < 0
+        valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
+        return cls(
+            q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid, q_valid=valid,
+            q_document=documents, k_document=documents,
+        ).with_known(diagonal=0, span=(-last, last))  # fmt: skip
+
+    @classmethod
+    @checked
+    def prefix_lm(
+        cls,
+        prefix_lengths: int | Sequence[int] | Tensor,
+        n: int,
+        offset: int | Tensor = 0,
+        *,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """A prefix that sees itself in both directions, and causal tokens after it (Raffel et al. 2020, section 3.2.1).
+
+        prefix_lengths: tokens of the prefix, an int or one for each row, (batch,). n, offset: as in `arange`; a prefix is
+        read in one call. With padding or packed documents: `with_prefix`.
+
+        Raises:
+            InputError: what `arange` and `with_prefix` refuse.
+        """
+        return cls.arange(n, offset, causal=True, device=device).with_prefix(prefix_lengths)
+
+    @classmethod
+    @checked
+    def grid(
+        cls,
+        height: int,
+        width: int,
+        frames: int | None = None,
+        *,
+        prefix: int = 0,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Patches of an image, row by row, at (y, x); of a video, frame by frame, at (t, y, x).
+
+        Positions are (1, prefix + height * width [* frames], 2 or 3). prefix: how many tokens without coordinates in
+        the image, such as [CLS], come first; they are at -1 on every axis (see `prefix_tokens`).
+
+        Raises:
+            InputError: a size below 1, or a negative prefix.
+        """
+        return cls.grids([(height, width) if frames is None else (height, width, frames)], prefix=prefix, device=device)
+
+    @classmethod
+    @checked
+    def grids(
+        cls,
+        sizes: Sequence[Sequence[int]],
+        *,
+        prefix: int = 0,
+        padded: bool = False,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Several images or videos, (height, width) or (height, width, frames) in patches each, as in `grid`.
+
+        Packed in one sequence (Dehghani et al. 2023, "NaViT"): each is a document, which sees only itself, its own
+        `prefix` tokens before its patches. padded=True: one row of the batch each, with padding at its end.
+
+        Raises:
+            InputError: no images, a size below 1, images next to videos, or a negative prefix.
+        """
+        check_device(device)
+        check_prefix(prefix)
+        images = sizes_of(sizes)
+        rows = [patch_coordinates(size, prefix, device) for size in images]
+        ids, lengths = torch.cat(rows)[None], torch.tensor([len(row) for row in rows], device=rows[0].device)
+        documents = valid = None
+        if len(images) > 1 and padded:
+            ids = pad_sequence(rows, batch_first=True)
+            valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        elif len(images) > 1:
+            documents = torch.repeat_interleave(torch.arange(len(rows), device=ids.device), lengths)[None]
+        order = torch.arange(ids.shape[1], device=ids.device)[None]
+        return cls(
+            q=ids, k=ids, q_order=order, k_order=order, valid=valid, q_valid=valid, q_document=documents,
+            k_document=documents, images=tuple(images),
+        ).with_known(diagonal=0)  # fmt: skip
+
+    @classmethod
+    @checked
+    def mixed(
+        cls,
+        parts: Sequence[Any],
+        num_queries: int | None = None,
+        *,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Text and images in one sequence, at (t, y, x), as Qwen2-VL has them (Wang et al. 2024, section 2.1).
+
+        parts: in the order of the sequence, a number of text tokens, or the (height, width) or (height, width, frames)
+        of an image or a video in patches. A text token is at the same number on all axes; an image begins there on
+        each axis; what follows goes on after the largest number on any. num_queries: with a cache, how many of the
+        last tokens are the queries.
+
+        Raises:
+            InputError: a part that is neither, or num_queries that does not fit.
+        """
+        check_device(device)
+        ids = mixed_coordinates(parts, device)
+        queries = len(ids) if num_queries is None else num_queries
+        if not 1 <= queries <= len(ids):
+            raise InputError(f"num_queries={queries}: must lie between 1 and the {len(ids)} tokens of parts")
+        return cls.from_ids(ids[None, len(ids) - queries :], ids[None], causal=causal)
+
+    @classmethod
+    @checked
+    def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
+        """Cross-attention: where `queries` are, against where `keys` are and which of them are valid.
+
+        Documents carry over when both sides are packed: document i of the queries sees document i of the keys. Where
+        one side has one coordinate, as text has, and the other several, its tokens are at that number on every axis.
+
+        Raises:
+            InputError: sides of several coordinates that are not as many.
+        """
+        for name, side in (("queries", queries), ("keys", keys)):
+            if side.q.device != queries.q.device or side.k.device != side.q.device:
+                raise InputError(f"{name} are on {side.k.device}, queries on {queries.q.device}: move them with .to()")
+        q, k, axes = queries.q, keys.k, max(queries.axes, keys.k.shape[2] if keys.k.dim() == 3 else 1)
+        if q.dim() != k.dim():
+            q, k = (x[..., None].expand(-1, -1, axes) if x.dim() == 2 else x for x in (q, k))
+        if q.dim() == 3 and q.shape[2] != k.shape[2]:
+            raise InputError(
+                f"queries with {q.shape[2]} coordinates, keys with {k.shape[2]}: give both as many, or one"
+            )
+        together = queries.q_document is not None and keys.k_document is not None
+        made = cls(
+            q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
+            q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
+        )  # fmt: skip
+        if queries.start is not None and keys.start is not None:
+            first_q, first_k = start = queries.start[0], keys.start[1]
+            span = first_q - first_k - k.shape[1] + 1, first_q - first_k + q.shape[1] - 1
+            return made.with_known(start=start, diagonal=first_q - first_k, span=span)
+        return made.with_known(span=_span(q, k))
+
+    # ---------------------------------------------------------------- derive
+
+    def with_known(
+        self,
+        start: tuple[int, int] | None = None,
+        diagonal: int | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> "Positions":
+        """These positions, just made, with what their maker knows without reading a tensor: see the attributes."""
+        for name, value in (("start", start), ("diagonal", diagonal), ("span", span)):
+            object.__setattr__(self, name, value)
+        return self
+
+    def _with(self, **changes: Any) -> "Positions":
+        """A copy for which start, diagonal and span stay true."""
+        return replace(self, **changes).with_known(self.start, self.diagonal, self.span)
+
+    def with_causal(self, causal: bool) -> "Positions":
+        """The same tokens under another causality.
+
+        Raises:
+            InputError: causal with fewer keys than queries.
+        """
+        check_flags(causal=causal)
+        if causal and self.num_keys < self.num_queries:
+            raise InputError(
+                f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
+            )
+        return self if causal == self.causal else self.shared(("causal", causal), lambda: self._with(causal=causal))
+
+    def with_prefix(self, prefix_lengths: int | Sequence[int] | Tensor) -> "Positions":
+        """The same tokens, causal, but for a prefix at the beginning of each row, or of each packed document, all of whose
+        tokens see one another.
+
+        prefix_lengths: its tokens, padding not counted: an int; one for each row, (batch,); of packed documents one for
+        each by its number, (documents,) or (batch, documents).
+
+        Raises:
+            InputError: another shape, lengths below 0 or above the tokens there are, queries that begin inside the prefix
+                (with a cache, the prefix is read in one call), or a shard, which is made of positions with a prefix.
+        """
+        if self.sharding is not None or self.full_keys is not None:
+            raise InputError("a prefix is for all keys of a sequence: call with_prefix before shard or keys")
+        valid = torch.ones_like(self.k_order, dtype=torch.bool) if self.valid is None else self.valid
+        prefix = prefix_mask(prefix_lengths, self.k_document, valid, self.batch)
+        if self.num_queries < self.num_keys and not torch.compiler.is_compiling():
+            slots, rows = (self.q_order - self.k_order[:, :1]).clamp(0, self.num_keys - 1), max(self.batch, len(prefix))
+            inside = prefix.expand(rows, -1).gather(1, slots.expand(rows, -1)).sum(1)
+            if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
+                raise InputError(
+                    f"prefix_lengths={shown(prefix_lengths)}: the {self.num_queries} queries begin inside the prefix; read a "
+                    "prefix in one call, since its first tokens see its last ones"
+                )
+        return replace(self.with_causal(True), prefix=prefix).with_known(start=self.start, span=self.span)
+
+    def with_window(self, before: int | None, after: int | None = 0) -> "Positions":
+        """The same tokens, each of which sees at most `before` tokens before it and `after` tokens after it, and itself; None:
+        no limit on that side (FlashAttention's window_size=(before, after)). transformers' sliding_window=w is
+        with_window(w - 1). Tokens are counted by their order. Causal queries see nothing after themselves whatever `after`
+        says; the window restricts what a prefix sees, too.
+
+        Raises:
+            InputError: what is neither None nor an integer of at least 0.
+        """
+        for name, count in (("before", before), ("after", after)):
+            if count is not None and (not is_whole(count) or not 0 <= count <= MOST_TOKENS):
+                raise InputError(f"{name}={shown(count)}: pass None or a number of tokens, from 0 to {MOST_TOKENS}")
+        window = None if before is None and after is None else (before, after)
+        return self.shared(("window", window), lambda: self._with(window=window))
+
+    def at(self, branch: Branch | None) -> "Positions":
+        """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
+        they are."""
+        return self.shared(("branch", branch), lambda: self._with(branch=branch))
+
+    def keys(self, first: int, end: int) -> "Positions":
+        """The same queries among keys first .. end - 1 alone; what they see is still counted among all.
+
+        Raises:
+            InputError: they are no range of the keys.
+        """
+        check_range(first, end, self.num_keys)
+        if end is None:
+            raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
+        parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "valid", "prefix")}
+        parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
+        return replace(self, **parts, full_keys=self).with_known(
+            start=None if self.start is None else (self.start[0], self.start[1] + first),
+            diagonal=None if self.diagonal is None else self.diagonal - first,
+        )
+
+    def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
+        """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
+        (batch or 1, n); the result is copied. Visibility stays as it is."""
+        q = move(self.q, self.q_order).clone()  # the caller may change theirs later
+        same = self.q is self.k and self.q_order is self.k_order
+        k = q if same else move(self.k, self.k_order).clone()
+        sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.moved(move))
+        return replace(self, q=q, k=k, sharding=sharding, images=None).with_known(diagonal=self.diagonal)
+
+    def take(self, index: Ids) -> "Positions":
+        """Some of the tokens, in this order: (m,) indices, or (batch, m), one row each. Patches are dropped (He et al. 2022,
+        "MAE") or reordered so; visibility stays as it is.
+
+        Tokens without coordinates, such as [CLS], differ by their order alone: of those in a document, the first stay the
+        first.
+
+        Raises:
+            InputError: indices out of range or repeated, tokens without coordinates out of order or missing before others,
+                or positions that are a shard or whose keys are not the queries.
+        """
+        self._check_complete("be taken apart")
+        index = as_indices("index", index, self.num_queries, self.batch)
+        q, order = select(self.q, index), select(self.q_order, index)
+        document, valid, q_valid, prefix = (
+            None if x is None else select(x, index) for x in (self.q_document, self.valid, self.q_valid, self.prefix)
+        )
+        if self.axes > 1 and not torch.compiler.is_compiling():
+            before = select(prefix_index(self.q, self.q_document), index)
+            if not torch.equal(before, prefix_index(q, document)):
+                raise InputError(
+                    "index takes tokens without coordinates, such as [CLS], out of their order, or not the first"
+                )
+        return replace(
+            self, q=q, k=q, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
+            k_document=document, prefix=prefix,
+        ).with_known(span=self.span)  # fmt: skip
+
+    def to(self, device: torch.device | str) -> "Positions":
+        """The same positions on another device.
+
+        Raises:
+            InputError: no device of this machine.
+        """
+        if device is None:
+            raise InputError("device=None: pass a device, such as 'cpu'")
+        check_device(device)
+        tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
+        sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
+        return self._with(**tensors, sharding=sharding)
+
+    # ---------------------------------------------------------------- derive: one sequence over several processes
+
+    def shard(
+        self, rank: int, world_size: int, *, layout: str = "contiguous", group: "ProcessGroup | None" = None
+    ) -> "Positions":
+        """The positions of the tokens that one process has of a sequence, among all keys.
+
+        rank, world_size: the process, of so many. layout: "contiguous" cuts the sequence into world_size parts;
+        "zigzag" into twice as many, of which a process has the rank-th from the front and from the back: causal
+        attention is then the same work for all. group: the processes that have the sequence; None: all there are.
+        `posenc.attention` and the models gather keys and values from them; without several processes nothing is sent.
+
+        Raises:
+            InputError: a rank out of range, an unknown layout, a length that cannot be cut into so many equal parts,
+                positions whose keys are not the queries, as with a cache, or that are a shard already.
+        """
+        self._check_complete("be sharded")
+        runs = runs_of(self.num_queries, rank, world_size, layout)
+        return self._among(Shard(self, rank, world_size, layout, runs, group))
+
+    def shard_calls(self, causal: bool) -> "list[Positions]":
+        """Positions of the calls of attention that a shard takes: one for each run of tokens, among all keys or, if causal,
+        those up to its own end. That keeps each one contiguous where the sequence is, and leaves out what no query of it
+        sees."""
+        assert self.sharding is not None
+        full = self.sharding.full.with_causal(causal)
+        parts = [replace(self.sharding, full=full, runs=(run,)) for run in self.sharding.runs]
+        return [full._among(part, None if full.sees_future else part.runs[0][1]) for part in parts]
+
+    def _among(self, shard: Shard, keys: int | None = None) -> "Positions":
+        """A shard's queries among the first `keys` keys of these positions, which it is of; None: among all."""
+        count = self.num_keys if keys is None else keys
+
+        def local(x: Tensor | None) -> Tensor | None:
+            return None if x is None else shard.take(x)
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            return x if x is None or keys is None else x[:, :keys]
+
+        start, diagonal, span = None, None, self.span
+        if len(shard.runs) == 1:
+            first, end = shard.runs[0]
+            diagonal = None if self.diagonal is None else self.diagonal + first
+            if self.start is not None:
+                start = self.start[0] + first, self.start[1]
+                span = start[0] - start[1] - count + 1, start[0] - start[1] + end - first - 1
+        return replace(
+            self, q=shard.take(self.q), k=self.k[:, :count], q_order=shard.take(self.q_order),
+            k_order=self.k_order[:, :count], valid=cut(self.valid), q_valid=local(self.q_valid),
+            q_document=local(self.q_document), k_document=cut(self.k_document), prefix=cut(self.prefix), sharding=shard,
+            full_keys=None if keys is None else self._among(shard),
+        ).with_known(start, diagonal, span)  # fmt: skip
+
+    @property
+    def unsharded(self) -> "Positions":
+        """The positions of the full sequence that a shard is of; else themselves.
+
+        Raises:
+            InputError: queries that are only some of the sequence's tokens, as with a cache.
+        """
+        if self.sharding is not None:
+            return self.sharding.full
+        self.require_full_sequence("this reads every token")
+        return self
+
+    def local(self, x: Tensor) -> Tensor:
+        """The queries' part of a tensor with a row per token of `unsharded`, (batch or 1, n, ...)."""
+        return x if self.sharding is None else self.sharding.take(x)
+
+    def _check_complete(self, verb: str) -> None:
+        """Refuse what is not all of a sequence, as queries and as keys."""
+        if self.sharding is not None:
+            raise InputError(f"these positions are a shard already and cannot {verb}: pass those of the full sequence")
+        same = all(a is b for a, b in ((self.q, self.k), (self.q_order, self.k_order)))
+        if not same and not torch.compiler.is_compiling():
+            same = torch.equal(self.q, self.k) and torch.equal(self.q_order, self.k_order)
+        if not same or self.branch is not None or self.full_keys is not None:
+            raise InputError(
+                f"{self.num_queries} queries that are not the {self.num_keys} keys cannot {verb}: pass the positions "
+                "of a full sequence, without a cache or cross-attention"
+            )
+
+    # ---------------------------------------------------------------- ask: sizes and coordinates
+
+    def __repr__(self) -> str:
+        """One line, written without reading a tensor."""
+        queries, keys = self.q.shape[1], self.k.shape[1]
+        facts = [f"{queries} quer{'y' if queries == 1 else 'ies'}", f"{keys} key{'s' if keys != 1 else ''}"]
+        if self.start is not None:
+            facts = [f"{fact} from {first}" for fact, first in zip(facts, self.start, strict=True)]
+        if self.q.dim() == 3:
+            facts.append(f"{self.q.shape[2]} axes")
+        if len(self.q) > 1:
+            facts.append(f"{len(self.q)} rows")
+        properties = {"causal": self.causal, "padded": self.valid is not None, "packed": self.k_document is not None}
+        properties |= {"with a prefix": self.prefix is not None, f"window {self.window}": self.window is not None}
+        properties |= {"a shard": self.sharding is not None, "a branch of a map": self.branch is not None}
+        facts += [name for name, holds in properties.items() if holds]
+        return f"{type(self).__name__}({', '.join(facts)})"
+
+    @property
+    def num_queries(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def batch(self) -> int:
+        """Rows that differ from one another; 1 when one row serves any batch."""
+        tensors = (getattr(self, name) for name in _TENSORS)
+        return self.shared("batch", lambda: max(x.shape[0] for x in tensors if x is not None))
+
+    @property
+    def axes(self) -> int:
+        """Coordinates per token: 1 for text, 2 for images, 3 for video."""
+        return 1 if self.q.dim() == 2 else self.q.shape[2]
+
+    @property
+    def fractional(self) -> bool:
+        """Whether positions are numbers that need not be integers."""
+        return self.q.is_floating_point() or self.k.is_floating_point()
+
+    def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
+        """q and k as (batch or 1, n, axes). A token with one coordinate, as text has, is at that number on every axis;
+        an image, where three are asked for, is the first frame of a video.
+
+        Raises:
+            InputError: another number of axes.
+        """
+        if not is_whole(axes) or not 1 <= axes <= 16:
+            raise InputError(f"axes={axes!r}: the coordinates of a token, from 1 to 16")
+        if self.axes == 1 and self.q.dim() == 2:
+            q = self.q[..., None].expand(-1, -1, axes)
+            return q, q if self.k is self.q else self.k[..., None].expand(-1, -1, axes)
+        if (self.axes, axes) == (2, 3):
+            q = first_frame(self.q)
+            return q, q if self.k is self.q else first_frame(self.k)
+        if self.axes != axes:
+            raise InputError(f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}")
+        return self.q, self.k
+
+    def of_images(self, values: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """The number, of (images, ...) one for each of `images`, that belongs to each query's and each key's image:
+        (batch or 1, n or 1, ...) twice."""
+        numbers = torch.tensor(values, device=self.q.device)
+        if len(numbers) == 1 or self.q_document is None or self.k_document is None:
+            return numbers[:, None], numbers[:, None]
+        return numbers[self.q_document], numbers[self.k_document]
+
+    def distances(self) -> Tensor | None:
+        """Every distance that a query may have from a key, (span's length,) from the longest to the shortest; None
+        where it is not known without reading a tensor."""
+        if self.span is None:
+            return None
+        shortest, longest = self.span
+        return torch.arange(longest, shortest - 1, -1, device=self.q.device)
+
+    def lengths(self) -> Tensor:
+        """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
+        if self.sharding is not None:
+            return self.local(self.sharding.full.lengths())
+        if self.q_document is None and self.valid is None:
+            return torch.full_like(self.q_order, self.num_keys)
+        return document_lengths(self.q_document, self.valid, self.q_order)
+
+    def require_one_axis(self, user: str) -> None:
+        """Refuse positions on a grid, for an encoding of one-dimensional positions.
+
+        Raises:
+            InputError: more than one coordinate per token.
+        """
+        if self.axes > 1:
+            raise InputError(f"{user} takes one coordinate per token, these positions have {self.axes}")
+
+    def require_full_sequence(self, why: str, remedy: str = "pass the full sequence") -> None:
+        """Refuse queries that are only some of a sequence's tokens, as with a cache, for what needs all of them.
+
+        Raises:
+            InputError: they are not as many as the keys.
+        """
+        if self.num_queries != self.num_keys:
+            raise InputError(
+                f"{why}, so it needs the full sequence: only {self.num_queries} of {self.num_keys} tokens are here; "
+                f"{remedy}"
+            )
+
+    # ---------------------------------------------------------------- ask: visibility
+
+    def mask_mod(self) -> MaskMod:
+        """Visibility in FlexAttention's signature, (batch, head, query index, key index) -> bool, broadcastable."""
+        q_order, k_order = rowwise(self.q_order), rowwise(self.k_order)
+        valid, q_valid, prefix = (None if x is None else rowwise(x) for x in (self.valid, self.q_valid, self.prefix))
+        documents = None
+        if self.q_document is not None and self.k_document is not None:
+            documents = rowwise(self.q_document), rowwise(self.k_document)
+        causal, (before, after) = self.causal, self.window or (None, None)
+
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            seen = (b >= 0) & (i >= 0) & (j >= 0)
+            if causal:
+                past = k_order(b, j) <= q_order(b, i)
+                seen = seen & (past if prefix is None else past | prefix(b, j))
+            if before is not None:
+                seen = seen & (q_order(b, i) - k_order(b, j) <= before)
+            if after is not None:
+                seen = seen & (k_order(b, j) - q_order(b, i) <= after)
+            if valid is not None:
+                seen = seen & valid(b, j)
+            if q_valid is not None:
+                seen = seen & q_valid(b, i)
+            if documents is not None:
+                seen = seen & (documents[0](b, i) == documents[1](b, j))
+            return seen
+
+        return visible
+
+    def mask(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Visibility as a dense bool tensor, (batch or 1, 1, num_queries, num_keys): True where a query sees a key.
+        first, end: for these queries only.
+
+        Raises:
+            InputError: they are no range of the queries.
+        """
+        check_range(first, end, self.num_queries)
+        rows = (self.num_queries if end is None else end) - first
+        b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
+        return self.mask_mod()(b, h, i + first, j)
+
+    @property
+    def all_visible(self) -> bool:
+        """True when it is known, without reading a tensor, that every query sees every key."""
+        before, after = self.window or (None, None)
+        if self.hides_tokens or self.prefix is not None:
+            return False
+        if not self.causal and self.window is None:
+            return True
+        if self.diagonal is None:
+            return False
+        ahead = self.num_keys - 1 - self.diagonal  # tokens that query 0 would see after itself
+        if self.causal and ahead > 0:
+            return False
+        return (before is None or self.num_queries - 1 + self.diagonal <= before) and (after is None or ahead <= after)
+
+    @property
+    def unmasked(self) -> bool:
+        """True when nothing but causality decides what a query sees."""
+        return not self.hides_tokens and self.prefix is None and self.window is None
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether there is padding, or another document."""
+        return self.valid is not None or self.q_valid is not None or self.q_document is not None
+
+    @property
+    def sees_future(self) -> bool:
+        """Whether a query may see keys after itself."""
+        return not self.causal or self.prefix is not None
+
+    @property
+    def region(self) -> Region:
+        """The window by distances in the tokens' order."""
+        before, after = self.window or (None, None)
+        if before is None and after is None:
+            return EVERYTHING
+        return Region(None if after is None else -after, None if before is None else before + 1)
+
+    def visible_counts(self) -> Tensor:
+        """How many keys each query sees, (batch or 1, num_queries)."""
+        if self.branch is not None and self.branch.most is not None:
+            return self._with(branch=None).visible_counts().clamp(max=self.branch.most)
+        if self.full_keys is not None:
+            return self.full_keys.visible_counts()
+        if self.all_visible:
+            return torch.full_like(self.q_order, self.num_keys)
+        before, after = self.window or (None, None)
+        after = 0 if self.causal else after
+        if not self.hides_tokens and self.start is not None and self.prefix is None:
+            index = self.q_order - self.k_order[:, :1]
+            end = torch.full_like(index, self.num_keys) if after is None else index + after + 1
+            first = torch.zeros_like(index) if before is None else (index - before).clamp(0, self.num_keys)
+            return (end.clamp(0, self.num_keys) - first).clamp(min=0)
+        if self.prefix is not None and self.window is not None:
+            return self.mask()[:, 0].sum(-1)
+        q, k, q_document, k_document, valid, prefix = (
+            x if x is None else x.expand(self.batch, -1)
+            for x in (self.q_order, self.k_order, self.q_document, self.k_document, self.valid, self.prefix)
+        )
+        assert q is not None
+        assert k is not None
+        if prefix is not None and self.causal:  # as if before every query
+            k = torch.where(prefix, torch.minimum(k.amin(1, keepdim=True), q.amin(1, keepdim=True)), k)
+        if q_document is None or k_document is None:
+            q_document, k_document = torch.zeros_like(q), torch.zeros_like(k)
+        counts = count_between(q, k, q_document, k_document, valid, (before, after))
+        return counts if self.q_valid is None else counts * self.q_valid
+
+    # ---------------------------------------------------------------- ask: what follows from them, made once
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """A value that follows from these positions and from what the key names, made once and without gradient. Positions
+        that are derived from these start without it."""
+        if torch.compiler.is_compiling():
+            return make()
+        if key not in self._memo:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                self._memo[key] = make()
+        return self._memo[key]
+
+    def with_pass_cache(self) -> "Positions":
+        """A copy for one forward pass of a model, the only one with a `pass_cache`."""
+        positions = self._with()
+        if not torch.compiler.is_compiling():
+            object.__setattr__(positions, "_pass_cache", {})
+        return positions
+
+    @property
+    def pass_cache(self) -> dict[Hashable, Any] | None:
+        """What the layers of one forward pass share, gradients included; it goes with the pass. None outside of one."""
+        return self._pass_cache
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_memo": {}, "_pass_cache": None}  # copies are data alone
+
+
+def _span(q: Tensor, k: Tensor) -> tuple[int, int] | None:
+    """The shortest and the longest distance of integers on one axis, where reading them makes no device wait."""
+    if torch.compiler.is_compiling() or q.device.type != "cpu" or q.dim() == 3:
+        return None
+    if q.is_floating_point() or k.is_floating_point():
+        return None
+    (least_q, most_q), (least_k, most_k) = ((int(limit) for limit in x.aminmax()) for x in (q, k))
+    return least_q - most_k, most_q - least_k

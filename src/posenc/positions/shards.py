@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens of a sequence one of several processes has."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from posenc.checks import LARGEST_SIZE, check_word, is_whole, shown
+from posenc.errors import InputError
+
+if TYPE_CHECKING:
+    from posenc.positions.positions import Positions
+
+LAYOUTS = ("contiguous", "zigzag")
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The part of a sequence that is at one process, made by `Positions.shard`.
+
+    Attributes:
+        full: the positions of the full sequence.
+        rank, world_size: the process, of so many.
+        layout: "contiguous" or "zigzag", see `Positions.shard`.
+        runs: the tokens, as first and end of consecutive ones.
+        group: the processes that have the other parts; None: all there are.
+    """
+
+    full: "Positions" = field(repr=False)
+    rank: int
+    world_size: int
+    layout: str
+    runs: tuple[tuple[int, int], ...]
+    group: Any = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of this part."""
+        return sum(end - first for first, end in self.runs)
+
+    def indices(self) -> Tensor:
+        """Which tokens of the full sequence are here, (length,)."""
+        device = self.full.q.device
+        return torch.cat([torch.arange(first, end, device=device) for first, end in self.runs])
+
+    def take(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This part of a tensor over the full sequence; one that is the same for every token stays."""
+        if x.shape[dim] == 1 < self.full.num_queries:
+            return x
+        parts = [x.narrow(dim, first, end - first) for first, end in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def chunks_of(rank: int, world_size: int, layout: str) -> tuple[int, ...]:
+    """The equal chunks of a sequence that a process has, by number: of world_size, or of twice as many."""
+    return (rank,) if layout == "contiguous" else (rank, 2 * world_size - 1 - rank)
+
+
+def runs_of(length: int, rank: int, world_size: int, layout: str) -> tuple[tuple[int, int], ...]:
+    """First token and end of each run of consecutive tokens that a process has, of a sequence of that length.
+
+    Raises:
+        InputError: a rank out of range, an unknown layout, or a length that cannot be cut into so many equal parts.
+    """
+    check_word("layout", layout, LAYOUTS)
+    if not is_whole(world_size) or not 1 <= world_size <= LARGEST_SIZE:
+        raise InputError(f"world_size={shown(world_size)}: the number of processes, at least 1")
+    if not is_whole(rank) or not 0 <= rank < world_size:
+        raise InputError(f"rank={shown(rank)}: must lie between 0 and world_size - 1 = {world_size - 1}")
+    parts = len(chunks_of(0, world_size, layout)) * world_size
+    if length % parts:
+        raise InputError(
+            f"a sequence of {length} tokens cannot be cut into {parts} equal parts ({layout}, world_size={world_size}): "
+            f"pad it to {-(-length // parts) * parts}, with Positions.from_mask or with document id -1 in Positions.packed"
+        )
+    size = length // parts
+    runs: list[tuple[int, int]] = []
+    for chunk in chunks_of(rank, world_size, layout):
+        adjacent = bool(runs) and runs[-1][1] == chunk * size
+        first = runs.pop()[0] if adjacent else chunk * size
+        runs.append((first, (chunk + 1) * size))
+    return tuple(runs)
