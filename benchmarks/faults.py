@@ -91,7 +91,6 @@ def files(place: Path) -> Rows:
     practice, rows = rehearsal.Rehearsal(place), {}
     for kind, word in (
         ("cells", "finished cell"),
-        ("checkpoints", "last checkpoint"),
         ("results.json", "results.json"),
     ):
         chosen = random.Random(f"{SEED} {kind}")

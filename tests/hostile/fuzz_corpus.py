@@ -4,17 +4,12 @@ import json
 import random
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from inspect import signature
-
-import torch
 
 from hostile.fuzz_targets import CELL, RUN, TARGETS
 from posenc.encodings import ENCODINGS
 from posenc.frequencies import SCHEDULES, options_of
-from posenc.lab.checkpoint import dumped
-from posenc.lab.data import Text
-from posenc.lab.train import Training
 from posenc.position_maps import MAPS
 from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
@@ -141,25 +136,6 @@ def records(name: str) -> Iterator[bytes]:
             yield right.replace(f'"{key}": {json.dumps(value)}', f'"{key}": {odd}').encode()
 
 
-def checkpoints() -> Iterator[bytes]:
-    """A checkpoint after two steps, and what it could have become."""
-    training = Training(RUN, Text.of(torch.arange(64) % 7))
-    training.advance()
-    training.advance()
-    state = training.state()
-    right = dumped(RUN, state, 0.5)
-    yield from (right, right[:100], b"", b"PK\3\4", b"\x80\4", struct.pack("<Q", 2**60) + right[8:], right[:-1] + b"\1")
-    yield dumped(replace(RUN, seed=1), state, 0.5)
-    yield dumped(RUN, state, float(10**300))
-    yield dumped(RUN, {}, 0.5)
-    for name, value in state.items():
-        yield dumped(RUN, {key: each for key, each in state.items() if key != name}, 0.5)
-        odd = [[], [0.5] * 9, torch.zeros(2)]
-        if torch.is_tensor(value):
-            odd = [torch.zeros(3), torch.zeros(0), torch.zeros_like(value), value * float("nan"), value.to(torch.int8)]
-        yield from (dumped(RUN, {**state, name: each}, 0.5) for each in odd)
-
-
 def seeds(name: str) -> list[bytes]:
     """What a target starts from."""
     if name == "gguf":
@@ -178,8 +154,6 @@ def seeds(name: str) -> list[bytes]:
         return [*(json.dumps(config).encode() for config in CONFIGS.values()), *odd]
     if name in KEPT:
         return list(records(name))
-    if name == "checkpoint":
-        return list(checkpoints())
     if name == "settings":
         return [text.encode() for text in SETTINGS]
     if name == "index":
@@ -219,4 +193,4 @@ def mutated(name: str, count: int, seed: int = 0) -> Iterator[bytes]:
         yield bytes(data)
 
 
-assert set(TARGETS) == set(TEXTS) | {"gguf", "config", "index", "settings", "checkpoint", *KEPT}
+assert set(TARGETS) == set(TEXTS) | {"gguf", "config", "index", "settings", *KEPT}

@@ -66,7 +66,7 @@ def test_tables_of_the_encoding_learn_at_their_own_rate(corpus, tiny):
 
 def test_divergence_is_named_with_the_remedy(corpus, tiny):
     with pytest.raises(
-        InputError, match=r"--learning-rate 1e\+30 .*: the loss of 'rope' \(seed 0\) .* give smaller ones"
+        InputError, match=r"learning_rate=1e\+30 .*: the loss of 'rope' \(seed 0\) .* give smaller ones"
     ):
         train(Run("rope", 0, replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30), ""), corpus.train)
 

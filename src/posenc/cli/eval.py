@@ -75,7 +75,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     from posenc.evals.job import fingerprint
     from posenc.evals.run import evaluate
     from posenc.files import Folder
-    from posenc.lab.launcher import launched
+    from posenc.lab.parallel import launched
     from posenc.lab.tracking import Tracking
     from posenc.report.evaluation import Terminal, page
 

@@ -21,9 +21,8 @@ from posenc.engines import Engine, Interrupted, Pace, create
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Recipe, Run
-from posenc.lab.launcher import Together, follow
 from posenc.lab.measure import work
-from posenc.lab.parallel import Processes, processes
+from posenc.lab.parallel import AllProcesses, follow, world
 from posenc.lab.store import Cell, Store
 from posenc.lab.sweep import sweep
 from posenc.lab.task import Corpus
@@ -130,7 +129,7 @@ def compare(
     `render`, such as `posenc.report.page.page`, makes report.html of it; both are written as soon as every encoding has a
     seed in common, with "running": true, and again with every further one. engine: where runs are trained, see
     `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Inside
-    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. Trainings are kept on their
+    `posenc.lab.parallel.together` all processes call this alike, and they are the engine. Trainings are kept on their
     way every `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
 
     Raises:
@@ -139,18 +138,24 @@ def compare(
         "complete": false.
     """
     comparison.check(corpus)
-    group = processes()
-    if isinstance(group, Processes):
-        if group.rank:
-            return follow(group, corpus)
-        engine = Together()
+    here = world()
+    if here.rank:
+        results: dict[str, Any] = follow(corpus, lambda run: _check_data(run, corpus, here.rank))
+        return results
+    if here.size > 1:
+        engine = AllProcesses()
     engine = engine or create("local", workers=workers)
     store, checkpoints = Store(directory), Checkpoints(Path(directory).absolute(), checkpoint_minutes)
     with store.writing(command or "a comparison from Python", "compare", SCHEMA):
         results = _run(comparison, corpus, store, engine, checkpoints, progress, command, render)
     if results["complete"]:  # else the others were stopped as well
-        group.tell(results)
+        here.broadcast(results)
     return results
+
+
+def _check_data(run: Run, corpus: Corpus, rank: int) -> None:
+    if run.data != corpus.digest:
+        raise InputError(f"data={corpus.name!r}: rank {rank} reads other data than rank 0; pass the same to all")
 
 
 def _run(

@@ -12,7 +12,7 @@ from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, WindowTable
 from posenc.encodings.rotary_axes import AxesRotary
-from posenc.lab.parallel import processes
+from posenc.lab.parallel import world
 from posenc.lab.task import Arm, Scores
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
 from posenc.lab.vision.pictures import ImageBatch, Images
@@ -90,16 +90,15 @@ def _scores(
     model: Host, arm: Arm, whole: ImageBatch, size: int, settings: ImageSettings, on_batch: Callable[[int], None]
 ) -> tuple[Tensor, Tensor]:
     """(n,): the loss of each image, and 1 where its class is found."""
-    group, tokens = processes(), settings.tokens_at(size)
-    model.encoding, positions = arm.at(size).to(group.device), arm.positions(size)
+    here, tokens = world(), settings.tokens_at(size)
+    model.encoding, positions = arm.at(size).to(here.device), arm.positions(size)
     scores = []
-    for which in torch.arange(whole.scored).split(max(1, BATCH_TOKENS // tokens) * group.world_size):
-        inputs, targets, _ = group.share(whole.rows(which))
-        with group.placing(model.encoding, len(which)):
-            logits = model(inputs, None if positions is None else positions.to(group.device))
+    for which in torch.arange(whole.scored).split(max(1, BATCH_TOKENS // tokens) * here.size):
+        batch = whole.rows(which)._replace(positions=positions)
+        logits, targets, _ = here.forward(model, model.encoding, batch)
         losses = F.cross_entropy(logits, targets, reduction="none")
         both = torch.stack((losses, (logits.argmax(1) == targets).to(losses.dtype)), 1)
-        scores.append(group.gathered(both, len(which), None))
+        scores.append(here.gather(both, len(which)))
         on_batch(len(which) * tokens)
     losses, hits = torch.cat(scores).unbind(1)
     return losses, hits

@@ -91,10 +91,11 @@ class ImageBatch(NamedTuple):
     positions: Positions | None = None
 
     def rows(self, which: slice | Tensor) -> "ImageBatch":
-        return ImageBatch(self.images[which], self.targets[which])
+        return self._replace(images=self.images[which], targets=self.targets[which])
 
     def to(self, device: torch.device) -> "ImageBatch":
-        return ImageBatch(self.images.to(device), self.targets.to(device))
+        positions = None if self.positions is None else self.positions.to(device)
+        return ImageBatch(self.images.to(device), self.targets.to(device), positions)
 
     @property
     def inputs(self) -> Tensor:
