@@ -57,7 +57,7 @@ def work(rank: int, folder: str, names: list[str]) -> None:
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
     os.environ |= {name: str(value) for name, value in ranks.items()}
     torch.set_num_threads(1)
-    corpus = torch.load(f"{folder}/corpus", weights_only=False)
+    corpus = Corpus.read(Path(folder))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     curves = {}
     for parallel in ("ddp", "fsdp"):
@@ -73,7 +73,7 @@ def differences(names: list[str]) -> dict[str, dict[str, float]]:
     torch.set_flush_denormal(True)
     corpus = load("pydoc")
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(corpus, f"{folder}/corpus")
+        corpus.write(Path(folder))
         multiprocessing.spawn(work, (folder, names), nprocs=2)
         measured = torch.load(f"{folder}/curves")
     measured["reversed"] = {name: losses(name, corpus, Reversed()) for name in names}

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from posenc import ENCODINGS, InputError
 from posenc.lab import data
 from posenc.lab.config import Run, Settings
-from posenc.lab.data import making
+from posenc.lab.data.tokens import build as build_corpus
 from posenc.lab.measure import measure
 from posenc.lab.parallel import together
 from posenc.lab.tasks import TASKS
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 CORPUS = data.corpus(TEXT, "numbered lines")
-PACKED = making.build("notes", [(TEXT[i : i + 9 + 7 * (i % 5)],) for i in range(0, 9000, 23)], "bytes", True, 9000)
+PACKED = build_corpus("notes", [(TEXT[i : i + 9 + 7 * (i % 5)],) for i in range(0, 9000, 23)], "bytes", True, 9000)
 SETTINGS = Settings(
     length=16, factors=(1, 2), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, windows=5, targets=8
 )

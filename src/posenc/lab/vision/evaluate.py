@@ -15,34 +15,34 @@ from posenc.encodings.rotary_axes import AxesRotary
 from posenc.lab.parallel import world
 from posenc.lab.task import Arm, Scores
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
-from posenc.lab.vision.pictures import ImageBatch, Images
+from posenc.lab.vision.images import ImageBatch, Images
 from posenc.positions import Positions
 
 BATCH_TOKENS = 8192
 RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
-"""Encodings that take fractional places."""
+"""Encodings that take fractional positions."""
 
 
 def arms(name: str, encoding: Encoding, settings: ImageSettings) -> list[Arm]:
-    """The model as trained, which places the patches of a larger image outside the grid of training, and the same weights
-    with what the encoding does between patches stretched over the image: a table resized, or places rescaled."""
-    found, s = [Arm(name, lambda size: encoding)], settings
+    """The model as trained, for which the outer patches of a larger image lie outside the grid of training, and the same
+    weights fitted to the image: a table resized, or positions rescaled."""
+    arms, s = [Arm(name, lambda size: encoding)], settings
     if len(s.test_sizes) == 1 or encoding.needs_length:
-        return found
+        return arms
     if isinstance(encoding, GridTable | WindowTable):
-        if encoding.beyond == "resize":  # which it is by itself
-            return found
+        if encoding.beyond == "resize":  # the first arm resizes already
+            return arms
         resizing = copy(encoding)  # of the same parameters
         resizing.beyond = "resize"
-        found.append(Arm(f"{name} + resized", lambda size: resizing, trained=False))
+        arms.append(Arm(f"{name} + resized", lambda size: resizing, trained=False))
     elif isinstance(encoding, RESCALED):
-        places = lambda size: rescaled(s.side_at(size), s.side)  # noqa: E731
-        found.append(Arm(f"{name} + rescaled", lambda size: encoding, trained=False, positions=places))
-    return found
+        positions = lambda size: rescaled(s.side_at(size), s.side)  # noqa: E731
+        arms.append(Arm(f"{name} + rescaled", lambda size: encoding, trained=False, positions=positions))
+    return arms
 
 
 def rescaled(side: int, trained: int) -> Positions:
-    """The patches of an image of side x side, at the places that they cover of a grid of trained x trained."""
+    """The patches of an image of side x side, where they lie on the grid of trained x trained stretched over the image."""
     grid = Positions.grid(side, side).q
     return Positions.from_ids((grid + 0.5) * (trained / side) - 0.5)
 
@@ -65,21 +65,21 @@ def evaluate(
     settings: ImageSettings,
     on_batch: Callable[[int], None] = lambda tokens: None,
 ) -> Scores:
-    """Test one arm on held-out images: loss and whether the class is found, at every size, and at that of training also
-    with the patches shuffled; on_batch is told how many tokens have been read."""
-    s, everything = settings, torch.arange(settings.images)
-    whole = {size: images.batch(size, everything) for size in s.test_sizes}
-    moved = whole[s.image_size]._replace(images=shuffled(whole[s.image_size].images, s.patch_size))
+    """Test one arm on held-out images: loss and whether the class is right, at every size, and at that of training also
+    with the patches shuffled; on_batch is called with the number of tokens read."""
+    s = settings
+    batches = {size: images.batch(size, torch.arange(s.images)) for size in s.test_sizes}
+    moved = batches[s.image_size]._replace(images=shuffled(batches[s.image_size].images, s.patch_size))
     own = model.encoding
     try:
-        found = {size: _scores(model, arm, batch, size, s, on_batch) for size, batch in whole.items()}
+        scores = {size: _scores(model, arm, batch, size, s, on_batch) for size, batch in batches.items()}
         control = _scores(model, arm, moved, s.image_size, s, on_batch)
     finally:
         model.encoding = own
     return Scores(
-        {size: losses for size, (losses, _) in found.items()},
+        {size: losses for size, (losses, _) in scores.items()},
         also={
-            ACCURACY: {size: hits for size, (_, hits) in found.items()},
+            ACCURACY: {size: hits for size, (_, hits) in scores.items()},
             SHUFFLED_LOSS: {s.image_size: control[0]},
             SHUFFLED_ACCURACY: {s.image_size: control[1]},
         },
@@ -87,14 +87,14 @@ def evaluate(
 
 
 def _scores(
-    model: Host, arm: Arm, whole: ImageBatch, size: int, settings: ImageSettings, on_batch: Callable[[int], None]
+    model: Host, arm: Arm, images: ImageBatch, size: int, settings: ImageSettings, on_batch: Callable[[int], None]
 ) -> tuple[Tensor, Tensor]:
-    """(n,): the loss of each image, and 1 where its class is found."""
+    """(n,): the loss of each image, and 1 where its class is right."""
     here, tokens = world(), settings.tokens_at(size)
     model.encoding, positions = arm.at(size).to(here.device), arm.positions(size)
     scores = []
-    for which in torch.arange(whole.scored).split(max(1, BATCH_TOKENS // tokens) * here.size):
-        batch = whole.rows(which)._replace(positions=positions)
+    for which in torch.arange(images.scored).split(max(1, BATCH_TOKENS // tokens) * here.size):
+        batch = images.rows(which)._replace(positions=positions)
         logits, targets, _ = here.forward(model, model.encoding, batch)
         losses = F.cross_entropy(logits, targets, reduction="none")
         both = torch.stack((losses, (logits.argmax(1) == targets).to(losses.dtype)), 1)

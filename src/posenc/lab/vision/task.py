@@ -18,8 +18,7 @@ from posenc.lab.task import Arm, Scores, Task
 from posenc.lab.vision import results, wording
 from posenc.lab.vision.config import PRESETS, ImageSettings
 from posenc.lab.vision.evaluate import arms, evaluate
-from posenc.lab.vision.pictures import ImageBatch, ImageCorpus, Images
-from posenc.lab.vision.sources import DATA_IMAGES, load
+from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
 
 
 class VisionTask(Task[ImageSettings, ImageCorpus]):
