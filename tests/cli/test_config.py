@@ -11,13 +11,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evals.conftest import VOCABULARY
+from lab.evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli import config
 from posenc.errors import InputError
-from posenc.evals.config import PRESETS as EVALUATIONS
-from posenc.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
+from posenc.lab.evals.config import PRESETS as EVALUATIONS
+from posenc.lab.evals.config import preset_of, settings_of
 from posenc.lab.tasks import TASKS
 from references import PATIENCE
 from references.small_models import small_model

@@ -11,10 +11,10 @@ from unittest import mock
 
 import tokenizers
 import transformers
+from posenc.lab.sweep import Interrupted
 from tokenizers import models, pre_tokenizers
 
 from posenc import cli
-from posenc.lab.sweep import Interrupted
 from references.small_models import small_model
 
 VALUES = {
@@ -126,7 +126,7 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch("posenc.lab.compare.sweep", stop[0]),
-        mock.patch("posenc.bench.run.Workers.measure", stop[1]),
+        mock.patch("posenc.lab.bench.run.Workers.measure", stop[1]),
         mock.patch("webbrowser.open"),
         mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from posenc.measuring.records import Damaged, Records
 
 import posenc
 from posenc import cli, frequencies, position_maps
@@ -25,11 +26,13 @@ from posenc.conformance.kinds import the_kind
 from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
-from posenc.evals import store as evaluation
-from posenc.evals.config import Cell
+from posenc.lab.checkpoint import loaded
 from posenc.lab.config import Run, Settings
+from posenc.lab.data import Text
+from posenc.lab.evals import store as evaluation
+from posenc.lab.evals.config import Cell
 from posenc.lab.store import Store
-from posenc.measuring.records import Records
+from posenc.lab.train import Training
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
 from posenc.report.explorer import checked
@@ -183,6 +186,17 @@ def measured(data: bytes) -> None:
         assert store.load(CELL) == found
 
 
+def checkpoint(data: bytes) -> None:
+    """A checkpoint that is taken is one that the training can go on from."""
+    training = Training(RUN, Text.of(torch.arange(64) % 7))
+    try:
+        state, _ = loaded(training, training.state(), data)
+    except Damaged as error:
+        raise InputError(str(error)) from None
+    training.restore(state)
+    training.advance()
+
+
 def _taken(store: Records, name: str, data: bytes, load: Callable[[], Any]) -> Any:
     """What is loaded from a record, whose checksum is right where the bytes do not begin with one."""
     body = b'{"sha256": "%s", %s' % (hashlib.sha256(data[1:]).hexdigest().encode(), data[1:])
@@ -201,7 +215,7 @@ def _taken(store: Records, name: str, data: bytes, load: Callable[[], Any]) -> A
 
 TARGETS = {f.__name__: f for f in (
     encoding, schedule, method, position_map, task, words, kind, target, explorer, line, gguf, config, index, settings,
-    cell, measured,
+    cell, measured, checkpoint,
 )}  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     from posenc.files import Folder
     from posenc.pretrained.load import needs
     from posenc.report.analysis import page, results
-    from posenc.report.terminal import ShowsProgress
+    from posenc.report.terminal import Display
 
     needs("matplotlib", "lab")
     check_sizes(options, **SIZES)
@@ -67,7 +67,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     shape = {"dim": options.dim, "num_heads": options.heads, "head_dim": options.head_dim}
     shape = {name: size for name, size in shape.items() if size is not None}
     started = time.perf_counter()
-    with prints_aside(), ShowsProgress(options.out or ".") as shown:  # what the analysed code prints is not our answer
+    with prints_aside(), Display(options.out or ".") as shown:  # what the analysed code prints is not our answer
         thing, tokenizer = _found(options)
         subject = subject_of(
             thing,

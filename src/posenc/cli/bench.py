@@ -4,12 +4,12 @@
 import argparse
 
 from posenc.cli.common import FAILED, TableFormatter, conclude, told
-from posenc.cli.config import record, recording
+from posenc.cli.config import record
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    from posenc.bench.case import DTYPES, MODES
-    from posenc.bench.cases import CASES
+    from posenc.lab.bench.case import DTYPES, MODES
+    from posenc.lab.bench.cases import CASES
 
     parser.formatter_class = TableFormatter
     width = max(map(len, CASES))
@@ -51,11 +51,11 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
 
     import torch
 
-    from posenc.bench.harness import Effort
-    from posenc.bench.plan import QUICK, QUICK_EFFORT, STANDARD, Settings, plan
-    from posenc.bench.run import bench
-    from posenc.bench.table import markdown
-    from posenc.measuring.machine import check_present
+    from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, Bench, Settings, plan
+    from posenc.lab.bench.table import markdown
+    from posenc.lab.bench.timing import Effort
+    from posenc.lab.machine import check_present
+    from posenc.lab.study import run
 
     device = getattr(options, "device", "cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
@@ -66,19 +66,20 @@ def run_bench(options: argparse.Namespace, command: str) -> int:
     preset = QUICK if options.quick else STANDARD
     lengths, modes, dtypes = (getattr(options, name, ()) for name in ("n", "mode", "dtype"))
     trials = plan(options.cases, lengths, modes, dtypes, options.memory, preset)
-    from posenc.report.speed import Terminal, page
+    from posenc.report.speed import page, show
+    from posenc.report.terminal import Display
 
     resolved = {"device": device, "rounds": settings.effort.rounds, "patience": settings.effort.patience}
-    with Terminal(options.out) as terminal, told(options.command):
-        results = bench(
-            trials,
-            settings,
+    with Display(options.out) as display, told(options.command):
+        results = run(
+            Bench(trials, settings),
             options.out,
-            progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
+            progress=display,
             command=command,
-            render={"table.md": markdown, "report.html": page},
+            pages={"table.md": markdown, "report.html": page},
+            begin=lambda: record(options.out, options, **resolved),
         )
     done, planned = results["trials_finished"], results["trials_planned"]
-    code = conclude(options, results, terminal.show, done, planned, "trials")
+    code = conclude(options, results, show, done, planned, "trials")
     own = [row for trial in results["trials"] for row in trial["rows"] if row["package"] is None]
     return FAILED if any(row["status"] in ("failed", "differs") for row in own) else code

@@ -51,7 +51,7 @@ def emit(options: argparse.Namespace, data: object, text: str) -> int:
 def conclude(
     options: argparse.Namespace,
     results: dict[str, Any],
-    show: Callable[[dict[str, Any]], object],
+    show: Callable[[dict[str, Any], str], object],
     finished: int,
     planned: int,
     what: str,
@@ -60,7 +60,7 @@ def conclude(
     if options.json:
         print(json.dumps(results))
     else:
-        show(_printable(results))
+        show(_printable(results), options.out)
     if results["complete"]:
         return DONE
     print(
@@ -124,7 +124,7 @@ def load_model(
     more: for `posenc.load`."""
     import torch
 
-    from posenc.measuring.machine import check_present
+    from posenc.lab.machine import check_present
     from posenc.pretrained.load import load, needs
     from posenc.pretrained.precision import chosen_because, stored_dtype
 

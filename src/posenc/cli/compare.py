@@ -3,10 +3,11 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.cli.common import FAILED, conclude, told
-from posenc.cli.config import Digest, check_digest, record, recording
+from posenc.cli.config import Digest, check_digest, record
 from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import InputError, unknown
 from posenc.texts import flag_of
@@ -138,49 +139,54 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
 
 
 def _run(options: argparse.Namespace, command: str) -> int:
-    from dataclasses import replace
-
-    from posenc.engines import Interrupted
     from posenc.lab.compare import compare
-    from posenc.lab.config import Run
     from posenc.lab.parallel import launched
-    from posenc.lab.store import Cell
+    from posenc.lab.study import Interrupted
     from posenc.lab.tracking import Tracking
+    from posenc.report.compared import show
     from posenc.report.page import page
-    from posenc.report.terminal import Terminal
+    from posenc.report.terminal import Display, about
 
     for flag, differs in (("workers", options.workers), ("engine", options.engine != "local")):
         if differs and launched():
             raise InputError(
-                f"--{flag} {getattr(options, flag)}: the processes that a launcher started train each model together; leave it "
+                f"{flag}={getattr(options, flag)}: the processes that a launcher started train each model together; leave it "
                 "out, or start one process"
             )
     engine = read_engine(options, workers=options.workers)
     comparison, corpus = read_comparison(options)
     tracking = Tracking(options.track, options.out)
-    with Terminal(options.out, lambda: share_of_quick(options, comparison)) as terminal, told(options.command):
 
-        def finished(run: Run, cell: Cell) -> None:
-            terminal.progress.finished(run, cell)
-            tracking.finished(run, cell)
+    def hint(seconds: float) -> str:
+        share = share_of_quick(options, comparison)
+        if share is None:
+            return ""
+        return f"; --preset quick would take about {about(seconds * share)} (Ctrl-C stops, and keeps what is done)"
 
+    class Tracked(Display):
+        def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
+            super().finished(what, measured, done)
+            for run, cell in measured.items():
+                tracking.finished(run, cell)
+
+    with Tracked(options.out, hint) as display, told(options.command):
         try:
-            telling = replace(terminal.progress, finished=finished)
             results = compare(
                 comparison,
                 corpus,
                 options.out,
                 engine=engine,
                 checkpoint_minutes=options.checkpoint_every,
-                progress=recording(telling, lambda: record(options.out, options, **resolved(comparison, corpus))),
+                progress=display,
                 command=command,
                 render=page,
+                begin=lambda: record(options.out, options, **resolved(comparison, corpus)),
             )
         except Interrupted:
             print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
             return FAILED
     done = results["runs"]
-    return conclude(options, results, terminal.show, done["finished"], done["planned"], "runs")
+    return conclude(options, results, show, done["finished"], done["planned"], "runs")
 
 
 def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a command computes: the options of `posenc.engines`."""
+"""Where a command computes: the options of `posenc.lab.engines`."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc.engines import Engine
+    from posenc.lab.engines import Engine
 
 ENGINES = ("local", "ray")
 
@@ -28,10 +28,10 @@ def read_engine(options: argparse.Namespace, local: str = "local", **more: Any) 
     """The engine that the options of `add_engine` ask for. local: what "local" means to this command.
 
     Raises:
-        InputError: see `posenc.engines.create`.
+        InputError: see `posenc.lab.engines.create`.
     """
-    from posenc.engines import create
     from posenc.errors import unknown
+    from posenc.lab.engines import create
 
     if options.engine not in ENGINES:
         raise unknown("--engine", options.engine, ENGINES)

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from posenc.cli.common import FAILED, TableFormatter, add_model, conclude, read_model, told
-from posenc.cli.config import Digest, check_digest, record, recording
+from posenc.cli.config import Digest, check_digest, record
 from posenc.cli.engine import add_engine, read_engine
 from posenc.errors import InputError
 
@@ -15,7 +15,7 @@ SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "genera
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
-    from posenc.evals.config import PRESETS
+    from posenc.lab.evals.config import PRESETS
     from posenc.tasks import TASKS
     from posenc.texts import summary
 
@@ -70,14 +70,14 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
 def run_eval(options: argparse.Namespace, command: str) -> int:
     from dataclasses import asdict
 
-    from posenc.engines import Interrupted
-    from posenc.evals.config import digests, settings_of
-    from posenc.evals.job import fingerprint
-    from posenc.evals.run import evaluate
     from posenc.files import Folder
+    from posenc.lab.evals.config import digests, settings_of
+    from posenc.lab.evals.study import evaluate, fingerprint
     from posenc.lab.parallel import launched
+    from posenc.lab.study import Interrupted
     from posenc.lab.tracking import Tracking
-    from posenc.report.evaluation import Terminal, page
+    from posenc.report.evaluation import page, show
+    from posenc.report.terminal import Display
 
     if launched():
         raise InputError(
@@ -98,7 +98,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
     resolved["dtype"] = str(model.dtype).removeprefix("torch.")
     check_digest(options, "model_fingerprint", options.model, resolved["model_fingerprint"])
-    with Terminal(options.out) as terminal, told(options.command):
+    with Display(options.out) as display, told(options.command):
         try:
             results = evaluate(
                 model,
@@ -108,9 +108,10 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
                 name=options.model,
                 engine=engine,
                 attention=options.attention,
-                progress=recording(terminal.progress, lambda: record(options.out, options, **resolved)),
+                progress=display,
                 command=command,
                 render=page,
+                begin=lambda: record(options.out, options, **resolved),
                 **chosen,
             )
         except Interrupted:
@@ -119,7 +120,7 @@ def run_eval(options: argparse.Namespace, command: str) -> int:
     if results["complete"]:
         tracking.evaluated(results)
     done = results["cells"]
-    return conclude(options, results, terminal.show, done["finished"], done["planned"], "cells")
+    return conclude(options, results, show, done["finished"], done["planned"], "cells")
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     from posenc.pretrained.precision import AUTO, HALF, STEPS_LOST, chosen_because, widen
     from posenc.pretrained.resuming import Checkpoint, remove
     from posenc.pretrained.verify import TUNED
-    from posenc.report.terminal import ShowsProgress
+    from posenc.report.terminal import Display
 
     if options.image_size is not None:
         return _resized(options, command)
@@ -123,7 +123,7 @@ def run_extend(options: argparse.Namespace, command: str) -> int:
     tuned: Finetuning | None = None
     results["precision"] = chosen_because(model)
     told: list[object] = [report, f"computed in {results['precision']}"]
-    with ShowsProgress(options.out or ".") as shown:
+    with Display(options.out or ".") as shown:
         reader = _before_and_after(options, text, model, tokenizer, report, extended, shown) if options.verify else None
         if training is not None:
             tuned = _finetuned(model, tokenizer, options.finetune, training, shown)

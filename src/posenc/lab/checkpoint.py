@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import io
 import math
-import os
 import time
 import warnings
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError
+from posenc.files import write_atomically
 from posenc.lab.config import Run
 from posenc.lab.train import Training
 
@@ -49,11 +49,9 @@ class Checkpoints:
 
     def remove(self, run: Run) -> None:
         """Delete the checkpoint of a run that has been measured."""
-        folder = self.path(run).parent
-        for path in folder.glob(f"{run.id}.*"):  # the last one, and one that was not written to its end
-            path.unlink()
+        self.path(run).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            folder.rmdir()  # unless there are others
+            self.path(run).parent.rmdir()  # unless there are others
 
 
 class Checkpoint:
@@ -93,10 +91,7 @@ class Checkpoint:
         if not self.training.world.rank:
             content = io.BytesIO()
             torch.save({"training": state, "seconds": self.seconds}, content)
-            temporary = self.path.with_suffix(".tmp")
-            self.path.parent.mkdir(exist_ok=True)
-            temporary.write_bytes(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
-            os.replace(temporary, self.path)
+            write_atomically(self.path, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
         self.written = time.perf_counter()
 
     def _read(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ accelerate starts the processes' communication and torch's DDP or FSDP2 divides 
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from posenc.blocks import Host
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
-from posenc.engines import Here, Work, silent
-from posenc.engines.work import Result, Shared, Task, Ticks
 from posenc.errors import InputError, first_line
 from posenc.lab.config import Run
+from posenc.lab.engines import InProcess, Job, Result, Shared, Ticks, Work
+from posenc.lab.machine import flushed_denormals
 from posenc.lab.task import Batch
-from posenc.measuring.machine import flushed_denormals
 from posenc.positions import Positions
 
 __all__ = ["AllProcesses", "World", "follow", "launched", "together", "world"]
@@ -132,6 +131,13 @@ class World:
         from accelerate.utils import broadcast_object_list
 
         return broadcast_object_list([value])[0]
+
+    def require_equal(self, name: str, value: object) -> None:
+        """Raises:
+        InputError: this process has another value than rank 0.
+        """
+        if value != (first := self.broadcast(value)):
+            raise InputError(f"{name}={value}: rank 0 has {first}; pass the same to all processes")
 
     def _bounds(self, batch: int) -> tuple[int, int]:
         """The rows of a batch that belong to this process's group: from, to."""
@@ -250,27 +256,26 @@ def _join(parallel: str, shards: int) -> World:
 
 @dataclass(frozen=True)
 class AllProcesses:
-    """The engine of rank 0 inside `together`: one task after the other, each by all processes. The others `follow`."""
+    """The engine of rank 0 inside `together`: one job after the other, each by all processes. The others `follow`."""
 
     name: ClassVar[str] = "together"
     in_process: ClassVar[bool] = True
     workers: ClassVar[int] = 1
 
     def run(
-        self, work: Work[Shared, Task, Result], on_tick: Ticks[Task] = silent
-    ) -> Generator[tuple[Task, Result], None, None]:
-        """See `posenc.engines.Engine`."""
-        world().broadcast((work.function, list(work.tasks)))
-        yield from Here().run(work, on_tick)
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """See `posenc.lab.engines.Engine`."""
+        world().broadcast((work.function, list(work.jobs)))
+        yield from InProcess().run(work, ticks)
 
 
-def follow(shared: Any, check: Callable[[Any], None] = lambda task: None) -> Any:
-    """On the ranks above 0: take part in every task of `AllProcesses`, and return what rank 0 broadcasts at the end.
+def follow(shared: Any) -> Any:
+    """On the ranks above 0: take part in every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
 
-    shared: what tasks share. check: raises where a task does not fit to it.
+    shared: what jobs share, such as a study.
     """
-    function, tasks = world().broadcast()
-    for task in tasks:
-        check(task)
-        function(shared, task, lambda size, what="": None)  # rank 0 reports the work of all
+    function, jobs = world().broadcast()
+    for job in jobs:
+        function(shared, job, lambda size, what="": None)  # rank 0 reports the work of all
     return world().broadcast()

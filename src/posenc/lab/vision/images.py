@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
+from posenc.lab.machine import free_bytes
 from posenc.lab.vision.config import ImageSettings
 from posenc.lab.vision.scenes import DrawnScenes
-from posenc.measuring.machine import free_bytes
 from posenc.positions import Positions
 
 DATA_IMAGES = 5000
