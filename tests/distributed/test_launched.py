@@ -76,7 +76,7 @@ def numbers(folder):
     """Losses and scores of each cell; not how long they took."""
     found = {}
     for file in folder.glob("cells/*.json"):
-        cell = json.loads(file.read_text())
+        cell = json.loads(file.read_text())["record"]
         arms = [{key: value for key, value in arm.items() if "per_second" not in key} for arm in cell["arms"]]
         found[file.name] = cell["losses"], arms
     return found
