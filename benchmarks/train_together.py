@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from posenc import ENCODINGS
-from posenc.lab.config import Run, Settings
 from posenc.lab.data import Corpus, load
+from posenc.lab.experiment import Run
 from posenc.lab.parallel import World, together
+from posenc.lab.text import Settings
 from posenc.lab.train import Training
 
 SETTINGS = Settings(

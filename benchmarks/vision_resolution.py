@@ -10,10 +10,10 @@ import argparse
 import json
 from pathlib import Path
 
-from posenc.lab.compare import Comparison, Progress, compare
-from posenc.lab.tasks import TASKS
-from posenc.lab.vision.config import CORE
+from posenc.lab.compare import Comparison, compare
+from posenc.lab.vision.experiment import CORE, PRESETS
 from posenc.report.page import page
+from posenc.report.terminal import Display
 
 DATA = ("places", "digits")
 SEEDS = 3
@@ -26,12 +26,11 @@ START, END = "<!-- resolution: start -->", "<!-- resolution: end -->"
 
 def measured(data: str, folder: Path, workers: int) -> dict:
     """results.json of one data set, without what is not in the tables."""
-    task = TASKS["vision"]
-    corpus, settings = task.load(data, task.presets["standard"].settings.changed(**CHANGED))
-    told = Progress(finished=lambda run, cell: print(data, run.encoding, run.seed, flush=True))
-    found = compare(
-        Comparison(CORE, SEEDS, settings), corpus, folder / data, workers=workers, progress=told, render=page
-    )
+    corpus, settings = PRESETS["standard"].settings.changed(**CHANGED).load(data)
+    with Display(folder / data) as display:
+        found = compare(
+            Comparison(CORE, SEEDS, settings), corpus, folder / data, workers=workers, progress=display, render=page
+        )
     if not found["complete"]:
         raise SystemExit(f"{data}: interrupted; the same command goes on from there")
     facts = {name: found["data"][name] for name in ("name", "sha256", "train_images", "held_out_images", "chance")}

@@ -15,8 +15,8 @@ import posenc
 from posenc.analysis import analyze
 from posenc.bias import Relative
 from posenc.conformance import check
-from posenc.lab.engines import Here
 from posenc.lab import compare, config, data
+from posenc.lab.engines import Here
 from posenc.report.page import page
 
 

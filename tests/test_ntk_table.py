@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from posenc.lab import data
-from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import accuracy
+from posenc.lab.experiment import Run
 from posenc.lab.statistics import estimate
+from posenc.lab.text import Settings
 from posenc.lab.train import build
 from posenc.tasks.haystack import pydoc
 from test_examples import EXAMPLES, example

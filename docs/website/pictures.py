@@ -10,9 +10,8 @@ from torch import Tensor
 
 import posenc
 from posenc.analysis import bias, codes_of, plots, rotation, scores
-from posenc.analysis.codes import SHAPE
-from posenc.analysis.plots.frame import AROUND, PALETTE, SOFT, plot
-from posenc.analysis.questions import Picture
+from posenc.analysis.plotting import PALETTE, SOFT, Picture, image, plot
+from posenc.analysis.reading import SHAPE
 from posenc.attention import posed
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
@@ -73,11 +72,8 @@ def _of_pairs(name: str) -> list[Picture]:
 )
 def around_the_middle(ax: "Axes", values: Tensor) -> None:
     """What position does to the score of an image's middle patch with every other one of the same content."""
-    most = float(values.abs().max()) or 1.0
-    image = ax.imshow(values.numpy(), cmap=AROUND, vmin=-most, vmax=most, interpolation="nearest")
-    ax.grid(False)
+    image(ax, values)
     ax.set(xlabel="column of the patch", ylabel="row of the patch")
-    ax.figure.colorbar(image, ax=ax)
 
 
 @plot(

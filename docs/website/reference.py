@@ -63,7 +63,11 @@ def public(name: str) -> dict[str, Any]:
 
 def _module(name: str) -> Page:
     title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
-    entries = "\n\n".join(f"::: {thing.__module__}.{thing.__qualname__}" for thing in public(name).values())
+    paths = (
+        f"{thing.__module__}.{thing.__qualname__}" if thing.__name__ == each else f"{name}.{each}"
+        for each, thing in public(name).items()
+    )
+    entries = "\n\n".join(f"::: {path}" for path in paths)
     return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
 
 

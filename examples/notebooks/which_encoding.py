@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 
 import posenc
 from posenc.analysis import plots, scores
-from posenc.lab.engines import Here
 from posenc.lab import compare, config, data
+from posenc.lab.engines import Here
 
 NAMES = ("sinusoidal", "learned", "rope", "alibi")
 STEPS = 120

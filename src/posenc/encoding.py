@@ -104,6 +104,8 @@ class Encoding(nn.Module):
     """`bias` learns nothing and is the same in every layer: it is made once for all. A subclass does not inherit it."""
     centres_keys: ClassVar[bool] = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    sequential: ClassVar[bool] = False
+    """The code of a position takes computing those of all positions before it."""
     shifts_queries: ClassVar[bool] = False
     """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
 
@@ -166,6 +168,15 @@ class Encoding(nn.Module):
         """The branches of a position map: `rotate` is asked for each with `positions.at(branch)`, and one softmax goes
         over all, each pair scored in the branch whose region it lies in. Empty: there is no map."""
         return ()
+
+    def position_codes(self, positions: Positions, layer: int = 0) -> Tensor | None:
+        """The vector of each query's position, (batch or 1, num_queries, channels), where the encoding has one that `embed`
+        does not simply add: what analyses read."""
+        return None
+
+    def code_frequencies(self) -> Tensor | None:
+        """By how many radians each pair of channels of `position_codes` rotates from a position to the next; None: not known."""
+        return None
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         """By how much each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).

@@ -10,8 +10,7 @@ from torch import nn
 
 import posenc
 from posenc.analysis import Finding, codes_of
-from posenc.analysis.analyze import analyze
-from posenc.analysis.questions import QUESTIONS
+from posenc.analysis.analyze import QUESTIONS, analyze
 from posenc.errors import InputError
 
 SLOW = {"floater"}
@@ -30,12 +29,11 @@ def waves(positions):
 def test_every_encoding_is_analysed(name):
     found = analyze(name, length=16, steps=0)
     assert found.sentences()
-    assert {s.name for s in found.sections} | {left.name for left in found.left_out} == {q.name for q in QUESTIONS}
+    assert {s.name for s in found.sections} | set(found.left_out) == set(QUESTIONS)
     for section in found.sections:
         assert isinstance(section.finding, Finding)
         assert all(sentence.strip() for sentence in section.finding.sentences())
-    for left in found.left_out:
-        assert re.fullmatch(r"[A-Z].*\.", left.reason, flags=re.DOTALL), left
+    assert all(re.fullmatch(r"[A-Z].*\.", reason, flags=re.DOTALL) for reason in found.left_out.values())
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -106,14 +104,14 @@ def changing():
     [
         (lambda p: torch.full((len(p), 4), torch.nan), {}, r"is not finite"),
         (changing(), {}, r"gave two different codes for the same positions"),
-        (lambda p: torch.ones(len(p)), {}, r"it must give \(n, dim\)"),
+        (lambda p: torch.ones(len(p)), {}, r"must give real \(n, dim\)"),
         (lambda p: torch.ones(3, 4), {}, r"gave \(3, 4\) for"),
-        (waves, {"dim": 8}, r"gave codes of width 16, but dim=8"),
+        (waves, {"dim": 8}, r"gave codes of width 16, expected 8"),
         (lambda p: 1 / 0, {}, r"failed for .* positions: ZeroDivisionError"),
         (waves, {"length": 1}, r"length=1: must lie between 2 and 131072"),
         (waves, {"steps": -1}, r"steps=-1: must be at least 0"),
         (waves, {"trained": 0}, r"trained=0: must be at least 1"),
-        (np.ones(3), {}, r"pass \(n, dim\)"),
+        (np.ones(3), {}, r"\(n, dim\), a row per position"),
         ("ropee", {}, r"unknown encoding 'ropee': did you mean 'rope'"),
         (object(), {}, r"a object has no codes"),
     ],
@@ -142,8 +140,7 @@ def test_a_model_of_transformers_is_read_itself():
     found = analyze(model, steps=0)
     assert (found.settings["kind"], found.settings["length"], found.settings["trained"]) == ("model", 24, 24)
     assert found["kernel"].finding.dim == codes_of(model)(torch.arange(24)).shape[1] == 16
-    reasons = {left.name: left.reason for left in found.left_out}
-    assert reasons["terms"] == "The model has no tokenizer to read a text with."
+    assert found.left_out["terms"] == "The model has no tokenizer to read a text with."
 
 
 def test_a_tokenizer_may_be_a_function():
@@ -159,6 +156,12 @@ def test_a_tokenizer_may_be_a_function():
     assert {"twins", "terms", "sum", "survival"} <= names
     assert found["expansion"].finding.texts == 4
     assert found["sum"].finding.given.positions == 20
+
+
+def test_old_names_warn():
+    for old, new in (("body_of", posenc.analysis.vector_model), ("Body", posenc.analysis.VectorModel)):
+        with pytest.warns(DeprecationWarning, match=f"{old} is now {new.__name__}"):
+            assert getattr(posenc.analysis, old) is new
 
 
 @pytest.mark.slow

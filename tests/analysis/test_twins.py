@@ -5,11 +5,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 import posenc
-from posenc.analysis import equivariance, plots, trained_model, twins
-from posenc.analysis.symmetry import ROUNDING, encoder
+from posenc.analysis import equivariance, trained_model, twins
+from posenc.analysis.model import random_model
+from posenc.analysis.symmetry import ROUNDING
 from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
 from references import minilm
@@ -25,7 +25,7 @@ def test_only_positions_tell_two_cans_apart(encoding):
     assert found.distance_without < ROUNDING
     assert found.cosine_without == pytest.approx(1)
     assert (found.distance < ROUNDING) is (encoding in SEES_NO_ORDER)
-    assert ("nothing tells the two places apart" in found.sentences()[1]) is (encoding in SEES_NO_ORDER)
+    assert ("nothing in this text distinguishes them" in found.sentences()[1]) is (encoding in SEES_NO_ORDER)
 
 
 def test_the_same_twins_are_no_proof_of_blindness():
@@ -33,13 +33,11 @@ def test_the_same_twins_are_no_proof_of_blindness():
     found = twins("can a can", "alibi")
     assert found.distance < ROUNDING
     assert not equivariance("alibi").blind
-    assert (
-        found.sentences()[1] == "They are the same with positions too: in this text nothing tells the two places apart."
-    )
+    assert found.sentences()[1] == "With positions too they are the same: nothing in this text distinguishes them."
 
 
 def test_representations_are_the_models():
-    model = encoder("sinusoidal")
+    model = random_model("sinusoidal")
     words = {word: number for number, word in enumerate(["can", "you", "open", "a", "?"])}
     read = ["can", "you", "open", "a", "can", "?"]
     tokens = torch.tensor([[words[word] for word in read]])
@@ -124,9 +122,9 @@ def test_minilm_with_its_table_and_without():
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("Open a can", {}, r"no token stands in it twice"),
-        ("Can you open a can?", {"word": "open"}, r"no token 'open' stands in it twice"),
-        ("Can you open a can?", {"word": "tin"}, r"no token 'tin' stands"),
+        ("Open a can", {}, r"no token occurs twice"),
+        ("Can you open a can?", {"word": "open"}, r"no token 'open' occurs twice"),
+        ("Can you open a can?", {"word": "tin"}, r"no token 'tin' occurs"),
         ("  ", {}, r"has no words"),
         ("a a", {"encoding": "nope"}, r"unknown encoding"),
     ],
@@ -140,7 +138,7 @@ def test_a_model_without_its_tokenizer():
     config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16)
     with pytest.raises(InputError, match=r"tokenizer=None: pass the one that the model was trained with"):
         twins(model=transformers.BertModel(config))
-    words = encoder("none", config=TransformerConfig(9, 16, 1, 2))
+    words = random_model("none", config=TransformerConfig(9, 16, 1, 2))
     with pytest.raises(InputError, match=r"tokenizer=None"):
         twins(model=words)
 
@@ -159,7 +157,7 @@ def test_positions_that_are_not_in_codes_or_ids():
     config = transformers.MPNetConfig(**shape, intermediate_size=32, num_hidden_layers=1, initializer_range=0.5)
     found = twins("can you open can", model=transformers.MPNetModel(config), tokenizer=read_as_numbers)
     assert found.distance_without > ROUNDING
-    assert "something that is not its codes" in found.sentences()[0]
+    assert "something other than its codes" in found.sentences()[0]
 
 
 def test_the_callers_random_numbers_go_on():
@@ -168,15 +166,3 @@ def test_the_callers_random_numbers_go_on():
     torch.manual_seed(3)
     twins(encoding="learned")
     assert torch.equal(torch.rand(2), wanted)
-
-
-def test_plot():
-    pairs = [twins(), twins(encoding="none"), twins(encoding="none", causal=True)]
-    figure = plots.twins_apart(*pairs)
-    (ax,) = figure.axes
-    ends = [line.get_xdata() for line in ax.lines[::3]]
-    assert [list(end) for end in ends] == [[pair.distance_without, pair.distance] for pair in pairs]
-    own = Figure().subplots()
-    assert plots.twins_apart(pairs[0], ax=own) is own.get_figure()
-    assert plots.twins_apart.see.endswith(".")
-    figure.draw_without_rendering()

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from posenc.measuring import memory
 
 from posenc import ALiBi, Encoding, InputError, Positions, create, explain
 from posenc.attention import attention, posed
@@ -12,6 +11,7 @@ from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
+from posenc.lab import machine
 from posenc.lab.bench.measure import apart
 from posenc.positions.regions import Region
 
@@ -443,7 +443,7 @@ def test_one_graph_serves_every_length_and_one_every_step(name):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not memory.measurable(torch.device("cpu")), reason="this system does not tell a process its peak")
+@pytest.mark.skipif(not machine.measurable(torch.device("cpu")), reason="this system does not tell a process its peak")
 @pytest.mark.parametrize(
     "name",
     [
@@ -474,7 +474,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p,
                 attention(q, k, v, encoding, causal=True, dropout_p=dropout_p).sum().backward()
 
             step(32)
-            return memory.peak(lambda: step(n), torch.device("cpu"))
+            return machine.peak(lambda: step(n), torch.device("cpu"))
 
         return apart(work)
 

@@ -15,10 +15,9 @@ from lab.evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli import config
 from posenc.errors import InputError
-from posenc.lab.compare import Comparison
+from posenc.lab.compare import EXPERIMENTS, Comparison
 from posenc.lab.evals.config import PRESETS as EVALUATIONS
 from posenc.lab.evals.config import preset_of, settings_of
-from posenc.lab.tasks import TASKS
 from references import PATIENCE
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
@@ -272,7 +271,7 @@ def settings_in(folder):
 
 
 @pytest.mark.parametrize(
-    ("task", "preset"), [(name, preset) for name, task in TASKS.items() for preset in task.presets]
+    ("task", "preset"), [(name, preset) for name, task in EXPERIMENTS.items() for preset in task.presets]
 )
 def test_a_comparison_comes_back_whole_without_its_preset(task, preset, tmp_path, monkeypatch, capsys):
     asked = []
@@ -287,7 +286,7 @@ def test_a_comparison_comes_back_whole_without_its_preset(task, preset, tmp_path
     assert cli.main(["compare", "--config", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b")]) == 2
     assert "far enough" in capsys.readouterr().err
     assert asked[0] == asked[1]
-    p, decided = TASKS[task].presets[preset], asked[0][0].settings
+    p, decided = EXPERIMENTS[task].presets[preset], asked[0][0].settings
     of_data = {name: getattr(decided, name) for name in ("num_classes", "channels") if hasattr(decided, name)}
     assert asked[0][0] == Comparison(p.encodings, p.seeds, p.settings.changed(**of_data))
     assert "preset" not in settings_in(tmp_path / "a")

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from posenc import ENCODINGS, InputError
 from posenc.lab import data
-from posenc.lab.config import Run, Settings
 from posenc.lab.data.tokens import build as build_corpus
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
 from posenc.lab.parallel import together
-from posenc.lab.tasks import TASKS
+from posenc.lab.text import Settings
 from posenc.lab.train import Training, build
-from posenc.lab.vision.config import ImageSettings
+from posenc.lab.vision.experiment import ImageSettings
 from references import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -34,11 +34,9 @@ SETTINGS = Settings(
 )
 READING = "randomized:max_length=64+learned:max_positions=64+rope"
 """Positions that are drawn in training, read by a table and by rotations."""
-IMAGES, IMAGE_SETTINGS = TASKS["vision"].load(
-    "places",
-    ImageSettings(8, 2, (4, 8, 16), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, images=5),
-    data_images=30,
-)
+IMAGES, IMAGE_SETTINGS = ImageSettings(
+    8, 2, (4, 8, 16), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, images=5
+).load("places", data_images=30)
 OTHERS = {"packed": (READING, PACKED), "images": ("grid_table+swin", IMAGES)}
 """What is trained on other data: encoding and corpus."""
 NAMES = (
@@ -125,7 +123,7 @@ def work(rank, folder):
                 found[parallel, name] = train_and_resume(name)
             for name, other in OTHERS.items():
                 found[parallel, name] = train_and_resume(*other)
-            with pytest.raises(InputError, match=r"--sequence-shards 2: an image is read whole"):
+            with pytest.raises(InputError, match=r"(--sequence-shards |sequence_shards=)2: an image is read whole"):
                 IMAGE_SETTINGS.check_shards(2)
             with pytest.raises(InputError, match=r"batch_size=1: 2 processes share"):
                 here.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
@@ -136,7 +134,7 @@ def work(rank, folder):
             for name in SHARDED:
                 found[f"{parallel}, shards", name] = train_and_resume(name)
             found[f"{parallel}, shards", "packed"] = train_and_resume(READING, PACKED)
-            with pytest.raises(InputError, match=r"--length 18: --sequence-shards 2 cut it into 4 equal parts"):
+            with pytest.raises(InputError, match=r"(--length |length=)18: .* cut it into 4 equal parts"):
                 here.check(replace(run_of("rope"), settings=replace(SETTINGS, length=18)))
             here.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
     with pytest.raises(InputError, match=r"sequence_shards=3: must divide"), together("ddp", 3):
@@ -162,7 +160,7 @@ def check_same(cell, alone):
     assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
     for arm, own in zip(cell.arms, alone.arms, strict=True):
         assert arm.paired.keys() == own.paired.keys()
-        assert arm.also.keys() == own.also.keys()
+        assert arm.extra.keys() == own.extra.keys()
         for factor, losses in own.paired.items():
             assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
         for ours, theirs in zip(arm.by_position, own.by_position, strict=True):

@@ -27,11 +27,12 @@ from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
 from posenc.lab.checkpoint import loaded
-from posenc.lab.config import Run, Settings
 from posenc.lab.data import Text
 from posenc.lab.evals import store as evaluation
 from posenc.lab.evals.config import Cell
+from posenc.lab.experiment import Run
 from posenc.lab.store import Store
+from posenc.lab.text import Settings
 from posenc.lab.train import Training
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan

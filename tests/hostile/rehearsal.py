@@ -13,9 +13,9 @@ from hostile.runs import Tally, _plain
 from posenc.errors import InputError
 from posenc.lab import data
 from posenc.lab.compare import Comparison, Progress, compare
-from posenc.lab.config import Settings
 from posenc.lab.data import Corpus
 from posenc.lab.engines import Here
+from posenc.lab.text import Settings
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 SIZES = Settings(

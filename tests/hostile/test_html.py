@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from posenc.analysis.analyze import analyze
-from posenc.analysis.subject import subject_of
+from posenc.analysis.target import target_of
 from posenc.frequencies import diff
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
@@ -40,7 +40,7 @@ def pages(tmp_path_factory):
     comparison = Comparison(("none", "rope"), 1, replace(TINY, factors=(1, 2)))
     compared = compare(comparison, data.corpus(TEXT, HOSTILE), folder / "compare", command=HOSTILE)
     evaluated = eval_results.results(methods=("none", "cut_off", f"ntk:factor={HOSTILE}"), samples=2)
-    subject = subject_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE[:90])
+    subject = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE[:90])
     found = analyze(subject)
     made = {
         "compare": page.page(marked(compared, WORDS["compare"])),

@@ -26,9 +26,9 @@ TOLD_APART = {"Positions", "Explanation", "InputError", "Encoding", "evaluate"}
 """Classes that have rows by their constructors, or that nobody makes; and what takes its arguments as evals.Settings."""
 
 SLOW_ANALYSES = {
-    "add_or_concat", "analyze", "base_bound", "body_of", "breakers", "codes_of", "counter", "curves", "decay_asymptote",
+    "add_or_concat", "analyze", "base_bound", "breakers", "codes_of", "counter", "curves", "decay_asymptote",
     "decay_integral", "diagonal_parts", "digits", "equivariance", "expansion", "first_zero", "four_terms",
-    "longest_length", "random_dots", "rope_bound", "smallest_base", "subspaces", "survival", "trained_model", "twins",
+    "longest_length", "random_dots", "rope_bound", "smallest_base", "subspaces", "survival", "trained_model", "twins", "vector_model",
 }  # fmt: skip
 """Analyses that are checked by the types they declare, and have no row of their own."""
 

@@ -1,7 +1,7 @@
 import pytest
 
 from posenc.lab import data
-from posenc.lab.config import Settings
+from posenc.lab.text import Settings
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 

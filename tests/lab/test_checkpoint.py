@@ -9,7 +9,7 @@ import torch
 from hostile.faults import damages
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.config import Run
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
 from posenc.lab.train import Training
 

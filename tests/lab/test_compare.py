@@ -15,14 +15,14 @@ from posenc import InputError, Rotary, cli
 from posenc.cli.compare import read_comparison, share_of_quick
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, compare, names
-from posenc.lab.config import Run
 from posenc.lab.engines import InProcess
+from posenc.lab.experiment import Run
 from posenc.lab.machine import flushed_denormals
 from posenc.lab.measure import measure
-from posenc.lab.results import HOLDS, ArmScores, Cell, collect, course, difference, numbers, ranked, verdict
+from posenc.lab.results import RunRecord, VariantScores, collect, course, difference
 from posenc.lab.store import Store
 from posenc.lab.study import Progress
-from posenc.lab.wording import answer, limits
+from posenc.lab.text import HOLDS, answer, limits, numbers, verdict
 from posenc.report.compared import busy
 from posenc.report.page import page
 from references import PATIENCE
@@ -59,7 +59,7 @@ def test_results_hold_every_number(finished):
 def test_worker_processes_measure_what_this_process_measures(finished):
     settings, text, directory, _ = finished
     run = Run("t5", 1, settings, text.digest)
-    kept = Store(directory).load(run.id, Cell)
+    kept = Store(directory).load(run.id, RunRecord)
     with flushed_denormals():
         here = measure(run, text)
     assert here.losses == pytest.approx(kept.losses, abs=1e-4)
@@ -258,16 +258,16 @@ def cell(encoding, seed, **arms):
     """A finished run whose arms lose what is given: name -> loss per factor 1, 2, 4."""
     noise = torch.linspace(-0.01, 0.01, 6) * (1 + 0.1 * seed)
     scores = [
-        ArmScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [[1.0, 2.0]] * 6, 10.0)
+        VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [[1.0, 2.0]] * 6, 10.0)
         for name, values in arms.items()
     ]  # fmt: skip
-    return Cell({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
+    return RunRecord({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
 
 
 def made_up(tiny, **curves):
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run(n, s, settings, ""): cell(n, s, **{n: c}) for s in range(3) for n, c in curves.items()}
-    return settings, ranked(cells, settings)
+    return settings, settings.ranked(cells)
 
 
 def test_verdicts(tiny):
@@ -294,7 +294,7 @@ def test_every_arm_is_in_a_sentence(tiny):
     """One whose seeds disagree is neither said to hold nor to degrade, and not passed over."""
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
-    arms = ranked(cells, settings)
+    arms = settings.ranked(cells)
     assert verdict(arms[0], settings) == "unclear"
     assert any(line.startswith("Unclear at 4 times the length: rope (+0.1") for line in answer(arms, settings))
 
@@ -312,7 +312,7 @@ def test_untrained_arms_in_words(tiny, ntk, outcome):
     settings = replace(tiny, factors=(1, 2, 4))
     arms = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
     cells = {Run("rope", s, settings, ""): cell("rope", s, **arms) for s in range(3)}
-    (line,) = (x for x in answer(ranked(cells, settings), settings) if "without retraining" in x)
+    (line,) = (x for x in answer(settings.ranked(cells), settings) if "without retraining" in x)
     assert line.startswith("rope + NTK, without retraining, ")
     assert outcome in line
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from posenc import InputError
-from posenc.lab.config import Run
 from posenc.lab.data import Corpus, Text, check_long_enough, draw, load, window_ends
-from posenc.lab.evaluate import arms, evaluate
+from posenc.lab.evaluate import evaluate, variants
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
+from posenc.lab.text import text_limits
 from posenc.lab.train import build, train
-from posenc.lab.wording import text_limits
 
 
 def documents(*lengths):
@@ -121,7 +121,7 @@ def test_a_packed_run_trains_and_is_tested(tiny):
     assert cell.losses == measure(run, corpus).losses
     assert cell.losses != measure(replace(run, settings=tiny), corpus).losses
     model, _ = train(run, corpus.train)
-    scores = evaluate(model, arms("rope", model.encoding, settings)[0], corpus.test, settings)
+    scores = evaluate(model, variants("rope", model.encoding, settings)[0], corpus.test, settings)
     end = int(window_ends(corpus.test, settings)[1])
     tokens = corpus.test.tokens[end - 32 : end + 1].long()[None]
     alone = F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="none")[-8:].mean()

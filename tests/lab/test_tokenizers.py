@@ -9,9 +9,9 @@ import torch
 
 from posenc import InputError
 from posenc.lab.compare import Comparison, compare
-from posenc.lab.config import Settings
 from posenc.lab.data import check_long_enough, load, tokens
 from posenc.lab.data.tokens import Tokenizer, learn_bpe, pretrained
+from posenc.lab.text import Settings
 from posenc.report.page import page
 from posenc.tasks.haystack import pydoc
 

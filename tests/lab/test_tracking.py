@@ -6,7 +6,7 @@ import pytest
 
 from posenc import InputError
 from posenc.cli import main
-from posenc.lab.config import Run
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
 from posenc.lab.tracking import Tracking
 

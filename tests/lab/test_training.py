@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from posenc import ENCODINGS, InputError, Rotary
 from posenc.lab.compare import Comparison
-from posenc.lab.config import PRESETS, Run, Settings
-from posenc.lab.evaluate import BINS_PER_LENGTH, arms, evaluate
+from posenc.lab.evaluate import BINS_PER_LENGTH, evaluate, variants
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure, work
 from posenc.lab.muon import Muon, orthogonalised
+from posenc.lab.text import PRESETS, Settings
 from posenc.lab.train import activation_bytes, build, train
 
 
@@ -75,7 +76,7 @@ def test_evaluation_is_paired(corpus, tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     run = Run("alibi", 0, settings, "")
     model, _ = train(run, corpus.train)
-    (arm,) = arms("alibi", model.encoding, settings)
+    (arm,) = variants("alibi", model.encoding, settings)
     read = []
     scores = evaluate(model, arm, corpus.test, settings, read.append)
     assert sum(read) == settings.windows * settings.length * 7
@@ -96,7 +97,7 @@ def test_evaluation_is_paired(corpus, tiny):
 def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tiny):
     model, _ = train(Run("rope", 0, tiny, ""), corpus.train)
     own = model.encoding
-    found = arms("rope", own, tiny)
+    found = variants("rope", own, tiny)
     assert [(a.name, a.trained) for a in found] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
     scores = [evaluate(model, a, corpus.test, tiny) for a in found]
     assert model.encoding is own
@@ -104,9 +105,9 @@ def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tin
         assert torch.allclose(other.paired[1], scores[0].paired[1])
         assert not torch.allclose(other.paired[2], scores[0].paired[2])
     assert found[2].at(4).schedule == {"name": "linear", "factor": 4}
-    assert [a.name for a in arms("alibi", ENCODINGS["alibi"](2), tiny)] == ["alibi"]
-    assert len(arms("rope", own, replace(tiny, factors=(1,)))) == 1
-    assert len(arms("rope", Rotary(2), tiny)) == 1
+    assert [a.name for a in variants("alibi", ENCODINGS["alibi"](2), tiny)] == ["alibi"]
+    assert len(variants("rope", own, replace(tiny, factors=(1,)))) == 1
+    assert len(variants("rope", Rotary(2), tiny)) == 1
 
 
 def test_learned_tables_hold_their_last_row(tiny):
@@ -139,16 +140,16 @@ def test_work_is_in_tested_tokens(tiny):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"length": 4}, "--length 4"),
-        ({"steps": 0}, "--steps 0"),
-        ({"num_layers": 0}, "--num-layers 0"),
-        ({"factors": (2, 4)}, "--factors 2 4: start at 1"),
-        ({"factors": (1, 4, 2)}, "--factors 1 4 2"),
-        ({"targets": 500}, "--targets 500"),
-        ({"learning_rate": 0.0}, "--learning-rate 0.0"),
+        ({"length": 4}, "length=4"),
+        ({"steps": 0}, "steps=0"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"factors": (2, 4)}, "factors=2 4: start at 1"),
+        ({"factors": (1, 4, 2)}, "factors=1 4 2"),
+        ({"targets": 500}, "targets=500"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"position_learning_rate": float("inf")}, "position_learning_rate=inf"),
-        ({"dim": 10, "num_heads": 4, "head_dim": None}, "--dim 10: must be a multiple"),
+        ({"dim": 10, "num_heads": 4, "head_dim": None}, "dim=10: must be a multiple"),
     ],
 )
 def test_settings_refuse(change, message):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc.lab.config import Run
+from posenc.lab.experiment import Run
 from posenc.lab.train import Training
 
 

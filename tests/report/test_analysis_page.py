@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from posenc.analysis.analyze import analyze
-from posenc.analysis.plots.frame import INK
-from posenc.analysis.subject import subject_of
+from posenc.analysis.plotting import INK
+from posenc.analysis.target import target_of
 from posenc.report.analysis import explorer, page, results, state, trains
 from posenc.report.explorer import block
 from references import commands
@@ -22,7 +22,7 @@ MODULE = """
 import torch
 
 def waves(positions):
-    print("a word from the function")
+    print("printed by the function")
     return (positions[:, None] / 7.0 ** torch.linspace(0, 1, 8)).sin()
 
 def infinite(positions):
@@ -43,9 +43,9 @@ number = 3
 def report(tmp_path_factory):
     """A page with the explorer, and one of something with a name that is not harmless."""
     folder = tmp_path_factory.mktemp("analysis")
-    subject = subject_of("rope+alibi", length=24, steps=0)
-    plain = subject_of("rope", length=24, steps=0)
-    hostile = subject_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
+    subject = target_of("rope+alibi", length=24, steps=0)
+    plain = target_of("rope", length=24, steps=0)
+    hostile = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
     for name, one in (("sum", subject), ("rope", plain), ("hostile", hostile)):
         found = analyze(one)
         (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0), one))
@@ -97,14 +97,14 @@ def test_a_small_model_is_named_only_where_one_was_trained():
     ],
 )
 def test_the_explorer_is_set_to_the_subject(text, shape, shown):
-    found = state(subject_of(text, length=24, trained=12, steps=0, **shape))
+    found = state(target_of(text, length=24, trained=12, steps=0, **shape))
     assert found == {"encoding": "sinusoidal", **shown, "length": 24, "trained": 12}
     assert "explorer-state" in block(found)
 
 
 @pytest.mark.parametrize("subject", ["rope+alibi", "learned", lambda positions: positions[:, None].cos()])
 def test_what_the_explorer_does_not_know_has_none(subject):
-    assert explorer(subject_of(subject, length=24, steps=0)) == ""
+    assert explorer(target_of(subject, length=24, steps=0)) == ""
 
 
 @pytest.mark.browser
@@ -146,8 +146,8 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     code, out, err = run(capsys, "mine.py:waves", "--length", "12", "--steps", "0", "--out", "new")
     assert code == 0
     assert out.splitlines()[0] == "mine.py:waves"
-    assert "a word" not in out
-    assert "a word from the function" in err
+    assert "printed by" not in out
+    assert "printed by the function" in err
     assert sorted(p.name for p in (folder / "new").iterdir()) == ["analysis.json", "config.yaml", "report.html"]
     numbers = json.loads((folder / "new" / "analysis.json").read_text())
     assert (numbers["schema"], numbers["kind"], numbers["subject"], numbers["seeds"]) == (
@@ -178,7 +178,7 @@ def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, 
         (["mine:infinite"], "mine:infinite: the code of position 0 is not finite"),
         (["mine:changing"], "mine:changing: gave two different codes for the same positions"),
         (["mine:wrong"], "mine:wrong: gave (3, 4) for"),
-        (["mine:waves", "--dim", "6"], "gave codes of width 8, but dim=6"),
+        (["mine:waves", "--dim", "6"], "gave codes of width 8, expected 6"),
         (["mine:number"], "a int has no codes"),
         (["mine:wavse"], "unknown function in mine 'wavse': did you mean 'waves'?"),
         (["mine.py"], "mine.py: which object in it? Write mine.py:NAME"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can be found out about one encoding, function, table or model, in the order that a reader wants it."""
+"""All questions asked of one encoding, function, table or model, in the order of the report."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,19 +8,51 @@ from typing import Any
 
 import torch
 
-from posenc.analysis.finding import Finding
-from posenc.analysis.questions import QUESTIONS, Picture, Question
-from posenc.analysis.reading import seeded
-from posenc.analysis.subject import DTYPES, Subject, subject_of
+from posenc.analysis.bounds import BASE
+from posenc.analysis.codes import seeded
+from posenc.analysis.decay import KERNEL
+from posenc.analysis.digits import DIGITS
+from posenc.analysis.expansion import EXPANSION
+from posenc.analysis.plotting import Picture
+from posenc.analysis.precision import PRECISION
+from posenc.analysis.properties import PROPERTIES
+from posenc.analysis.question import AnalysisQuestion, Finding
+from posenc.analysis.scores import BIAS, ROTATION, SCORES
+from posenc.analysis.shift import SHIFT
+from posenc.analysis.spectrum import SPECTRUM
+from posenc.analysis.subspaces import SUBSPACES, SUM
+from posenc.analysis.survival import SURVIVAL
+from posenc.analysis.symmetry import SYMMETRY, TWINS
+from posenc.analysis.target import DTYPES, Target, target_of
+from posenc.analysis.terms import FOUR_TERMS
 from posenc.checks import checked
 from posenc.errors import InputError
 
-Progress = Callable[[str, int, int], None]
+QUESTIONS: dict[str, AnalysisQuestion] = {
+    "properties": PROPERTIES,
+    "kernel": KERNEL,
+    "shift": SHIFT,
+    "spectrum": SPECTRUM,
+    "rotation": ROTATION,
+    "base": BASE,
+    "digits": DIGITS,
+    "precision": PRECISION,
+    "bias": BIAS,
+    "scores": SCORES,
+    "symmetry": SYMMETRY,
+    "twins": TWINS,
+    "terms": FOUR_TERMS,
+    "subspaces": SUBSPACES,
+    "sum": SUM,
+    "expansion": EXPANSION,
+    "survival": SURVIVAL,
+}
+"""Every section, in the order of the report."""
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
-    """An answer: a finding under a title, its pictures, and the seconds it took."""
+class AnalysisSection:
+    """An answered question: the finding, its pictures, and the seconds it took."""
 
     name: str
     title: str
@@ -29,52 +61,37 @@ class Section:
     seconds: float
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A question that this subject has no answer to, and why."""
-
-    name: str
-    title: str
-    reason: str
-
-
 @dataclass(frozen=True, eq=False)
 class Analysis(Finding):
-    """What `analyze` found. settings: what it was asked with. sections: in the order to read them. left_out: the rest.
-    note: which layer was read, where layers differ; else empty."""
+    """What `analyze` returns. settings: what it was called with. sections: in the order of the report. left_out: name of a
+    question -> why it does not apply. note: which layer was analysed, where layers differ; else empty."""
 
     subject: str
     settings: dict[str, Any]
-    sections: tuple[Section, ...]
-    left_out: tuple[LeftOut, ...]
+    sections: tuple[AnalysisSection, ...]
+    left_out: dict[str, str]
     note: str = ""
 
-    def __getitem__(self, name: str) -> Section:
-        """The section of that name.
-
-        Raises:
-            InputError: there is none; the reason, where it was left out.
-        """
+    def __getitem__(self, name: str) -> AnalysisSection:
+        """The section of that name. Raises InputError where there is none, with the reason."""
         for section in self.sections:
             if section.name == name:
                 return section
-        reasons = {left.name: left.reason for left in self.left_out}
         known = ", ".join(section.name for section in self.sections)
-        raise InputError(f"no section {name!r}: {reasons.get(name, f'there are {known}')}")
+        raise InputError(f"no section {name!r}: {self.left_out.get(name, f'there are {known}')}")
 
     @property
     def reasons(self) -> dict[str, list[str]]:
-        """What was left out: each reason, and the titles of the questions that it holds for."""
-        found: dict[str, list[str]] = {}
-        for left in self.left_out:
-            found.setdefault(left.reason, []).append(left.title)
-        return found
+        """Each reason why questions were left out, and their titles."""
+        titles: dict[str, list[str]] = {}
+        for name, reason in self.left_out.items():
+            titles.setdefault(reason, []).append(QUESTIONS[name].title)
+        return titles
 
     def sentences(self) -> list[str]:
-        """What belongs to the answer, a sentence a section."""
-        answers = {question.name: question.answer for question in QUESTIONS}
-        said = [answers[section.name](section.finding) for section in self.sections]
-        return [sentence for sentence in said if sentence]
+        """The summary, at most a sentence per section."""
+        summaries = (QUESTIONS[section.name].summary(section.finding) for section in self.sections)
+        return [sentence for sentence in summaries if sentence]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -93,7 +110,10 @@ class Analysis(Finding):
                 }
                 for section in self.sections
             ],
-            "left_out": [vars(left) for left in self.left_out],
+            "left_out": [
+                {"name": name, "title": QUESTIONS[name].title, "reason": reason}
+                for name, reason in self.left_out.items()
+            ],
         }
 
 
@@ -108,26 +128,27 @@ def analyze(
     name: str | None = None,
     tokenizer: Any = None,
     dtypes: Sequence[str] = DTYPES,
-    progress: Progress = lambda title, done, count: None,
+    progress: Callable[[str, int, int], None] = lambda title, done, count: None,
     **shape: Any,
 ) -> Analysis:
     """Ask every question of a subject.
 
     Args:
         subject: an encoding, its text ("rope:rope_theta=500") or class, a function from (n,) positions to (n, dim)
-            vectors, a table (n, dim), or a transformers model; or a `Subject`, and the rest does not count.
-        length: positions to look at, cut to what it is defined for. trained: those it was trained on, or would be; None:
-            a model's own, else `length`. steps: of the small model that is trained on the spot for what only a trained
-            one shows; 0 leaves that out. seed: of whatever is drawn. name: for people. tokenizer: of a model, to read
-            a text with. dtypes: whose phase errors are measured. progress: told each question, how many were done and
-            of how many. shape: that a text or a class is made for, see posenc.analysis.codes.SHAPE; of an encoding, what
-            it does not keep itself as num_heads, num_kv_heads, head_dim or dim.
+            vectors, a table (n, dim), or a transformers model; or a `Target`, which replaces the other arguments.
+        length: positions to analyse, cut to what it is defined for. trained: those it was trained on, or would be; None: a
+            model's own, else `length`. steps: of the small model that is trained for what only a trained one shows; 0
+            leaves that out. seed: of whatever is random. name: for people. tokenizer: of a model, to read a text with.
+            dtypes: whose phase errors are measured. progress: called with each question's title, how many are done and of
+            how many. shape: that a text or a class is made for (dim, num_heads, head_dim, num_layers, max_positions,
+            causal); of an encoding, what it does not have as attributes num_heads, num_kv_heads, head_dim or dim.
 
     Raises:
-        InputError: a subject that is nothing of that, or whose codes are not finite, not (n, dim), or change.
+        InputError: a subject that is none of these, or whose codes are not finite, not (n, dim), or change.
     """
-    if not isinstance(subject, Subject):
-        subject = subject_of(
+    target = subject
+    if not isinstance(subject, Target):
+        target = target_of(
             subject,
             length=length,
             trained=trained,
@@ -138,36 +159,36 @@ def analyze(
             dtypes=dtypes,
             **shape,
         )
-    sections, left_out = [], []
-    for number, question in enumerate(QUESTIONS):
+    sections, left_out = [], {}
+    for number, (name, question) in enumerate(QUESTIONS.items()):
         progress(question.title, number, len(QUESTIONS))
         try:
-            sections.append(_answered(question, subject))
+            sections.append(_section(name, question, target))
         except InputError as error:
-            reason = str(error).removeprefix(f"{subject.name}: ")
-            left_out.append(LeftOut(question.name, question.title, f"{reason[:1].upper()}{reason[1:].rstrip('.')}."))
-    settings = {name: getattr(subject, name) for name in ("kind", "length", "trained", "steps", "seed")}
-    return Analysis(subject.name, settings, tuple(sections), tuple(left_out), subject.note)
+            reason = str(error).removeprefix(f"{target.name}: ")
+            left_out[name] = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
+    settings = {name: getattr(target, name) for name in ("kind", "length", "trained", "steps", "seed")}
+    return Analysis(target.name, settings, tuple(sections), left_out, target.note)
 
 
-def _answered(question: Question, subject: Subject) -> Section:
+def _section(name: str, question: AnalysisQuestion, target: Target) -> AnalysisSection:
     started = time.perf_counter()
-    with seeded(subject.seed):
+    with seeded(target.seed):
         try:
-            finding = question.find(subject)
+            finding = question.ask(target)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if not subject.own_code:
+            if not target.runs_user_code:
                 raise
-            told = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"its own code failed here: {told}") from error
-    pictures = tuple(question.show(subject, finding))
-    return Section(question.name, question.title, finding, pictures, time.perf_counter() - started)
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"the encoding's code failed: {message}") from error
+    pictures = tuple(question.pictures(target, finding))
+    return AnalysisSection(name, question.title, finding, pictures, time.perf_counter() - started)
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers to nine significant digits: what a file is read for."""
+    """Numbers to nine significant digits."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list):

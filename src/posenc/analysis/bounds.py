@@ -3,24 +3,31 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies as schedules
-from posenc.analysis.finding import Finding
+from posenc.analysis.codes import at_least
 from posenc.analysis.integrals import CI_ZERO, Numbers
-from posenc.analysis.reading import whole
+from posenc.analysis.plotting import INK, PALETTE, SOFT, plot
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies
 from posenc.frequencies.bound import first_negative
 from posenc.functional import check_even, frequency_curve
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
 Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
+FACTOR = 4
+"""How much longer than in training the texts are that a report asks about."""
 LARGEST_BASE = 1e15
 TRIED, AHEAD, WORST = 512, 64, 8
 """Bases made at once, those tried at once with the distances at which one fails, and how many of these."""
@@ -75,11 +82,11 @@ def rope_bound(
     m = torch.as_tensor(distances, dtype=torch.float64, device="cpu")
     if not bool(m.isfinite().all()):
         raise InputError("distances hold values that are not finite: they must be numbers")
-    found = [
+    means = [
         torch.polar(torch.ones(()).double(), part[:, None] * theta).cumsum(-1).abs().mean(-1)
         for part in m.flatten().split(1 << 13)
     ]
-    return torch.cat(found).view(m.shape)
+    return torch.cat(means).view(m.shape)
 
 
 @checked
@@ -102,7 +109,7 @@ def longest_length(
 
     Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm/archives/10122.
     """
-    return first_negative(frequencies_of(frequencies, head_dim, base), whole("limit", limit))
+    return first_negative(frequencies_of(frequencies, head_dim, base), at_least("limit", limit))
 
 
 @checked
@@ -117,7 +124,7 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     Raises:
         InputError: a length below 1, an odd head_dim, a step outside 1e-6 .. 1, or no such base up to 1e15.
     """
-    length = whole("length", length)
+    length = at_least("length", length)
     check_even("head_dim", head_dim)
     if not 1e-6 <= step <= 1:
         raise InputError(f"step={step}: how far bases are apart, from 1e-6 to 1 of themselves")
@@ -126,9 +133,9 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
         bases = start * (1 + step) ** torch.arange(TRIED, dtype=torch.float64, device="cpu")
         bases = bases[bases <= LARGEST_BASE]
         theta = torch.stack([frequencies_of(schedule, head_dim, base) for base in bases.tolist()])
-        found = _first_without(theta, length)
-        if found is not None:
-            return float(bases[found])
+        first = _first_without(theta, length)
+        if first is not None:
+            return float(bases[first])
         start = float(bases[-1]) * (1 + step)
     raise InputError(
         f"length={length}, head_dim={head_dim}: no base up to {LARGEST_BASE:g} keeps the sum of {head_dim // 2} cosines "
@@ -186,20 +193,20 @@ class BaseBound(Finding):
 
     def sentences(self) -> list[str]:
         rows = zip(self.lengths, self.bases, self.limits, strict=True)
-        found = [
+        sentences = [
             f"{self.head_dim} channels under {self.schedule} need a base of {base:.3g} for {length} positions; infinitely "
             f"many would need {limit:.3g}."
             for length, base, limit in rows
         ]
-        return found + [_about(model, longest) for model, longest in zip(self.models, self.longest, strict=True)]
+        return sentences + [_about(model, longest) for model, longest in zip(self.models, self.longest, strict=True)]
 
 
 def _about(model: Model, longest: int | None) -> str:
-    told = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
+    start = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
     if longest is None:
-        return f"{told}: the sum of its cosines is not negative within 2^20 positions."
+        return f"{start}: the sum of its cosines is not negative within 2^20 positions."
     verdict = "beyond" if longest >= model.length else "short of"
-    return f"{told}: the sum of its cosines is first negative at {longest}, {verdict} the length it was trained on."
+    return f"{start}: the sum of its cosines is first negative at {longest}, {verdict} the length it was trained on."
 
 
 @checked
@@ -243,8 +250,52 @@ def frequencies_of(given: Schedule | Frequencies | Tensor | None, head_dim: int,
         return frequency_curve(head_dim, base)
     if isinstance(given, (str, Mapping)):
         return schedules.create(schedules.parse(given) if isinstance(given, str) else given, head_dim, base).inv_freq
-    found = given.inv_freq if isinstance(given, Frequencies) else given
-    if not isinstance(found, Tensor) or found.shape != (head_dim // 2,) or not bool(found.isfinite().all()):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    inv_freq = given.inv_freq if isinstance(given, Frequencies) else given
+    if not isinstance(inv_freq, Tensor) or inv_freq.shape != (head_dim // 2,) or not bool(inv_freq.isfinite().all()):
+        shape = tuple(inv_freq.shape) if isinstance(inv_freq, Tensor) else type(inv_freq).__name__
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")
-    return found.detach().to("cpu", torch.float64)
+    return inv_freq.detach().to("cpu", torch.float64)
+
+
+@plot(
+    "The bound falls in ripples as the distance grows, and faster for small bases; the score itself may do anything below."
+)
+def plot_rope_bound(
+    ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512
+) -> None:
+    """RoPE's decay bound over distances below length, a line for every base; for a single one give [base]."""
+    distances = torch.arange(length)
+    for base in bases:
+        ax.plot(distances, rope_bound(distances, head_dim, base), label=f"base {base:g}")
+    ax.set(xlabel="distance", ylabel="mean of |S|, partial sums of the rotations", ylim=(0, None))
+    ax.legend()
+
+
+@plot("A model under the line was trained on distances at which a key like the query may do worse than a random one.")
+def plot_base_bound(ax: "Axes", finding: BaseBound, *, models: bool = True) -> None:
+    """The smallest base of each length, its limit for infinitely many pairs, and known models where they are."""
+    ax.plot(finding.lengths, finding.bases, marker="o", ms=4, label=f"smallest base, {finding.head_dim} channels")
+    ax.plot(finding.lengths, finding.limits, ls=":", color=SOFT, label="infinitely many channels")
+    places: dict[tuple[int, float], list[str]] = {}
+    for model in finding.models if models else ():
+        places.setdefault((model.length, model.base), []).append(model.name)
+    for place, names in places.items():
+        ax.plot(*place, marker="s", ms=5, ls="", color=PALETTE[1])
+        ax.annotate(
+            "\n".join(names), place, xytext=(5, -4), textcoords="offset points", fontsize=8, color=INK, va="top"
+        )
+    ax.margins(x=0.2)
+    ax.set(xlabel="length of context", ylabel="base", xscale="log", yscale="log")
+    ax.legend()
+
+
+BASE = AnalysisQuestion(
+    "How long a context does the base serve?",
+    lambda t: base_bound(
+        (t.trained, FACTOR * t.trained),
+        t.rotary.rotary_dim or t.rotary.head_dim,
+        models=(Model(t.name, t.rotary.rotary_dim or t.rotary.head_dim, t.rotary.rope_theta, t.trained),),
+    ),
+    lambda t, finding: (plot_base_bound.of(finding),),
+    lambda finding: finding.sentences()[-1],
+)

@@ -1,102 +1,204 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is analysed: a function from positions (or distances) to vectors, read off anything that has one."""
+"""Codes: a function from positions (or distances) to vectors, and what is checked whenever it is called."""
 
-from collections.abc import Callable
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.of_encoding import of_encoding
-from posenc.analysis.of_model import of_model
-from posenc.analysis.reading import Codes, of_table, seeded
-from posenc.checks import checked
-from posenc.encoding import Encoding
-from posenc.encodings import create
 from posenc.errors import InputError
-from posenc.transformer import Transformer
+from posenc.functional import turning
 
-SHAPE: dict[str, Any] = {
-    "dim": 64,
-    "num_heads": 4,
-    "head_dim": 64,
-    "num_layers": 1,
-    "max_positions": 512,
-    "causal": True,
-}
-"""The model that an encoding given by name is made for, unless it is said otherwise."""
+CHUNK = 8192
+"""Positions read at once."""
+LARGEST = 1e150
+"""Largest number in a code: its square is still finite."""
 
 
-def made(text: str, **shape: Any) -> Encoding:
-    """The encoding of a text for a model of that shape; what it draws at random is the same every time."""
-    with seeded():
-        return create(text, **{**SHAPE, **shape})
+class HiddenKeys(InputError):
+    """A distance has no code because the encoding hides its keys. distance: the nearest such."""
+
+    def __init__(self, name: str, distance: int) -> None:
+        super().__init__(f"{name}: it hides keys at distance {distance}; ask for fewer")
+        self.distance = distance
 
 
-@checked
-def codes_of(
-    subject: Any, *, name: str | None = None, layer: int = 0, site: str | None = None, head: int = 0, **shape: Any
-) -> Codes:
-    """The codes of a subject.
+@dataclass(frozen=True, eq=False)
+class Waves:
+    """Codes whose channels rotate in pairs: from one position to the next (first, second) rotates by `frequencies` radians.
 
-    Args:
-        subject: an encoding, or its text ("rope:rope_theta=500", made for `shape`, see SHAPE); a function or a module
-            from (n,) positions to (n, dim) vectors; a table (n, dim), as a tensor, an array or nn.Embedding; a
-            transformers model with a learned table, a rotation or T5's bias, or a model of ours.
-            Of an encoding: what it adds to the input (before `merge`); else what rotation makes of a query of ones;
-            else its bias of every distance between content of ones, a number per head. FLOATER's is its code at the
-            input beside what its flow adds to the queries, a word's in complex order that of an embedding of ones, that
-            of a position map a rotation by the mapped distance.
-        name: for people. layer: whose part of it. site: where to read an encoding that acts on several, "embed",
-            "rotate" or "bias"; None: on the first of these. head: whose rotation, where heads differ.
-        shape: of the model, for a text; for an encoding the sizes that it does not keep itself as num_heads,
-            num_kv_heads, head_dim or dim; for a function `dim`, the width that it must give.
+    frequencies: (pairs,) float64. first, second: (pairs,) channels. Channels in no pair are constant.
+    """
+
+    frequencies: Tensor
+    first: Tensor
+    second: Tensor
+
+    def matrix(self, shift: float, dim: int) -> Tensor:
+        """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t."""
+        return turning(shift * self.frequencies, self.first, self.second, dim)
+
+    def by_channel(self, dim: int) -> Tensor:
+        """The frequency of each channel, (dim,); 0 where it is constant."""
+        frequencies = torch.zeros(dim, dtype=torch.float64)
+        frequencies[self.first] = frequencies[self.second] = self.frequencies
+        return frequencies
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """A vector per position, or per distance: call it with (n,) positions for (n, dim) float64 vectors on the CPU.
+
+    name: for people. of: what a vector belongs to; an encoding that adds to the scores has none per position, but one number
+    per head for every distance. limit: positions 0 .. limit-1 are defined, None: all; ends: why only those, "" for a table.
+    waves: its frequencies, None: unknown. module: what it is read from, to train or not. needs_length: a code depends on how
+    many positions are asked for together. dim: width; None: that of the first call. reach: how far a search goes by default
+    where every position takes long; None: as far as for others.
+
+    Raises, when called:
+        InputError: positions past the limit; codes that are not (n, dim), not of one width in all calls, not finite, too
+            large to be squared, or different in a second call; a function that fails.
+    """
+
+    name: str
+    function: Callable[[Tensor], Any]
+    of: Literal["position", "distance"] = "position"
+    limit: int | None = None
+    waves: Waves | None = None
+    module: nn.Module | None = None
+    needs_length: bool = False
+    dim: int | None = None
+    reach: int | None = None
+    ends: str = ""
+    _dims: list[int] = field(default_factory=list, repr=False)
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        with seeded():  # a function's noise must not advance the caller's generator
+            codes, again = self.read(positions), self.read(positions)
+        if not torch.equal(codes, again):
+            raise InputError(
+                f"{self.name}: gave two different codes for the same {self.of}s; seed it, or turn off its noise (a "
+                "module's by .eval())"
+            )
+        return codes
+
+    @torch.no_grad()
+    def read(self, positions: Tensor) -> Tensor:
+        """One call, checked, but not for being deterministic."""
+        self._check_positions(positions)
+        try:
+            result = self.function(positions.clone())
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{self.name}: failed for {len(positions)} {self.of}s: {message}") from error
+        try:
+            codes = torch.as_tensor(result)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(f"{self.name}: gave a {type(result).__name__}; return numbers, (n, dim)") from None
+        shape = tuple(codes.shape)
+        if len(shape) != 2 or shape[0] != len(positions) or not shape[1] or codes.is_complex():
+            hint = "; return codes[0], without a batch" if shape[:2] == (1, len(positions)) else ""
+            kind = "complex " if codes.is_complex() else ""
+            raise InputError(
+                f"{self.name}: gave {kind}{shape} for {len(positions)} positions; must give real (n, dim), a row each{hint}"
+            )
+        dim = self.dim or next(iter(self._dims), shape[1])
+        if shape[1] != dim:
+            raise InputError(f"{self.name}: gave codes of width {shape[1]}, expected {dim}: all need one width")
+        self._dims[:] = [dim]
+        codes = codes.detach().to("cpu", torch.float64)
+        valid = (codes.abs() <= LARGEST).all(-1)  # false for NaN
+        if not bool(valid.all()):
+            row = int((~valid).int().argmax())
+            wrong = f"larger than {LARGEST:g}" if bool(codes[row].isfinite().all()) else "not finite"
+            raise InputError(
+                f"{self.name}: the code of {self.of} {positions[row].tolist()} is {wrong}; analyse fewer, or fix it"
+            )
+        return codes
+
+    def _check_positions(self, positions: Tensor) -> None:
+        if positions.dim() not in (1, 2) or not len(positions):
+            raise InputError(f"positions of shape {tuple(positions.shape)}: pass (n,), or (n, axes) on a grid")
+        if self.limit is not None and positions.dim() == 1:
+            low, high = positions.min().item(), positions.max().item()
+            if low < 0 or high >= self.limit:
+                raise InputError(
+                    f"positions from {low:g} to {high:g}: {self.name} has codes for 0 .. {self.limit - 1} only "
+                    f"(length={self.limit} at most)"
+                )
+
+
+def table_codes(name: str, table: Tensor, module: nn.Module | None = None) -> Codes:
+    """The rows of a table (n, dim), one per position."""
+
+    def rows(positions: Tensor) -> Tensor:
+        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
+            raise InputError(f"{name}: a table has rows for integer positions only; round them")
+        return table.detach()[positions.long().to(table.device)]
+
+    return Codes(name, rows, limit=len(table), module=module)
+
+
+def at_least(name: str, size: int, least: int = 1) -> int:
+    """The argument of that name; raises InputError where it is below the least."""
+    if size < least:
+        raise InputError(f"{name}={size}: must be at least {least}")
+    return size
+
+
+def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
+    """The codes of any of the positions 0 .. count-1 of one text, a row each: read as asked for, or all at once where they
+    depend on each other."""
+    if not codes.needs_length:
+        return codes
+    every = codes(torch.arange(count))
+    return lambda positions: every[positions.long()]
+
+
+def defined_until(codes: Codes, start: int, end: int) -> tuple[int, str]:
+    """The first of the positions start .. end-1 without a code (end: all have one), and why, "" where all have one."""
+    last = end if codes.limit is None else min(end, codes.limit)
+    refusal = "" if last == end else codes.ends or f"it is made for {last}"
+    step = last - start if codes.needs_length else CHUNK
+    while start < last:
+        high = min(start + step, last)
+        try:
+            codes(torch.arange(high) if codes.needs_length else torch.arange(start, high))
+            start = high
+        except InputError as error:  # the first without a code is below high: look half as far ahead
+            cause = error.__cause__ or error
+            refusal = next(iter(str(cause).splitlines()), type(cause).__name__).rstrip(".")
+            last, step = high - 1, max(1, (high - start) // 2)
+    return start, refusal
+
+
+def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "length") -> Tensor:
+    """0 .. length-1, where the codes are defined.
 
     Raises:
-        InputError: a subject without codes, with the reason, or a shape for a subject that has another.
+        InputError: fewer than the least, or past the limit.
     """
-    if isinstance(subject, Codes):
-        return subject
-    if isinstance(subject, str):
-        return of_encoding(made(subject, **shape).eval(), layer, name or subject, site, head)
-    fixed = isinstance(subject, (Tensor, nn.Embedding, Transformer)) or hasattr(subject, "config")
-    taken = set(SHAPE) if isinstance(subject, Encoding) else set() if fixed else {"dim"}
-    left = set(shape) - taken
-    if left:
+    if codes.limit is not None and codes.limit < least:
+        raise InputError(f"{codes.name}: has codes for {codes.limit} {codes.of}s only; at least {least} are needed")
+    at_least(argument, length, least)
+    if codes.limit is not None and length > codes.limit:
         raise InputError(
-            f"{', '.join(sorted(left))}: a {type(subject).__name__} has its own; only an encoding or its text takes it"
+            f"{argument}={length}: {codes.name} has codes for {codes.limit} {codes.of}s; pass at most that"
         )
-    if isinstance(subject, Encoding):
-        return of_encoding(subject, layer, name or subject.known_as, site, head, shape)
-    if isinstance(subject, nn.Embedding):
-        return _of_table(subject.weight, name or "table")
-    if isinstance(subject, Tensor) or type(subject).__module__ == "numpy":
-        return _of_table(torch.as_tensor(subject), name or "table")
-    if isinstance(subject, Transformer) or hasattr(subject, "config"):
-        return of_model(subject, name, layer, site, head)
-    if isinstance(subject, nn.Module):
-        return Codes(name or type(subject).__name__, _where_it_is(subject), module=subject, dim=shape.get("dim"))
-    if callable(subject):
-        return Codes(name or str(getattr(subject, "__name__", "function")), subject, dim=shape.get("dim"))
-    raise InputError(f"subject: a {type(subject).__name__} has no codes; pass an encoding, a function or a table")
+    return torch.arange(length)
 
 
-def _where_it_is(module: nn.Module) -> Callable[[Tensor], Any]:
-    """The module, given positions on its own device."""
-
-    def call(positions: Tensor) -> Any:
-        held = next(chain(module.parameters(), module.buffers()), positions)
-        return module(positions.to(held.device))
-
-    return call
-
-
-def _of_table(table: Tensor, name: str) -> Codes:
-    if table.dim() == 3 and len(table) == 1:
-        raise InputError(f"{name} of shape {tuple(table.shape)}: leave out the batch: pass table[0]")
-    if table.dim() != 2 or not table.numel():
-        raise InputError(f"{name} of shape {tuple(table.shape)}: pass (n, dim), a row per position, and at least one")
-    if not table.is_floating_point():
-        raise InputError(f"{name} of {table.dtype}: codes are not whole numbers; pass table.float() if these are")
-    return of_table(name, table)
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seed torch's generators inside, and restore them afterwards."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield

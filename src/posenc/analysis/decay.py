@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the dot product of two codes changes with their distance, and the curves that it follows."""
+"""How the dot product of two codes depends on their distance."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import codes_of
-from posenc.analysis.finding import Finding
-from posenc.analysis.integrals import CI_ZERO, Numbers, decay_asymptote, decay_integral, first_zero
-from posenc.analysis.reading import positions_of
+from posenc.analysis.codes import positions_of
+from posenc.analysis.plotting import LINE, PALETTE, SOFT, image, plot
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
+from posenc.analysis.reading import codes_of, first_codes
 from posenc.checks import checked
 from posenc.errors import InputError
-from posenc.functional import frequency_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 SAME = 1e-4
 """Of the mean squared norm: dot products nearer than this are the same, which leaves room for codes in float32."""
+
+
 RISE = 1e-12
 """Of the same: means that differ by less are equal."""
+
+
 BLOCK = 1 << 20
 """Dot products at once."""
 
@@ -70,7 +76,7 @@ class Kernel(Finding):
     def _about_distance(self) -> str:
         if self.stationary:
             return (
-                f"The dot product of two codes of {self.name} depends on their distance alone: over all places it spreads "
+                f"The dot product of two codes of {self.name} depends on their distance alone: over all positions it spreads "
                 f"by {float(self.spread.max()):.1g} at most."
             )
         near = self.spread[: self.length // 2 + 1]  # further out there are few pairs to judge by
@@ -110,10 +116,10 @@ class Kernel(Finding):
     def _about_random(self) -> str:
         if self.dim == 1:
             return "Codes of one channel are parallel or opposed: none are as unrelated as random vectors of many."
-        told = f"Two random vectors of {self.dim} channels have {self.random:.3g} or so"
+        start = f"Two random vectors of {self.dim} channels have {self.random:.3g} or so"
         if self.like_random is None:
-            return f"{told}: any two codes within {self.length} positions are more alike, or more opposed, on average."
-        return f"{told}: codes {self.like_random} positions apart are as unrelated as these, on average."
+            return f"{start}: any two codes within {self.length} positions are more alike, or more opposed, on average."
+        return f"{start}: codes {self.like_random} positions apart are as unrelated as these, on average."
 
 
 @checked
@@ -129,7 +135,7 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """
     codes = codes_of(subject, **options)
     if codes.of == "distance":
-        raise InputError(f"{codes.name}: its codes are of distances, and no position has one of its own to compare")
+        raise InputError(f"{codes.name}: its codes are of distances, and no position has a code to compare")
     positions = positions_of(codes, length, 3)  # two have no p_(m-k) beside p_(m+k)
     values, length = codes(positions), len(positions)
     power = float(values.pow(2).sum(-1).mean())
@@ -155,8 +161,8 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     )
 
 
-def _first(found: Tensor, offset: int = 0) -> int | None:
-    return int(found.int().argmax()) + offset if bool(found.any()) else None
+def _first(holds: Tensor, offset: int = 0) -> int | None:
+    return int(holds.int().argmax()) + offset if bool(holds.any()) else None
 
 
 def _by_distance(values: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -179,95 +185,37 @@ def _by_distance(values: Tensor) -> tuple[Tensor, Tensor, float]:
     return level + shift, (second / count - shift**2).clamp(min=0).sqrt(), asymmetry
 
 
-@dataclass(frozen=True)
-class Curve:
-    """theta(t) over t in 0 .. 1: base^-t ("geometric"), or t^exponent ("power")."""
-
-    curve: str
-    base: float = 10000.0
-    exponent: float = 1.0
-
-    @property
-    def name(self) -> str:
-        if self.curve == "geometric":
-            return f"{self.base:g}^-t"
-        return "t" if self.exponent == 1 else f"t^{self.exponent:g}"
-
-    @property
-    def first_zero(self) -> float | None:
-        return first_zero(self.curve, self.base, self.exponent)
-
-
-@dataclass(frozen=True, eq=False)
-class Curves(Finding):
-    """The decay under several curves of frequencies: integrals, sums over dim/2 pairs and asymptotes, a row each.
-
-    distances: (n,). integrals, sums, asymptotes: (curves, n) float64. zeros: the first zero of each integral.
-    wanted: the smallest base whose integral stays above zero up to the largest of the distances, but for a position or two:
-    length / 0.6165.
-    """
-
-    dim: int
-    distances: Tensor
-    names: tuple[str, ...]
-    curves: tuple[Curve, ...]
-    integrals: Tensor
-    sums: Tensor
-    asymptotes: Tensor
-    zeros: tuple[float | None, ...]
-    wanted: float
-
-    def sentences(self) -> list[str]:
-        far = float(self.distances.abs().max())
-        at = int(self.distances.abs().argmax())
-        apart = (self.sums - self.integrals).abs().amax(-1).tolist()
-        rows = zip(self.names, self.zeros, self.integrals[:, at].tolist(), apart, strict=True)
-        found = []
-        for name, zero, last, gap in rows:
-            crossing = "never reaches zero" if zero is None else f"is first zero at {zero:.5g}"
-            found.append(
-                f"theta = {name}: the integral {crossing} and is {last:.3g} at distance {far:g}; the sum over "
-                f"{self.dim // 2} pairs is up to {gap:.2g} away from it."
-            )
-        found.append(
-            f"A geometric curve stays above zero over {far:g} positions from a base of about {self.wanted:.4g} on; a larger "
-            "base decays more slowly over them."
-        )
-        return found
-
-
-@checked
-def curves(
-    distances: Numbers,
-    bases: Sequence[float] = (10000.0, 1000.0, 100.0),
-    exponents: Sequence[float] = (0.5, 1.0, 2.0),
-    *,
-    dim: int = 128,
-) -> Curves:
-    """The curves of frequencies that Su compares, over distances: theta = base^-t for every base, t^exponent for every
-    exponent; as integrals, as sums over dim/2 pairs, and asymptotically.
-
-    Raises:
-        InputError: no curve, no distance, what `decay_integral` refuses, an odd dim.
-
-    Source: Su, kexue.fm/archives/8231.
-    """
-    chosen = [Curve("geometric", base) for base in bases] + [Curve("power", exponent=e) for e in exponents]
-    x = torch.as_tensor(distances, dtype=torch.float64, device="cpu").flatten()
-    if not chosen or not len(x):
-        raise InputError("curves: pass a base or an exponent, and a distance at least")
-    arguments = [(c.curve, c.base, c.exponent) for c in chosen]
-    integrals = torch.stack([decay_integral(x, *a) for a in arguments])
-    thetas = [frequency_curve(dim, base, curve, exponent) for curve, base, exponent in arguments]
-    asymptotes = [x * math.nan if a[0] == "geometric" and a[1] <= 1 else decay_asymptote(x, *a) for a in arguments]
-    return Curves(
-        dim=dim,
-        distances=x,
-        names=tuple(c.name for c in chosen),
-        curves=tuple(chosen),
-        integrals=integrals,
-        sums=torch.stack([(x[:, None] * theta).cos().mean(-1) for theta in thetas]),
-        asymptotes=torch.stack(asymptotes),
-        zeros=tuple(c.first_zero for c in chosen),
-        wanted=float(x.abs().max()) / CI_ZERO,
+@plot(
+    "Where the line falls, codes grow less alike as they move apart; where the band around it opens, the dot product "
+    "depends on more than the distance, and inside the grey strip two codes are as unrelated as two random vectors."
+)
+def plot_kernel(ax: "Axes", finding: Kernel) -> None:
+    """The normalised dot product by distance, a standard deviation around it, and that of random vectors."""
+    distances = torch.arange(finding.length)
+    ax.axhspan(-finding.random, finding.random, color=LINE, alpha=0.6, lw=0, label="two random vectors")
+    ax.fill_between(
+        distances, finding.mean - finding.spread, finding.mean + finding.spread, color=PALETTE[0], alpha=0.25, lw=0
     )
+    ax.plot(distances, finding.mean, color=PALETTE[0], label=finding.name)
+    ax.axhline(0, color=SOFT, lw=0.8)
+    ax.set(xlabel="distance", ylabel="dot product / mean squared norm", xlim=(0, finding.length - 1))
+    ax.legend()
+
+
+@plot(
+    "Bands along the diagonal: the product depends on how far apart two positions are, not on where they are.", (5, 4.2)
+)
+def plot_dot_products(ax: "Axes", subject: Any, length: int = 128) -> None:
+    """The dot product of every two codes of positions 0 .. length-1, over their mean square."""
+    codes, values = first_codes(subject, length)
+    square = float(values.square().sum(-1).mean()) or 1.0
+    image(ax, values @ values.T / square, clip=True)
+    ax.set(xlabel=codes.of, ylabel=codes.of)
+
+
+KERNEL = AnalysisQuestion(
+    "How does the dot product of two codes change with their distance?",
+    lambda t: kernel(t.position_codes, t.length),
+    lambda t, finding: (plot_kernel.of(finding), plot_dot_products.of(t.codes)),
+    first_sentence,
+)

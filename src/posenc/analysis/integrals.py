@@ -8,14 +8,22 @@ and, further out, an integral along the imaginary direction, where e^(ixu) does 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from posenc.analysis.plotting import INK, PALETTE, SOFT, plot
+from posenc.analysis.question import Finding
 from posenc.checks import check_divisors, checked
 from posenc.errors import InputError, unknown
-from posenc.functional import CURVES
+from posenc.functional import CURVES, frequency_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 EULER = 0.57721566490153286
 CI_ZERO = 0.6165054856207162
@@ -105,27 +113,27 @@ def _checked(x: Numbers, curve: str, base: float, exponent: float) -> Tensor:
     check_divisors(base=base)
     if not 0 < exponent < math.inf:
         raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
-    found = torch.as_tensor(x, dtype=torch.float64, device="cpu")
-    if not bool(found.isfinite().all()):
+    values = torch.as_tensor(x, dtype=torch.float64, device="cpu")
+    if not bool(values.isfinite().all()):
         raise InputError("x holds values that are not finite: distances must be numbers")
-    return found
+    return values
 
 
 def _minus_ci(x: Tensor) -> Tensor:
     """-Ci(x) for x > NEAR, else zero."""
-    found, far = torch.zeros_like(x), x > NEAR
-    found[far] = _beyond_one(x[far], 0.0).real
-    return found
+    result, far = torch.zeros_like(x), x > NEAR
+    result[far] = _beyond_one(x[far], 0.0).real
+    return result
 
 
 def _cin(x: Tensor, minus_ci: Tensor) -> Tensor:
     """The integral of (1 - cos u) / u over u in 0 .. x, for x >= 0: ln x + gamma - Ci(x)."""
     near = x.clamp(max=NEAR)
-    term, found = torch.ones_like(x), torch.zeros_like(x)
+    term, series = torch.ones_like(x), torch.zeros_like(x)
     for k in range(1, 24):
         term = -term * near * near / ((2 * k - 1) * (2 * k))
-        found = found - term / (2 * k)
-    return torch.where(x <= NEAR, found, EULER + x.log() + minus_ci)
+        series = series - term / (2 * k)
+    return torch.where(x <= NEAR, series, EULER + x.log() + minus_ci)
 
 
 def _power(x: Tensor, s: float) -> Tensor:
@@ -149,11 +157,11 @@ def _power(x: Tensor, s: float) -> Tensor:
 def _beyond_one(x: Tensor, s: float) -> Tensor:
     """The integral of u^(s-1) e^(ixu) over u from 1 to infinity, complex128, for x >= max(NEAR, s): along u = 1 + iy/x."""
     y, weights = _rule(40.0 if s <= 1 else 64.0)  # beyond that it is below 1e-16, at the latest
-    found = [
+    parts = [
         ((s - 1) * torch.log1p(y / (-1j * part[:, None])) - y).exp() @ weights  # y / -ix = iy/x
         for part in x.flatten().to(torch.complex128).split(4096)
     ]
-    return (torch.cat(found) * torch.polar(1 / x, x).flatten() * 1j).view(x.shape)
+    return (torch.cat(parts) * torch.polar(1 / x, x).flatten() * 1j).view(x.shape)
 
 
 @lru_cache(maxsize=2)
@@ -166,3 +174,126 @@ def _rule(reach: float) -> tuple[Tensor, Tensor]:
     starts = torch.arange(0, reach, PIECE, dtype=torch.float64, device="cpu")
     y = starts[:, None] + PIECE * (nodes + 1) / 2
     return y.flatten().to(torch.complex128), (PIECE * vectors[0] ** 2).repeat(len(starts)).to(torch.complex128)
+
+
+@dataclass(frozen=True)
+class FrequencyCurve:
+    """theta(t) over t in 0 .. 1: base^-t ("geometric"), or t^exponent ("power")."""
+
+    curve: str
+    base: float = 10000.0
+    exponent: float = 1.0
+
+    @property
+    def name(self) -> str:
+        if self.curve == "geometric":
+            return f"{self.base:g}^-t"
+        return "t" if self.exponent == 1 else f"t^{self.exponent:g}"
+
+    @property
+    def first_zero(self) -> float | None:
+        return first_zero(self.curve, self.base, self.exponent)
+
+
+@dataclass(frozen=True, eq=False)
+class Curves(Finding):
+    """The decay under several curves of frequencies: integrals, sums over dim/2 pairs and asymptotes, a row each.
+
+    distances: (n,). integrals, sums, asymptotes: (curves, n) float64. zeros: the first zero of each integral.
+    wanted: the smallest base whose integral stays above zero up to the largest of the distances, but for a position or two:
+    length / 0.6165.
+    """
+
+    dim: int
+    distances: Tensor
+    names: tuple[str, ...]
+    curves: tuple[FrequencyCurve, ...]
+    integrals: Tensor
+    sums: Tensor
+    asymptotes: Tensor
+    zeros: tuple[float | None, ...]
+    wanted: float
+
+    def sentences(self) -> list[str]:
+        far = float(self.distances.abs().max())
+        at = int(self.distances.abs().argmax())
+        apart = (self.sums - self.integrals).abs().amax(-1).tolist()
+        rows = zip(self.names, self.zeros, self.integrals[:, at].tolist(), apart, strict=True)
+        sentences = []
+        for name, zero, last, gap in rows:
+            crossing = "never reaches zero" if zero is None else f"is first zero at {zero:.5g}"
+            sentences.append(
+                f"theta = {name}: the integral {crossing} and is {last:.3g} at distance {far:g}; the sum over "
+                f"{self.dim // 2} pairs is up to {gap:.2g} away from it."
+            )
+        sentences.append(
+            f"A geometric curve stays above zero over {far:g} positions from a base of about {self.wanted:.4g} on; a larger "
+            "base decays more slowly over them."
+        )
+        return sentences
+
+
+@checked
+def curves(
+    distances: Numbers,
+    bases: Sequence[float] = (10000.0, 1000.0, 100.0),
+    exponents: Sequence[float] = (0.5, 1.0, 2.0),
+    *,
+    dim: int = 128,
+) -> Curves:
+    """The curves of frequencies that Su compares, over distances: theta = base^-t for every base, t^exponent for every
+    exponent; as integrals, as sums over dim/2 pairs, and asymptotically.
+
+    Raises:
+        InputError: no curve, no distance, what `decay_integral` refuses, an odd dim.
+
+    Source: Su, kexue.fm/archives/8231.
+    """
+    chosen = [FrequencyCurve("geometric", base) for base in bases] + [
+        FrequencyCurve("power", exponent=e) for e in exponents
+    ]
+    x = torch.as_tensor(distances, dtype=torch.float64, device="cpu").flatten()
+    if not chosen or not len(x):
+        raise InputError("curves: pass a base or an exponent, and a distance at least")
+    arguments = [(c.curve, c.base, c.exponent) for c in chosen]
+    integrals = torch.stack([decay_integral(x, *a) for a in arguments])
+    thetas = [frequency_curve(dim, base, curve, exponent) for curve, base, exponent in arguments]
+    asymptotes = [x * math.nan if a[0] == "geometric" and a[1] <= 1 else decay_asymptote(x, *a) for a in arguments]
+    return Curves(
+        dim=dim,
+        distances=x,
+        names=tuple(c.name for c in chosen),
+        curves=tuple(chosen),
+        integrals=integrals,
+        sums=torch.stack([(x[:, None] * theta).cos().mean(-1) for theta in thetas]),
+        asymptotes=torch.stack(asymptotes),
+        zeros=tuple(c.first_zero for c in chosen),
+        wanted=float(x.abs().max()) / CI_ZERO,
+    )
+
+
+@plot("Power curves fall fastest at short range, geometric ones go on falling at long range until they cross zero.")
+def plot_curves(ax: "Axes", finding: Curves, *, sums: bool = False, log: bool = False) -> None:
+    """The decay under each curve of frequencies. sums: of dim/2 pairs in place of the integrals. log: the distances."""
+    rows = finding.sums if sums else finding.integrals
+    for name, row in zip(finding.names, rows, strict=True):
+        ax.plot(finding.distances, row, label=name)
+    ax.axhline(0, color=SOFT, lw=0.8)
+    what = f"sum over {finding.dim // 2} pairs" if sums else "integral"
+    ax.set(xlabel="distance", ylabel=what, xscale="log" if log else "linear")
+    ax.legend(title="theta", ncols=2)
+
+
+@plot(
+    "The sum over pairs follows the integral while distances are short, then leaves it: decay is a limit of many pairs."
+)
+def plot_integral_and_sum(ax: "Axes", finding: Curves, row: int = 0) -> None:
+    """One curve of frequencies: the integral, the sum over dim/2 pairs and the asymptote. row: of `finding.names`."""
+    name = finding.names[row]
+    far = finding.distances.abs() >= 1
+    ax.plot(finding.distances, finding.sums[row], color=PALETTE[1], lw=0.9, label=f"sum over {finding.dim // 2} pairs")
+    ax.plot(finding.distances, finding.integrals[row], color=PALETTE[0], label="integral")
+    ax.plot(finding.distances[far], finding.asymptotes[row][far], color=INK, ls=":", label="asymptote")
+    ax.axhline(0, color=SOFT, lw=0.8)
+    ax.set(xlabel="distance", ylabel="mean of cos(distance * theta)", title=f"theta = {name}", ylim=(-0.5, 1.05))
+    ax.legend()

@@ -5,19 +5,25 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import codes_of, made
-from posenc.analysis.finding import Finding
-from posenc.analysis.reading import Waves, whole
+from posenc.analysis.codes import Waves, at_least
+from posenc.analysis.plotting import INK, SOFT, plot
+from posenc.analysis.question import AnalysisQuestion, Finding, Findings, first_sentence
+from posenc.analysis.reading import codes_of, has_position_codes, make, sizes_of
 from posenc.checks import checked
 from posenc.encoding import Encoding
-from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.positions import Positions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from posenc.analysis.target import Target
+
 
 DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 ROWS = 128
@@ -30,7 +36,7 @@ CAUSES: dict[str, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = {
     "frequencies": lambda n, theta, dtype: n * _rounded(theta, dtype),
     "product": lambda n, theta, dtype: _rounded(n * theta, dtype),
     "all": lambda n, theta, dtype: (n.to(dtype) * theta.to(dtype)).double(),
-    "cos_sin": lambda n, theta, dtype: _seen((n * theta).cos().to(dtype), (n * theta).sin().to(dtype)),
+    "cos_sin": lambda n, theta, dtype: _phase((n * theta).cos().to(dtype), (n * theta).sin().to(dtype)),
 }
 """The phase with one thing rounded to dtype, of float64 positions (n, 1) and frequencies: the positions, the stored
 frequencies, their product, all three as arithmetic in that dtype has it, or cos and sin of the exact phase alone."""
@@ -75,10 +81,10 @@ class PhaseError(Finding):
         cause = self.causes["all"]
         finite = math.isfinite(cause.largest)
         error = f"are off by up to {_radians(cause.largest)}" if finite else "overflow"
-        told = f"Phases of {self.name} computed in {self.dtype} {error}"
+        start = f"Phases of {self.name} computed in {self.dtype} {error}"
         if cause.tenth is None:
-            return f"{told} over {self.length} positions: never by a tenth of a turn."
-        return f"{told} over {self.length} positions, first by a tenth of a turn at position {cause.tenth}."
+            return f"{start} over {self.length} positions: never by a tenth of a turn."
+        return f"{start} over {self.length} positions, first by a tenth of a turn at position {cause.tenth}."
 
     def _about_causes(self) -> list[str]:
         alone = {
@@ -87,7 +93,7 @@ class PhaseError(Finding):
             "product": "Rounding the product alone",
             "cos_sin": "Rounding only cos and sin, of exact phases,",
         }
-        return [f"{told} makes it {_radians(self.causes[name].largest)}." for name, told in alone.items()]
+        return [f"{start} makes it {_radians(self.causes[name].largest)}." for name, start in alone.items()]
 
     def _about_positions(self) -> str:
         if self.distinct == self.length:
@@ -113,18 +119,18 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     Raises:
         InputError: an encoding without frequencies, a length below 1, another dtype than torch's four of real numbers.
     """
-    encoding = made(encoding) if isinstance(encoding, str) else encoding
+    encoding = make(encoding) if isinstance(encoding, str) else encoding
     waves = _waves(encoding)
     theta = waves.frequencies
-    length, dtype = whole("length", length), _a_dtype(dtype)
-    module = _module(encoding, waves, dtype)
+    length, dtype = at_least("length", length), _dtype(dtype)
+    module = _module_phases(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
-    tallies: dict[str, _Tally] = {}
+    tallies: dict[str, _PhaseErrors] = {}
     distinct, last = 0, torch.full((1,), math.nan, dtype=torch.float64)
     for first in range(0, length, BLOCK):
         n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
         exact = n[:, None] * theta
-        visible = _seen(exact.cos(), exact.sin())
+        visible = _phase(exact.cos(), exact.sin())
         phases = {name: cause(n[:, None], theta, dtype) for name, cause in CAUSES.items()}
         if module is not None:
             phases["module"] = module(first, len(n))
@@ -134,10 +140,10 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
                 error = torch.minimum(error, math.tau - error)
             else:
                 error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
-            tallies.setdefault(name, _Tally(len(theta), length)).add(first, error)
-        kept = _rounded(n, dtype)
-        distinct += int((kept != torch.cat((last, kept[:-1]))).sum())
-        last = kept[-1:]
+            tallies.setdefault(name, _PhaseErrors(len(theta), length)).add(first, error)
+        rounded = _rounded(n, dtype)
+        distinct += int((rounded != torch.cat((last, rounded[:-1]))).sum())
+        last = rounded[-1:]
     return PhaseError(
         name=encoding.known_as,
         dtype=str(dtype)[6:],
@@ -151,7 +157,7 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     )
 
 
-class _Tally:
+class _PhaseErrors:
     """Errors as they come, block by block."""
 
     def __init__(self, pairs: int, length: int) -> None:
@@ -182,44 +188,94 @@ def _waves(encoding: Encoding) -> Waves:
     return waves
 
 
-def _a_dtype(dtype: torch.dtype | str) -> torch.dtype:
+def _dtype(dtype: torch.dtype | str) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"dtype={dtype}: phases are real numbers; pass one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def _module(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:
-    """The phases in the encoding's own results in a dtype: (first position, number n) -> (n, pairs). None: it has none
-    that can be read off a unit vector."""
-    own = copy.deepcopy(encoding).to(dtype)
-    if isinstance(own, Sinusoidal):
+def _module_phases(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:
+    """The phases of the encoding's own results in a dtype: (first position, number n) -> (n, pairs). None: it does not compute
+    them from constant tables, or they cannot be read off unit vectors."""
+    module = copy.deepcopy(encoding).to(dtype)
+    adds = has_position_codes(module)
+    if not module.tables() or not (adds or module.planes):
+        return None
 
-        def codes(first: int, count: int) -> Tensor:
-            found = own.codes(Positions.arange(count, first))[0].to(dtype)  # as `embed` casts them
-            return _seen(found[:, waves.first], found[:, waves.second])
-
-        return codes
-    if isinstance(own, Rotary):
-
-        def turned(first: int, count: int) -> Tensor:
-            x = torch.zeros(1, 1, count, own.head_dim, dtype=dtype)
+    def phases(first: int, count: int) -> Tensor:
+        at = Positions.arange(count, first)
+        if adds:
+            vectors = module.position_codes(at)
+            assert vectors is not None
+            vectors = vectors[0].to(dtype)  # as `embed` casts them
+        else:
+            sizes = sizes_of(module, {})
+            x = torch.zeros(1, sizes.num_heads, count, sizes.head_dim, dtype=dtype)
             x[..., waves.first] = 1
-            found = own.rotate_queries(x, Positions.arange(count, first))[0, 0]
-            return _seen(found[:, waves.first], found[:, waves.second])
+            vectors = module.rotate_queries(x, at)[0, 0]
+        return _phase(vectors[:, waves.first], vectors[:, waves.second])
 
-        return turned
-    return None
+    return phases
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).double()
 
 
-def _seen(cos: Tensor, sin: Tensor) -> Tensor:
-    """The phase that a cosine and a sine stand for, within half a turn of zero."""
+def _phase(cos: Tensor, sin: Tensor) -> Tensor:
+    """The phase of a cosine and a sine, within half a turn of zero."""
     return torch.atan2(sin.double(), cos.double())
 
 
 def _radians(error: float) -> str:
     return f"{error:.2g} radians" if math.isfinite(error) else "any amount: its numbers overflow"
+
+
+NAMES = {
+    "positions": "positions rounded",
+    "frequencies": "frequencies rounded",
+    "product": "product rounded",
+    "all": "all arithmetic in it",
+    "cos_sin": "cos and sin rounded",
+    "module": "posenc's module",
+}
+
+
+@plot("Where a line crosses the dashed one, the fastest pairs point a tenth of a turn away from where they should.")
+def plot_phase_error(ax: "Axes", finding: PhaseError) -> None:
+    """The largest error of the phases up to each position, a line for every cause."""
+    for name, row in zip(finding.causes, finding.by_position, strict=True):
+        if float(row.max()) == 0:
+            continue  # a logarithmic axis has no place for it
+        style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
+        ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
+    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
+    ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
+    ax.legend(fontsize=8)
+
+
+@plot("The fast pairs, to the left, lose most: their phases are the largest numbers, and rounding is relative.")
+def plot_phase_error_by_pair(ax: "Axes", finding: PhaseError) -> None:
+    """The largest error of each pair's phase, a line for every cause."""
+    for name, row in zip(finding.causes, finding.by_pair, strict=True):
+        if float(row.max()) > 0:
+            ax.plot(row.where(row > 0, float("nan")), label=NAMES[name])
+    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
+    ax.set(xlabel="pair", ylabel="radians", yscale="log", title=f"{finding.name} in {finding.dtype}")
+    ax.legend(fontsize=8)
+
+
+def _in_dtypes(t: "Target") -> Findings:
+    try:
+        return Findings(tuple(phase_error(t.encoding, max(8192, t.length), dtype) for dtype in t.dtypes))
+    except InputError as error:
+        raise InputError("it rotates nothing by fixed frequencies, so there are no phases") from error
+
+
+PRECISION = AnalysisQuestion(
+    "How far off are phases in half precision?",
+    _in_dtypes,
+    lambda t, finding: [plot_phase_error.of(one) for one in finding.findings],
+    first_sentence,
+)

@@ -1,27 +1,242 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four properties that everyone wishes of positions, measured: unique, in even steps, bounded, deterministic."""
+"""The four properties that codes of positions should have, measured: unique, evenly spaced, bounded, deterministic."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.codes import codes_of
-from posenc.analysis.finding import Finding
-from posenc.analysis.reading import CHUNK, Codes, defined, in_chunks, positions_of, seeded, whole
-from posenc.analysis.uniqueness import Uniqueness, unique
+from posenc.analysis.codes import CHUNK, Codes, at_least, defined_until, in_chunks, positions_of, seeded
+from posenc.analysis.plotting import INK, PALETTE, channel_label, image, plot
+from posenc.analysis.question import AnalysisQuestion, Finding
+from posenc.analysis.reading import codes_of, first_codes
 from posenc.checks import checked
 from posenc.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+SEARCH = 100_000
+CLAIM = (1, 10001)
+"""Two positions that a popular text says share a sinusoidal code at base 10000."""
+
+
+@dataclass(frozen=True, eq=False)
+class Uniqueness(Finding):
+    """Whether the codes of all positions (or distances) differ.
+
+    holds: no two of the first `length` codes are equal. smallest: the distance (Euclidean) between the closest two of
+    them, and pair: which. norm: of a code, root mean square. collision: the first position of 0 .. searched-1 whose code
+    is within `tolerance` (a distance) of an earlier one, and that one; None: there is none. dtype: to which positions and
+    codes were rounded, None: float64. longest_wave: positions that the slowest pair of channels needs to turn once, inf where it
+    never does, None where the frequencies are not known. claimed: the distance between the codes of positions 1 and
+    10001, None where undefined.
+    """
+
+    name: str
+    of: str
+    length: int
+    dim: int
+    holds: bool
+    smallest: float
+    pair: tuple[int, int]
+    norm: float
+    collision: tuple[int, int] | None
+    searched: int
+    tolerance: float
+    dtype: str | None
+    longest_wave: float | None
+    claimed: float | None
+
+    def sentences(self) -> list[str]:
+        rounded = f" in {self.dtype}" if self.dtype else ""
+        if self.holds:
+            sentences = [
+                f"All codes of the {self.of}s below {self.length} differ{rounded}: the closest two, {self.pair[0]} and "
+                f"{self.pair[1]}, are {self.smallest:.4g} apart (a code is {self.norm:.4g} long)."
+            ]
+        else:
+            sentences = [f"Not all codes of the {self.of}s below {self.length} differ{rounded}."]
+        if self.collision is None:
+            sentences.append(
+                f"None of the first {self.searched} codes equals an earlier one (within {self.tolerance:.2g})."
+            )
+        else:
+            later, earlier = self.collision
+            sentences.append(
+                f"The first code that occurs again is that of {self.of} {later}: it equals that of {earlier} (within "
+                f"{self.tolerance:.2g})."
+            )
+        if self.longest_wave is not None and math.isfinite(self.longest_wave) and self.claimed is not None:
+            sentences.append(
+                f"The slowest channels turn once in {self.longest_wave:.0f} {self.of}s, but two codes are equal only "
+                f"where all channels agree: those of {CLAIM[0]} and {CLAIM[1]} are {self.claimed:.4g} apart."
+            )
+        return sentences
+
+
+@checked
+def unique(
+    subject: Any,
+    length: int = 512,
+    *,
+    search: int | None = None,
+    tolerance: float = 1e-6,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Uniqueness:
+    """Look for positions that share a code.
+
+    Args:
+        subject: anything `codes_of` takes, with its options. length: how many codes are compared, each with each. search:
+            how far to look for the first collision, in memory that grows with it linearly; None: 100 000, or as far
+            as there are codes. tolerance: two codes count as equal up to this share of a code's norm. dtype: round
+            positions and codes to it, as a model in bfloat16 may (rows of a table stay integers); None: float64.
+
+    Raises:
+        InputError: codes that cannot be read or do not fit the dtype, length below 2, search below length, or a
+            tolerance outside 0 .. 1.
+    """
+    codes = codes_of(subject, **options)
+    positions = positions_of(codes, length)
+    if not 0 <= tolerance < 1:
+        raise InputError(f"tolerance={tolerance}: must be a share of the norm, at least 0 and below 1")
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"dtype={dtype}: pass a floating one, such as torch.bfloat16")
+    if dtype is not None and length > torch.finfo(dtype).max:
+        raise InputError(
+            f"length={length}: must be at most {torch.finfo(dtype).max:.0f}, the largest number of {dtype}"
+        )
+    furthest = [SEARCH if codes.reach is None else codes.reach, *([] if codes.limit is None else [codes.limit])]
+    searched = max(length, min(furthest)) if search is None else at_least("search", search, length)
+    searched = searched if codes.limit is None else min(searched, codes.limit)
+    if dtype is not None:
+        searched = int(min(searched, torch.finfo(dtype).max))
+    first = _rounding(codes, length, dtype)(positions)
+    norm = float(first.square().sum(-1).mean().sqrt())
+    smallest, pair = _closest(first)
+    try:
+        read = _rounding(codes, searched, dtype)
+        collision = _first_collision(read, searched, tolerance * norm)
+    except InputError:
+        if search is not None:
+            raise
+        searched, _ = defined_until(codes, length, searched)
+        read = _rounding(codes, searched, dtype)
+        collision = _first_collision(read, searched, tolerance * norm)
+    return Uniqueness(
+        name=codes.name,
+        of=codes.of,
+        length=length,
+        dim=first.shape[1],
+        holds=collision is None or collision[0] >= length,
+        smallest=smallest,
+        pair=pair,
+        norm=norm,
+        collision=collision,
+        searched=searched,
+        tolerance=tolerance * norm,
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        longest_wave=None if codes.waves is None else float((2 * math.pi / codes.waves.frequencies.abs()).max()),
+        claimed=None if searched <= max(CLAIM) else float(read(torch.tensor(CLAIM)).diff(dim=0).norm()),
+    )
+
+
+def _rounding(codes: Codes, count: int, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+    read = in_chunks(codes, count)
+    if dtype is None:
+        return read
+    rounds = codes.limit is None and not codes.needs_length
+
+    def rounded(positions: Tensor) -> Tensor:
+        values = read(positions.to(dtype).long() if rounds else positions).to(dtype).double()
+        if not bool(values.isfinite().all()):
+            raise InputError(f"dtype={dtype}: the codes of {codes.name} overflow; pass a wider one")
+        return values
+
+    return rounded
+
+
+def _closest(codes: Tensor) -> tuple[float, tuple[int, int]]:
+    """The smallest distance between two rows, and which they are."""
+    best, pair, rows = math.inf, (0, 1), max(1, 2**22 // len(codes))
+    for start in range(0, len(codes), rows):
+        block = codes[start : start + rows]
+        apart = torch.cdist(block, codes, compute_mode="donot_use_mm_for_euclid_dist")
+        at = torch.arange(start, start + len(block))
+        apart[at[:, None] >= torch.arange(len(codes))] = math.inf  # each pair once, none with itself
+        least = float(apart.min())
+        if least < best * (1 - 1e-6):  # of pairs that are as close, the first
+            row, column = (apart <= least * (1 + 1e-6)).nonzero()[0].tolist()
+            best, pair = least, (start + row, column)
+    return best, pair
+
+
+def _first_collision(read: Callable[[Tensor], Tensor], count: int, tolerance: float) -> tuple[int, int] | None:
+    """The first position within tolerance of an earlier one, and the first such. Codes that are close have close
+    projections: sorted by one coordinate of these, only neighbours need comparing. Prefixes of growing size come first, so
+    that codes that repeat early are found before there are many alike."""
+    size = min(1024, count)
+    while True:
+        projections = _project(read, size)
+        # neighbours bound where the first collision is; before it all differ, so few projections are alike
+        near = _later(read, projections, tolerance, steps=1)
+        if near is not None:
+            return _later(read, projections[: near[0] + 1], tolerance) or near
+        collision = _later(read, projections, tolerance)
+        if collision is not None or size == count:
+            return collision
+        size = min(4 * size, count)
+
+
+def _project(read: Callable[[Tensor], Tensor], count: int) -> Tensor:
+    """Every code's projections on a few random directions of length 1, (count, 8)."""
+    parts, directions = [], None
+    for start in range(0, count, CHUNK):
+        codes = read(torch.arange(start, min(start + CHUNK, count)))
+        if directions is None:
+            directions = torch.randn(codes.shape[1], 8, generator=torch.Generator().manual_seed(0), dtype=codes.dtype)
+            directions /= directions.norm(dim=0)
+        parts.append(codes @ directions)
+    return torch.cat(parts)
+
+
+def _later(
+    read: Callable[[Tensor], Tensor], projections: Tensor, tolerance: float, steps: int | None = None
+) -> tuple[int, int] | None:
+    """The first position that is within tolerance of an earlier one; steps: compare with so many neighbours at most, in
+    order of the first coordinate of their projections."""
+    order = projections[:, 0].argsort(stable=True)
+    in_line = projections[order]
+    slack = tolerance + 1e-12 * (1 + float(projections.abs().max()))
+    first: tuple[int, int] | None = None
+    for step in range(1, len(order) if steps is None else steps + 1):
+        close = (in_line[step:, 0] - in_line[:-step, 0] <= slack).nonzero()[:, 0]
+        if not len(close):
+            break
+        close = close[((in_line[close + step] - in_line[close]).abs() <= slack).all(-1)]
+        ends = torch.stack((order[close], order[close + step]))
+        late, early = ends.amax(0), ends.amin(0)
+        for part in torch.arange(len(late)).split(CHUNK):
+            if not len(part):
+                break
+            apart = (read(late[part]) - read(early[part])).norm(dim=-1)
+            for at in part[apart <= tolerance].tolist():
+                pair = int(late[at]), int(early[at])
+                first = pair if first is None else min(first, pair)
+    return first
+
 
 EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
 """Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
 closer than this share of a code's norm are the same."""
 LIKE = 0.1
-"""How far norms may be off a power of the position that they are said to go like, as a logarithm."""
+"""How far norms may be off a power of the position that they are sentences to go like, as a logarithm."""
 
 
 # ---------------------------------------------------------------- steps
@@ -51,27 +266,25 @@ class Steps(Finding):
     def sentences(self) -> list[str]:
         low, mean, high = float(self.smallest[0]), float(self.mean[0]), float(self.largest[0])
         if not high:
-            return [
-                f"Neighbours have the same code: a step is nothing, wherever it is taken ({self.length} {self.of}s)."
-            ]
+            return [f"Neighbours have the same code: every step is 0 ({self.length} {self.of}s)."]
         if self.uneven <= EVEN:
-            said = [f"A step of one is the same at every {self.of}: {mean:.4g}."]
+            sentences = [f"A step of one is the same at every {self.of}: {mean:.4g}."]
         else:
-            said = [
+            sentences = [
                 f"A step of one is not the same at every {self.of}: from {low:.4g} to {high:.4g}, {mean:.4g} on average."
             ]
         short, long = min(self.by_length), max(self.by_length)
         if short < long and self.uneven_lengths <= EVEN:
-            said.append(f"It does not depend on the text's length ({short} to {long}).")
+            sentences.append(f"It does not depend on the text's length ({short} to {long}).")
         elif short < long:
-            said.append(
+            sentences.append(
                 f"It depends on the text's length: {self.by_length[short]:.4g} in a text of {short}, "
                 f"{self.by_length[long]:.4g} in one of {long}."
             )
         if len(self.steps) > 1:
             pairs = ", ".join(f"{k}: {float(at):.3g}" for k, at in zip(self.steps, self.mean, strict=True))
-            said.append(f"Distance after so many steps, on average: {pairs}.")
-        return said
+            sentences.append(f"Distance after so many steps, on average: {pairs}.")
+        return sentences
 
 
 @checked
@@ -94,13 +307,13 @@ def steps(
         InputError: codes that cannot be read, a length below 2, or steps below 1.
     """
     codes = codes_of(subject, **options)
-    own = codes(positions_of(codes, length))
-    ks = [k for k in (whole("by", k) for k in by) if k < length] or [1]
-    apart = [(own[k:] - own[:-k]).norm(dim=-1) for k in ks]
+    values = codes(positions_of(codes, length))
+    ks = [k for k in (at_least("by", k) for k in by) if k < length] or [1]
+    apart = [(values[k:] - values[:-k]).norm(dim=-1) for k in ks]
     if lengths is None:
         tried = (length // 8, length // 4, length // 2, length, 2 * length)
         lengths = [n for n in tried if n >= 2 and (codes.limit is None or n <= codes.limit)]
-    texts = sorted({whole("lengths", n, 2) for n in lengths} | {length})
+    texts = sorted({at_least("lengths", n, 2) for n in lengths} | {length})
     by_length = {
         n: float(codes(positions_of(codes, n, 2, "lengths"))[: texts[0]].diff(dim=0).norm(dim=-1).mean()) for n in texts
     }
@@ -150,20 +363,20 @@ class Boundedness(Finding):
     growth: float
 
     def sentences(self) -> list[str]:
-        said = [f"Inside the trained length, {self.trained}, a code is at most {self.inside:.4g} long."]
+        sentences = [f"Inside the trained length, {self.trained}, a code is at most {self.inside:.4g} long."]
         if self.defined_to < self.up_to:
-            said.append(f"From {self.of} {self.defined_to} on there is no code: {self.refusal}.")
+            sentences.append(f"From {self.of} {self.defined_to} on there is no code: {self.refusal}.")
         if not math.isnan(self.past):
             past = f"Past it, up to {self.of} {self.defined_to - 1},"
             if self.past <= LARGER * self.inside:
-                said.append(f"{past} none is longer than {self.past:.4g}.")
+                sentences.append(f"{past} none is longer than {self.past:.4g}.")
             else:
                 times = f", {self.past / self.inside:.3g} times as much" if self.inside else ""
                 like = f", like {self.of}^{self.growth:.2f}" if self.growth >= 0.05 else ""
-                said.append(f"{past} they are up to {self.past:.4g} long{times}{like}.")
+                sentences.append(f"{past} they are up to {self.past:.4g} long{times}{like}.")
                 if self.of == "distance":
-                    said.append("Where a bias falls, that is how far keys are made to fade.")
-        return said
+                    sentences.append("Where a bias falls, that is how far keys are made to fade.")
+        return sentences
 
 
 @checked
@@ -180,25 +393,25 @@ def bounded(
         InputError: codes that cannot be read inside the trained length, or up_to that is not past it.
     """
     codes = codes_of(subject, **options)
-    seen = whole("trained", length if trained is None else trained, 2)
+    trained_length = at_least("trained", length if trained is None else trained, 2)
     if codes.limit is not None and trained is None:
-        seen = min(seen, codes.limit)
-    up_to = whole("up_to", 16 * seen if up_to is None else up_to, seen + 1)
-    inside = codes(positions_of(codes, seen, 2, "trained")).norm(dim=-1)
-    defined_to, refusal = defined(codes, seen, up_to)
-    past = _norms(codes, seen, defined_to)
+        trained_length = min(trained_length, codes.limit)
+    up_to = at_least("up_to", 16 * trained_length if up_to is None else up_to, trained_length + 1)
+    inside = codes(positions_of(codes, trained_length, 2, "trained")).norm(dim=-1)
+    defined_to, refusal = defined_until(codes, trained_length, up_to)
+    past = _norms(codes, trained_length, defined_to)
     largest = float(past.max()) if len(past) else math.nan
     return Boundedness(
         name=codes.name,
         of=codes.of,
-        trained=seen,
+        trained=trained_length,
         up_to=up_to,
         holds=defined_to == up_to and largest <= LARGER * float(inside.max()),
         defined_to=defined_to,
         refusal=refusal,
         inside=float(inside.max()),
         past=largest,
-        growth=_exponent(past, seen),
+        growth=_exponent(past, trained_length),
     )
 
 
@@ -211,10 +424,10 @@ def _norms(codes: Codes, start: int, end: int) -> Tensor:
 
 def _exponent(norms: Tensor, start: int) -> float:
     """The slope of log norm against log position, where that is a line."""
-    kept = norms > 0
-    if int(kept.sum()) < 2:
+    positive = norms > 0
+    if int(positive.sum()) < 2:
         return math.nan
-    x, y = (start + torch.arange(len(norms)))[kept].double().log(), norms[kept].log()
+    x, y = (start + torch.arange(len(norms)))[positive].double().log(), norms[positive].log()
     x = x - x.mean()
     y = y - y.mean()
     slope = float((x * y).sum() / x.square().sum())
@@ -255,7 +468,7 @@ class Determinism(Finding):
             tried = "; ".join(ASPECTS[aspect] for aspect in self.differences)
             return [f"The code of a {self.of} is always the same ({tried})."]
         return [
-            f"The code of a {self.of} is refused {ASPECTS[aspect]}."
+            f"The code of a {self.of} raises an error {ASPECTS[aspect]}."
             if math.isinf(by)
             else f"The code of a {self.of} is another one {ASPECTS[aspect]}: it moves by up to {by:.3g} of its norm."
             for aspect, by in moved.items()
@@ -277,26 +490,26 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
     shuffled = torch.randperm(length, generator=torch.Generator().manual_seed(0))
     some = at[:: max(1, length // 8)]
     with seeded(), _mode(codes.module, False):
-        own = codes.read(at)
-        norm = float(own.square().sum(-1).mean().sqrt()) or 1.0
+        values = codes.read(at)
+        norm = float(values.square().sum(-1).mean().sqrt()) or 1.0
 
         def moved(expected: Tensor, *positions: Tensor) -> float:
             try:
-                found = torch.cat([codes.read(part) for part in positions])
+                again = torch.cat([codes.read(part) for part in positions])
             except InputError:
                 return math.inf
-            return float((found[: len(expected)] - expected).norm(dim=-1).max()) / norm
+            return float((again[: len(expected)] - expected).norm(dim=-1).max()) / norm
 
         differences = {
-            "again": moved(own, at),
-            "order": moved(own[shuffled], shuffled),
-            "beside": moved(own, torch.cat((at, shuffled))),
-            "alone": moved(own[some], *some.split(1)),
-            "prefix": moved(own[: length // 2], at[: length // 2]),
+            "again": moved(values, at),
+            "order": moved(values[shuffled], shuffled),
+            "beside": moved(values, torch.cat((at, shuffled))),
+            "alone": moved(values[some], *some.split(1)),
+            "prefix": moved(values[: length // 2], at[: length // 2]),
         }
     if codes.module is not None:
         with seeded(), _mode(codes.module, True):
-            differences["training"] = max(moved(own, at), moved(own, at))
+            differences["training"] = max(moved(values, at), moved(values, at))
     return Determinism(codes.name, codes.of, length, all(by <= SAME for by in differences.values()), differences)
 
 
@@ -332,13 +545,15 @@ class Properties(Finding):
     deterministic: Determinism
 
     def sentences(self) -> list[str]:
-        wished = (
-            ("A code of its own", self.unique.holds, self.unique),
+        verdicts = (
+            ("Unique", self.unique.holds, self.unique),
             ("Even steps", self.steps.holds, self.steps),
             ("Bounded and defined", self.bounded.holds, self.bounded),
             ("Deterministic", self.deterministic.holds, self.deterministic),
         )
-        return [f"{wish}: {'yes' if holds else 'no'}. {' '.join(found.sentences())}" for wish, holds, found in wished]
+        return [
+            f"{name}: {'yes' if holds else 'no'}. {' '.join(finding.sentences())}" for name, holds, finding in verdicts
+        ]
 
 
 @checked
@@ -348,7 +563,7 @@ def properties(
     """The four properties: unique, in even steps, bounded, deterministic. A smaller table is measured as far as it goes.
 
     Args:
-        subject: anything `codes_of` takes, with its options. length: positions looked at. trained: see `bounded`. search:
+        subject: anything `codes_of` takes, with its options. length: positions analysed. trained: see `bounded`. search:
             see `unique`.
 
     Raises:
@@ -364,3 +579,49 @@ def properties(
         bounded(codes, length, trained=trained),
         deterministic(codes, length),
     )
+
+
+@plot("Each row is the code of one position: read along a column to see how fast a channel changes.")
+def plot_heat_map(ax: "Axes", subject: Any, length: int = 128) -> None:
+    """The codes of positions 0 .. length-1 of anything `codes_of` takes, a row each; fewer where there are fewer."""
+    codes, values = first_codes(subject, length)
+    image(ax, values, aspect="auto", clip=True)
+    ax.set(xlabel=channel_label(codes.of), ylabel=codes.of)
+
+
+@plot("A band without width: the step is the same wherever it is taken.")
+def plot_step_sizes(ax: "Axes", steps: Steps) -> None:
+    """The distance between codes so many steps apart: mean, smallest and largest over the text."""
+    ax.fill_between(
+        steps.steps, steps.smallest, steps.largest, color=PALETTE[0], alpha=0.25, label="smallest to largest"
+    )
+    ax.plot(steps.steps, steps.mean, "o-", color=PALETTE[0], markersize=4, label="mean")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(steps.steps, [str(k) for k in steps.steps])
+    ax.minorticks_off()
+    ax.set(xlabel=f"steps ({steps.of}s)", ylabel="distance of the codes")
+    ax.set_ylim(bottom=0)
+    ax.legend()
+
+
+@plot("Flat: codes are as long far out as in training. A line that rises or ends past the mark: they are not.")
+def plot_norms(ax: "Axes", subject: Any, length: int = 2048, trained: int = 512) -> None:
+    """How long the codes are, to past the trained length."""
+    codes, values = first_codes(subject, length)
+    ax.plot(torch.arange(len(values)), values.norm(dim=-1), color=PALETTE[0])
+    ax.axvline(trained, color=INK, linestyle=":", label=f"trained length, {trained}")
+    ax.set(xlabel=codes.of, ylabel="length of the code", xlim=(0, length))
+    ax.set_ylim(bottom=0)
+    ax.legend()
+
+
+PROPERTIES = AnalysisQuestion(
+    "Is every position distinct, evenly spaced, bounded and deterministic?",
+    lambda t: properties(t.codes, t.length, trained=t.trained_codes, search=t.searched),
+    lambda t, finding: (
+        plot_heat_map.of(t.codes),
+        plot_step_sizes.of(finding.steps),
+        plot_norms.of(t.codes, trained=t.trained_codes),
+    ),
+    lambda finding: " ".join(sentence.split(". ")[0] + "." for sentence in finding.sentences()),
+)

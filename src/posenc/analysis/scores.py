@@ -3,30 +3,33 @@
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import made
-from posenc.analysis.finding import Finding
-from posenc.analysis.sizes import Sizes, needs_causal, size_of, sizes_of
+from posenc.analysis.codes import at_least
+from posenc.analysis.plotting import LINE, PALETTE, SOFT, plot
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
+from posenc.analysis.reading import Sizes, make, needs_causal, parts_of, size_of, sizes_of
 from posenc.attention import posed
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding, bias_of
-from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.positions import Positions
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
 ROUNDING = 1e-12
-"""What a score in float64 may differ by without anybody having changed it."""
+"""Rounding of a score in float64."""
 LIMIT = 2**16
-"""The longest text whose scores are computed: every sample and head holds a vector for each of its tokens."""
+"""The longest text whose scores are computed: every sample and head needs a vector for each of its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +45,14 @@ class Bias(Finding):
     learned: bool
 
     def sentences(self) -> list[str]:
-        past, seen = self.distances >= 0, ~self.heads.isnan().any(0)
-        if not bool(seen[past].any()):
+        past, visible = self.distances >= 0, ~self.heads.isnan().any(0)
+        if not bool(visible[past].any()):
             return ["At no distance do all heads see the key: nothing that they add can be compared."]
-        first, last = (int(self.distances[past & seen][end]) for end in (0, -1))
+        first, last = (int(self.distances[past & visible][end]) for end in (0, -1))
         near, far = (self.heads[:, self.distances == at][:, 0] for at in (first, last))
         changes = (far - near).tolist()
         most = max(changes, key=abs)
-        said = [
+        sentences = [
             f"From distance {first} to {last}, what is added to the scores changes by {_signed(most)}"
             + (
                 f" in head {changes.index(most)} and by {_signed(min(changes, key=abs))} in the head that changes least."
@@ -57,24 +60,24 @@ class Bias(Finding):
                 else "."
             )
         ]
-        if hidden := int((past & ~seen).sum()):
+        if hidden := int((past & ~visible).sum()):
             every = int((past & self.heads.isnan().all(0)).sum())
-            said.append(
+            sentences.append(
                 f"Of {int(past.sum())} distances back, {hidden} are hidden"
                 + (f", {hidden - every} of them in some heads alone." if every < hidden else ".")
             )
         if not past.all():
             apart = self._mirrored()
-            said.append(
+            sentences.append(
                 "Tokens before and after a query are treated alike."
                 if apart < ROUNDING
                 else f"Direction counts: the same distance before and after a query differs by up to {_number(apart)}."
             )
         if self.of_content:
-            said.append("It depends on the content, too; shown is that of tokens with a one in every channel.")
+            sentences.append("It depends on the content, too; shown is that of tokens with a one in every channel.")
         if self.learned:
-            said.append("Its weights are learned; these are the ones it was given.")
-        return said
+            sentences.append("Its weights are learned; these are the ones it was given.")
+        return sentences
 
     def _mirrored(self) -> float:
         most = int(min(self.distances.max(), -self.distances.min()))
@@ -86,9 +89,9 @@ class Bias(Finding):
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation(Finding):
+class PairRotation(Finding):
     """How fast each pair of channels turns. angles: (pairs,) radians a position, in the order of the pairs. trained: the
-    length that wavelengths are held against."""
+    length that wavelengths are compared with."""
 
     name: str
     angles: Tensor
@@ -108,15 +111,15 @@ class Rotation(Finding):
         still = int((self.angles == 0).sum())
         turning = self.wavelengths[self.angles != 0]
         if not len(turning):
-            return [f"None of the {still} pairs turns."]
-        said = [
+            return [f"None of the {still} pairs rotates."]
+        sentences = [
             f"{self.unfinished} of {len(self.angles)} pairs never finish a turn within {self.trained} positions: beyond "
-            "them a model meets angles it was not trained on."
+            "them a model reaches angles it was not trained on."
             if self.unfinished
-            else f"Every pair that turns comes round within {self.trained} positions.",
+            else f"Every pair that rotates finishes a turn within {self.trained} positions.",
             f"The fastest pair is back after {turning.min():.4g} positions, the slowest after {turning.max():.4g}.",
         ]
-        return said + ([f"{still} pairs stand still and see content alone."] if still else [])
+        return sentences + ([f"{still} pairs do not rotate and carry content alone."] if still else [])
 
     def to_dict(self) -> dict[str, Any]:
         wavelengths = [wave if math.isfinite(wave) else None for wave in self.wavelengths.tolist()]
@@ -124,9 +127,9 @@ class Rotation(Finding):
 
 
 @dataclass(frozen=True, eq=False)
-class Scores(Finding):
+class PositionScores(Finding):
     """What position adds to the scores of the last token of a text with those before it, by distance: score with the
-    encoding minus score without it, in nats. All (num_heads, length), distance 0 first, NaN where a token is not seen.
+    encoding minus score without it, in nats. All (num_heads, length), distance 0 first, NaN where a token is hidden.
 
     same, same_spread: mean and standard deviation over random contents, of a token that is there twice; unrelated,
     unrelated_spread: of two independent ones. content: standard deviation of the score that independent contents have
@@ -147,22 +150,22 @@ class Scores(Finding):
         return self.same.shape[1]
 
     def sentences(self) -> list[str]:
-        seen = self.same.isfinite().any(0)
-        same, unrelated = self.same.nanmean(0)[seen], self.unrelated.nanmean(0)[seen]
-        spread, shown = self.unrelated_spread.nanmean(0)[seen], seen.nonzero()
+        visible = self.same.isfinite().any(0)
+        same, unrelated = self.same.nanmean(0)[visible], self.unrelated.nanmean(0)[visible]
+        spread, shown = self.unrelated_spread.nanmean(0)[visible], visible.nonzero()
         first, last = int(shown.min()), int(shown.max())
-        said = [
-            f"Meeting its own like, a token scores {_signed(float(same[0]))} at distance {first} and {_signed(float(same[-1]))} "
-            f"at distance {last} against the same without positions, mean over heads and contents; for scale, content "
-            f"alone spreads the scores of unrelated tokens by {_number(self.content)}.",
+        sentences = [
+            f"Position changes a token's score with an identical token by {_signed(float(same[0]))} at distance {first} and by "
+            f"{_signed(float(same[-1]))} at distance {last}, mean over heads and contents; for scale, content alone spreads "
+            f"the scores of unrelated tokens by {_number(self.content)}.",
             f"Of two unrelated tokens position moves the mean by up to {_number(float(unrelated.abs().max()))}, and it "
             f"spreads their scores by {_number(float(spread[-1]))} at distance {last}.",
         ]
         if not bool((self.same.nan_to_num() != 0).any() | (self.unrelated.nan_to_num() != 0).any()):
-            said = [f"Position changes no score within {self.length} tokens."]
-        if not bool(seen.all()):
-            said.append(f"{int((~seen).sum())} of {self.length} distances are not seen at all.")
-        return said
+            sentences = [f"Position changes no score within {self.length} tokens."]
+        if not bool(visible.all()):
+            sentences.append(f"{int((~visible).sum())} of {self.length} distances are hidden from all heads.")
+        return sentences
 
 
 @checked
@@ -172,69 +175,71 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
 
     Args:
         encoding: with a site `bias`, or its text. layer: whose. name: for people. shape: for a text, see
-            posenc.analysis.codes.SHAPE; for an encoding the sizes that it does not keep itself as num_heads,
-            num_kv_heads, head_dim or dim.
+            `codes_of`; for an encoding the sizes that it does not have as attributes num_heads, num_kv_heads, head_dim
+            or dim.
 
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
     """
-    whole, own, layer, name, sizes = _made(encoding, layer, name, shape)
-    if "bias" not in own.sites():
+    prepared = _prepared(encoding, layer, name, shape)
+    acting, layer, name, sizes = prepared.acting, prepared.layer, prepared.name, prepared.sizes
+    if "bias" not in acting.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
-    _check_length(length, whole, name)
-    width = width_of(own, sizes)
-    _share(own, width, sizes)
-    one_way = _one_way(own) or whole.causal_only or needs_causal(own, sizes, layer)
-    both = not one_way and _fits(whole, 2 * length - 1)
+    width = prepared.share(length)
+    one_way = any(getattr(part, "bidirectional", True) is False for part in parts_of(acting))
+    one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes, layer)
+    both = not one_way and prepared.fits(2 * length - 1)
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both)
     drawn = torch.Generator().manual_seed(0)
-    found = []
+    added = []
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
         x = content.double().expand(1, sizes.num_heads, len(keys), width)
         with torch.no_grad():
-            terms = bias_of(own, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, layer)
+            terms = bias_of(acting, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, layer)
             dense = dense_sum(terms, torch.device("cpu"))
         if dense is None:
             raise InputError(f"{name}: its bias has no terms in this layer")
-        found.append(dense.expand(1, sizes.num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
-    ones, drawn_content = found
+        added.append(dense.expand(1, sizes.num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
+    ones, drawn_content = added
     hidden = ones == -torch.inf
     if not bool(ones[~hidden].isfinite().all()):
         raise InputError(f"{name}: what it adds to the scores is not finite")
     of_content = not torch.allclose(ones, drawn_content)
-    learned = any(True for part in _parts(own) if "bias" in part.sites() for _ in part.parameters())
+    learned = any(True for part in parts_of(acting) if "bias" in part.sites() for _ in part.parameters())
     return Bias(name, (length - 1 - keys).flip(0), ones.masked_fill(hidden, torch.nan), of_content, learned)
 
 
 @checked
 def rotation(
     encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
-) -> Rotation:
+) -> PairRotation:
     """How fast the pairs of an encoding's keys turn: the part of it that turns them, unmapped.
 
     Args:
-        encoding: as in `bias`. trained: positions to hold wavelengths against. layer: whose. name: for people.
+        encoding: as in `bias`. trained: positions to compare wavelengths with. layer: whose. name: for people.
 
     Raises:
-        InputError: an encoding that turns nothing by an angle that grows evenly with position.
+        InputError: an encoding that rotates nothing by an angle that grows evenly with position.
     """
-    _, own, layer, name, _ = _made(encoding, layer, name, shape)
+    prepared = _prepared(encoding, layer, name, shape)
+    name = prepared.name
     check_sizes(trained=trained)
-    turning = _turning(own)
+    rotating = [part for part in parts_of(prepared.acting) if "rotate" in part.sites()]
+    turning = next((part for part in rotating if not list(part.children())), next(iter(rotating), None))
     if turning is None:
-        raise InputError(f"{name}: it turns no channels")
+        raise InputError(f"{name}: it rotates no channels")
     at = Positions.from_ids([0, 1, 2])
     with torch.no_grad():
         try:
-            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at, layer)
+            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at, prepared.layer)
         except InputError:
-            raise InputError(f"{name}: it turns no pair of channels by an angle of its own") from None
+            raise InputError(f"{name}: it rotates no pair of channels by an angle") from None
     angles = angles[0, 0]
     step = angles[1] - angles[0]
     if not torch.allclose(angles[2] - angles[1], step, rtol=1e-9):
         raise InputError(f"{name}: its angles do not grow evenly with position")
-    return Rotation(name, step.double(), trained)
+    return PairRotation(name, step.double(), trained)
 
 
 @checked
@@ -247,7 +252,7 @@ def scores(
     layer: int = 0,
     name: str | None = None,
     **shape: Any,
-) -> Scores:
+) -> PositionScores:
     """What position does to the scores of a text's last token, by distance, whichever site it acts on.
 
     Contents are drawn from a normal distribution. What is added to the input passes identity projections, so that
@@ -260,65 +265,75 @@ def scores(
     Raises:
         InputError: sizes below 1, or positions that the encoding does not take.
     """
-    whole, own, layer, name, sizes = _made(encoding, layer, name, shape)
-    check_sizes(samples=samples, length=length)
-    if samples < 2:
-        raise InputError(f"samples={samples}: a spread needs at least 2")
-    _check_length(length, whole, name)
-    width = width_of(own, sizes)
+    prepared = _prepared(encoding, layer, name, shape)
+    at_least("samples", samples, 2)
+    width = prepared.share(length)
     drawn = torch.Generator().manual_seed(seed)
-    _share(own, width, sizes)
-    found, plain = [], []
+    added_by_sample, plain = [], []
     for _ in range(samples):
         token = torch.randn(1, width, generator=drawn, dtype=torch.float64)
         others = torch.randn(length, width, generator=drawn, dtype=torch.float64)
         others[-1:] = token
-        pair = [_last_scores(own, layer, sizes, x) for x in (token.expand(length, -1), others)]
-        found.append(torch.stack([added for added, _ in pair]))
+        pair = [_last_scores(prepared, x) for x in (token.expand(length, -1), others)]
+        added_by_sample.append(torch.stack([added for added, _ in pair]))
         plain.append(pair[1][1])
-    each = torch.stack(found).flip(-1)
+    each = torch.stack(added_by_sample).flip(-1)
     hidden = each == -torch.inf
     if bool(hidden.all()) or not bool(each[~hidden].isfinite().all()):
-        raise InputError(f"{name}: its scores are not finite")
+        raise InputError(f"{prepared.name}: its scores are not finite")
     each = each.masked_fill(each.abs() < ROUNDING, 0.0).masked_fill(hidden, torch.nan)
     mean, spread = each.mean(0), each.std(0)
     content = float(torch.stack(plain)[:, :, :-1].std())
-    return Scores(name, mean[0], spread[0], mean[1], spread[1], content, samples, seed)
+    return PositionScores(prepared.name, mean[0], spread[0], mean[1], spread[1], content, samples, seed)
 
 
-@torch.no_grad()
-def _last_scores(encoding: Encoding, layer: int, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
-    without it. x: (length, width)."""
-    at = encoding.place(Positions.arange(len(x), causal=True), 1)
-    heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
-    q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
-    last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = posed(q, k, k, encoding, last, None, None, None, 0.0, layer)
-    score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
-    without = problem.scale * (x @ x[-1])
-    return score - without, without.expand_as(score)
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A copy of an encoding in evaluation mode, the part that acts in a layer, which of its own layers that is, a name and
+    sizes."""
+
+    encoding: Encoding
+    acting: Encoding
+    layer: int
+    name: str
+    sizes: Sizes
+
+    def fits(self, length: int) -> bool:
+        return self.encoding.max_positions is None or length <= self.encoding.max_positions
+
+    def share(self, length: int) -> int:
+        """Give it identity projections, for encodings that put vectors of their own through the model's; returns the width of
+        a token. Raises InputError for a length that it does not take."""
+        if not 2 <= length <= LIMIT:
+            raise InputError(f"length={length}: must lie between 2 and {LIMIT}")
+        if not self.fits(length):
+            raise InputError(
+                f"length={length}: {self.name} has positions for {self.encoding.max_positions}; give fewer"
+            )
+        width = width_of(self.acting, self.sizes)
+        dim = self.sizes.dim or width
+
+        def identity(x: Tensor) -> Tensor:
+            padded = torch.nn.functional.pad(x, (0, max(0, width - dim)))[..., :width]
+            return padded.repeat(*[1] * (x.dim() - 1), self.sizes.num_heads)
+
+        self.acting.share([(identity, identity)] * max(1, self.acting.num_layers))
+        return width
 
 
-def _made(
-    encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]
-) -> tuple[Encoding, Encoding, int, str, Sizes]:
-    """The encoding as it is in use, the one that acts in a layer, which of its layers that is, what to call it, and its
-    sizes. A copy: it takes other projections than the caller's, and positions that move in training stand still in it."""
-    if not isinstance(encoding, (Encoding, str)):
-        raise InputError(f"encoding: a {type(encoding).__name__} is none; pass an Encoding or its text")
-    text = encoding if isinstance(encoding, str) else None
-    own = (made(text, **shape) if text is not None else copy.deepcopy(encoding)).eval()  # type: ignore[union-attr]
-    acting, number = own.at(layer)
-    return own, acting, number, name or text or own.known_as, sizes_of(acting, {} if text is not None else shape)
-
-
-def _parts(encoding: Encoding) -> list[Encoding]:
-    return [part for part in encoding.modules() if isinstance(part, Encoding)]
+def _prepared(encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]) -> _Prepared:
+    if isinstance(encoding, str):
+        name, encoding, given = name or encoding, make(encoding, **shape), {}
+    elif isinstance(encoding, Encoding):
+        name, encoding, given = name or encoding.known_as, copy.deepcopy(encoding), shape
+    else:
+        raise InputError(f"encoding: got a {type(encoding).__name__}; pass an Encoding or its text")
+    acting, number = encoding.eval().at(layer)
+    return _Prepared(encoding, acting, number, name, sizes_of(acting, given))
 
 
 def width_of(encoding: Encoding, sizes: Sizes) -> int:
-    """Channels of a token: a head's, and where something is added to the input, of that."""
+    """Channels of a token: a head's, and where something is added to the input, of the input."""
     if "embed" not in encoding.sites() or sizes.dim is None:
         return sizes.head_dim
     if size_of(encoding, "head_dim") not in (None, sizes.dim):
@@ -329,39 +344,19 @@ def width_of(encoding: Encoding, sizes: Sizes) -> int:
     return sizes.dim
 
 
-def _turning(encoding: Encoding) -> Encoding | None:
-    """The part that turns keys by their position."""
-    for part in _parts(encoding):
-        if "rotate" in part.sites() and not isinstance(part, Mapped) and len(list(part.children())) == 0:
-            return part
-    return next((part for part in _parts(encoding) if "rotate" in part.sites()), None)
-
-
-def _one_way(encoding: Encoding) -> bool:
-    return any(getattr(part, "bidirectional", True) is False for part in _parts(encoding))
-
-
-def _fits(encoding: Encoding, count: int) -> bool:
-    return encoding.max_positions is None or count <= encoding.max_positions
-
-
-def _check_length(length: int, encoding: Encoding, name: str) -> None:
-    if not 2 <= length <= LIMIT:
-        raise InputError(f"length={length}: must lie between 2 and {LIMIT}")
-    if not _fits(encoding, length):
-        raise InputError(f"length={length}: {name} has positions for {encoding.max_positions}; give fewer")
-
-
-def _share(encoding: Encoding, width: int, sizes: Sizes) -> None:
-    """Identity projections, for encodings that put vectors of their own through the model's."""
-    dim = sizes.dim or width
-
-    def project(x: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(x, (0, max(0, width - dim)))[..., :width]
-        return padded.repeat(*[1] * (x.dim() - 1), sizes.num_heads)
-
-    identity: Callable[[Tensor], Tensor] = project
-    encoding.share([(identity, identity)] * max(1, encoding.num_layers))
+@torch.no_grad()
+def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
+    without it. x: (length, width)."""
+    encoding, sizes, layer = prepared.acting, prepared.sizes, prepared.layer
+    at = encoding.place(Positions.arange(len(x), causal=True), 1)
+    heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
+    q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
+    last = Positions.arange(1, len(x) - 1, causal=True)
+    problem = posed(q, k, k, encoding, last, None, None, None, 0.0, layer)
+    score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
+    without = problem.scale * (x @ x[-1])
+    return score - without, without.expand_as(score)
 
 
 def _number(value: float) -> str:
@@ -370,3 +365,86 @@ def _number(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.3g}".replace("-", "−") if value else "0"
+
+
+MOST = 9
+"""Heads that still get a colour and a name each."""
+
+
+@plot("A line per head: where it falls, that head attends less to tokens so far away; a flat line ignores distance.")
+def plot_bias_by_distance(ax: "Axes", finding: Bias) -> None:
+    """What each head adds to a score, by the distance of the two tokens."""
+    _by_head(ax, finding.distances, finding.heads)
+    ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
+
+
+@plot(
+    "Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles they have not met."
+)
+def plot_pair_wavelengths(ax: "Axes", finding: PairRotation) -> None:
+    """Positions a turn, pair by pair."""
+    turning = finding.wavelengths.isfinite()
+    pairs = torch.arange(len(finding.angles))
+    late = turning & (finding.wavelengths > finding.trained)
+    for which, colour, name in (
+        (turning & ~late, PALETTE[0], "finish a turn"),
+        (late, PALETTE[1], "never finish a turn"),
+    ):
+        if bool(which.any()):
+            ax.plot(pairs[which], finding.wavelengths[which], "o", markersize=4, color=colour, label=name)
+    ax.axhline(finding.trained, color=SOFT, linestyle="--", linewidth=1.2, label=f"trained length, {finding.trained}")
+    ax.set(yscale="log", xlabel="pair of channels", ylabel="positions a turn")
+    ax.legend()
+
+
+@plot(
+    "The faster the score with an identical token falls from left to right, the more local this encoding makes attention."
+)
+def plot_effective_scores(ax: "Axes", finding: PositionScores) -> None:
+    """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
+    distances = torch.arange(finding.length)
+    for values, spread, colour, name in (
+        (finding.same, finding.same_spread, PALETTE[0], "a token and an identical one"),
+        (finding.unrelated, finding.unrelated_spread, PALETTE[1], "two unrelated tokens"),
+    ):
+        mean, around = values.nanmean(0), spread.nanmean(0)
+        ax.plot(distances, mean, color=colour, label=name)
+        ax.fill_between(distances, mean - around, mean + around, color=colour, alpha=0.18, linewidth=0)
+    ax.axhline(0, color=LINE, linewidth=1)
+    ax.set(xlabel="tokens back", ylabel="score minus score without positions")
+    ax.legend()
+
+
+@plot("Heads that part ways specialise by distance; where all lie on one line, position treats every head alike.")
+def plot_scores_by_head(ax: "Axes", finding: PositionScores) -> None:
+    """What position adds to the score of a token with an identical one, a line per head."""
+    _by_head(ax, torch.arange(finding.length), finding.same)
+    ax.set(xlabel="tokens back", ylabel="score minus score without positions")
+
+
+def _by_head(ax: "Axes", distances: torch.Tensor, heads: torch.Tensor) -> None:
+    for number, values in enumerate(heads):
+        named = {"label": f"head {number}"} if len(heads) <= MOST else {"color": PALETTE[0], "alpha": 0.4}
+        ax.plot(distances, values, **named)
+    if 1 < len(heads) <= MOST:
+        ax.legend()
+
+
+ROTATION = AnalysisQuestion(
+    "How fast does each pair of channels rotate?",
+    lambda t: rotation(t.encoding, t.trained, **t.named),
+    lambda t, finding: (plot_pair_wavelengths.of(finding),),
+    first_sentence,
+)
+BIAS = AnalysisQuestion(
+    "What is added to the scores?",
+    lambda t: bias(t.encoding, t.length, **t.named),
+    lambda t, finding: (plot_bias_by_distance.of(finding),),
+    first_sentence,
+)
+SCORES = AnalysisQuestion(
+    "How does position change a score?",
+    lambda t: scores(t.encoding, t.length, seed=t.seed, **t.named),
+    lambda t, finding: [each.of(finding) for each in (plot_effective_scores, plot_scores_by_head)[: len(finding.same)]],
+    first_sentence,
+)

@@ -3,18 +3,23 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import codes_of
-from posenc.analysis.finding import Finding
-from posenc.analysis.reading import in_chunks, positions_of, whole
+from posenc.analysis.codes import at_least, in_chunks, positions_of
+from posenc.analysis.plotting import PALETTE, SOFT, channel_label, image, plot
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
+from posenc.analysis.reading import codes_of
 from posenc.checks import checked
 from posenc.errors import InputError
 
-MEANT = 1e-4
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+ROUNDING = 1e-4
 """Share of the norm below which a miss is rounding: codes in float32 leave so much in long texts."""
 
 
@@ -30,7 +35,7 @@ class Shift(Finding):
     positions left out. composition: how far M M p(t) is from p(t + 2 shift), over the same norm. orthogonality: the
     largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
     angles: by how much M turns its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2.
-    known_angles: those that the frequencies give, and angle_error, how far the nearest found one is at most; None where
+    known_angles: those that the frequencies give, and angle_error, how far the nearest of them is at most; None where
     they are not known.
     """
 
@@ -57,39 +62,41 @@ class Shift(Finding):
 
     def sentences(self) -> list[str]:
         dim = len(self.matrix)
-        places = self.of if abs(self.shift) == 1 else f"{self.of}s"
-        later = f"{abs(self.shift):g} {places} {'later' if self.shift > 0 else 'earlier'}"
+        unit = self.of if abs(self.shift) == 1 else f"{self.of}s"
+        later = f"{abs(self.shift):g} {unit} {'later' if self.shift > 0 else 'earlier'}"
         if self.holds:
-            said = [
-                f"One {dim} x {dim} matrix takes every code to that of {later}, wherever it is "
+            sentences = [
+                f"One {dim} x {dim} matrix takes every code to that of {later} "
                 f"(it misses by {self.residual:.1g} of a code's norm)."
             ]
         else:
-            said = [
+            sentences = [
                 f"No one matrix takes every code to that of {later}: the best for half of them "
                 f"misses the others by {self.residual:.1%} of a code's norm; doing nothing misses by {self.still:.1%}."
             ]
-        if self.still < MEANT:
-            said.append(f"Doing nothing misses by {self.still:.1g}: codes so far apart are the same.")
-        if self.added < MEANT <= self.still and not self.holds:
-            said.append("Adding one vector does it everywhere, which is no product with a matrix.")
+        if self.still < ROUNDING:
+            sentences.append(f"Doing nothing misses by {self.still:.1g}: codes so far apart are the same.")
+        if self.added < ROUNDING <= self.still and not self.holds:
+            sentences.append("Adding one vector does it everywhere, which is no product with a matrix.")
         if self.exact:
-            said.append(
-                "It turns each pair of channels by the shift times its frequency, so it is known without a fit."
+            sentences.append(
+                "It rotates each pair of channels by the shift times its frequency, so it is known without a fit."
             )
         elif not self.holds and self.fitted <= dim:
-            said.append(
-                f"A fit to {self.fitted} positions may be exact by itself in {dim} dimensions: only the others tell."
+            sentences.append(
+                f"A fit to {self.fitted} positions may be exact by itself in {dim} dimensions: only the others are a test."
             )
         if self.holds:
             norms = "keeps every length" if self.orthogonality < 1e-3 else "does not keep lengths"
-            said.append(
+            sentences.append(
                 f"It {norms} (M^T M is within {self.orthogonality:.1g} of 1 where codes are); applied twice it "
                 f"shifts by {2 * self.shift:g} (within {self.composition:.1g})."
             )
         if self.known_angles is not None and self.angle_error is not None:
-            said.append(f"Its angles are the known frequencies times the shift, within {self.angle_error:.1g} rad.")
-        return said
+            sentences.append(
+                f"Its angles are the known frequencies times the shift, within {self.angle_error:.1g} rad."
+            )
+        return sentences
 
 
 @checked
@@ -108,24 +115,24 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     codes = codes_of(subject, **options)
     if not math.isfinite(shift) or shift == 0:
         raise InputError(f"shift={shift}: how many positions to move by, not 0")
-    length = whole("length", length, 6)
+    length = at_least("length", length, 6)
     last = positions_of(codes, length)[-1]
     steps = math.ceil(abs(shift))
     if length - 2 * steps < 4:
         raise InputError(f"shift={shift}: too far for length={length}, which must be at least {2 * steps + 4}")
     at = torch.arange(2 * steps if shift < 0 else 0, int(last) + 1 - (2 * steps if shift > 0 else 0))
     read = in_chunks(codes, length) if shift == int(shift) else codes
-    own, moved, twice = read(at), read(_plus(at, shift)), read(_plus(at, 2 * shift))
-    norm = float(moved.square().sum(-1).mean().sqrt()) or 1.0
+    before, after, twice = read(at), read(_plus(at, shift)), read(_plus(at, 2 * shift))
+    norm = float(after.square().sum(-1).mean().sqrt()) or 1.0
     known = codes.waves is not None and not fit
     rest = torch.arange(len(at)) % 2 == 1
     if known:
         assert codes.waves is not None
-        matrix, rank, rest = codes.waves.matrix(shift, own.shape[1]), own.shape[1], torch.ones_like(rest)
+        matrix, rank, rest = codes.waves.matrix(shift, before.shape[1]), before.shape[1], torch.ones_like(rest)
     else:
-        matrix, rank = _fitted(own[~rest], moved[~rest])
-    missed = (own @ matrix.T - moved).norm(dim=-1) / norm
-    angles = _angles(matrix if known else _inside(matrix, own[~rest], rank))
+        matrix, rank = _fitted(before[~rest], after[~rest])
+    missed = (before @ matrix.T - after).norm(dim=-1) / norm
+    angles = _angles(matrix if known else _inside(matrix, before[~rest], rank))
     expected = None if codes.waves is None else _folded(shift * codes.waves.frequencies)
     residual = _mean(missed[rest])
     return Shift(
@@ -134,18 +141,18 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         shift=shift,
         length=length,
         exact=known,
-        holds=residual < MEANT,
+        holds=residual < ROUNDING,
         matrix=matrix,
         residual=residual,
         residual_fitted=_mean(missed if known else missed[~rest]),
-        added=_mean(((moved - own) - (moved - own).mean(0)).norm(dim=-1) / norm),
-        still=_mean((own - moved).norm(dim=-1) / norm),
+        added=_mean(((after - before) - (after - before).mean(0)).norm(dim=-1) / norm),
+        still=_mean((before - after).norm(dim=-1) / norm),
         by_position=missed,
         first=int(at[0]),
         fitted=0 if known else int((~rest).sum()),
         rank=rank,
-        composition=_mean((own @ (matrix @ matrix).T - twice).norm(dim=-1) / norm),
-        orthogonality=_orthogonality(matrix, own),
+        composition=_mean((before @ (matrix @ matrix).T - twice).norm(dim=-1) / norm),
+        orthogonality=_orthogonality(matrix, before),
         angles=angles,
         known_angles=expected,
         angle_error=None if expected is None or not len(angles) else _furthest(expected, angles),
@@ -215,5 +222,37 @@ def _folded(angles: Tensor) -> Tensor:
     return torch.minimum(turned, 2 * math.pi - turned).sort().values
 
 
-def _furthest(expected: Tensor, found: Tensor) -> float:
-    return float((expected[:, None] - found).abs().amin(-1).max())
+def _furthest(expected: Tensor, angles: Tensor) -> float:
+    return float((expected[:, None] - angles).abs().amin(-1).max())
+
+
+@plot("Blocks of two by two on the diagonal, or two stripes: each pair of channels is turned by itself.", (5, 4.2))
+def plot_shift_matrix(ax: "Axes", shift: Shift) -> None:
+    """The matrix that takes each code to a later one."""
+    image(ax, shift.matrix, clip=True)
+    ax.set(xlabel=channel_label(shift.of), ylabel=f"{channel_label(shift.of)}, {shift.shift:+g} {shift.of}s")
+
+
+@plot("A line at the bottom: one matrix does it for every position. A line far up: there is no such matrix.")
+def plot_shift_error(ax: "Axes", shift: Shift) -> None:
+    """By how much the matrix misses, position by position, against doing nothing."""
+    at = shift.first + torch.arange(len(shift.by_position))
+    missed = shift.by_position.clamp(min=1e-17)
+    if shift.fitted:
+        ax.plot(at[1::2], missed[1::2], ".", markersize=3, color=PALETTE[0], label="not fitted to")
+        ax.plot(at[::2], missed[::2], ".", markersize=3, color=PALETTE[2], label="fitted to")
+    else:
+        ax.plot(at, missed, ".", markersize=3, color=PALETTE[0], label="by its frequencies")
+    ax.axhline(max(shift.still, 1e-17), color=PALETTE[1], label="doing nothing")
+    ax.axhline(ROUNDING, color=SOFT, linestyle=":", label="counts as exact below")
+    ax.set_yscale("log")
+    ax.set(xlabel=shift.of, ylabel="missed by (share of the norm)")
+    ax.legend(fontsize="small")
+
+
+SHIFT = AnalysisQuestion(
+    "Is a shift of positions linear?",
+    lambda t: shift_matrix(t.position_codes, length=t.length),
+    lambda t, finding: (plot_shift_matrix.of(finding), plot_shift_error.of(finding)),
+    first_sentence,
+)

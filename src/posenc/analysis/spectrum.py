@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What codes are made of: how many directions they use, and how fast each channel turns."""
+"""What codes are made of: how many directions they use, and how fast each channel oscillates."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import codes_of
-from posenc.analysis.finding import Finding
-from posenc.analysis.reading import positions_of
+from posenc.analysis.codes import positions_of
+from posenc.analysis.plotting import PALETTE, SOFT, channel_label, integer_axes, plot
+from posenc.analysis.question import AnalysisQuestion, Finding
+from posenc.analysis.reading import codes_of
 from posenc.checks import checked
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 PURE = 0.9
 """A channel of which one wave holds this share of the variance is a wave."""
@@ -47,20 +52,20 @@ class Spectrum(Finding):
 
     def sentences(self) -> list[str]:
         if not self.directions_99:
-            return [f"Nothing tells the first {self.length} {self.of}s apart: their codes are all the same."]
-        said = [
-            f"{self.directions_99} of {self.dim} directions hold 99% of what tells the first {self.length} {self.of}s "
-            f"apart (effective dimension {self.effective_dim:.3g})."
+            return [f"All codes of the first {self.length} {self.of}s are the same."]
+        sentences = [
+            f"{self.directions_99} of {self.dim} directions hold 99% of the variance of the first {self.length} codes "
+            f"(effective dimension {self.effective_dim:.3g})."
         ]
         if self.mean_share > 0.01:
-            said.append(f"{self.mean_share:.0%} of the codes' mean square is the same at every {self.of}.")
+            sentences.append(f"{self.mean_share:.0%} of the codes' mean square is the same at every {self.of}.")
         if not self.known:
-            said.append(
+            sentences.append(
                 f"{self.waves} of {self.dim} channels are a single wave that turns at least once (to 90% of their variance "
                 "or more)."
             )
-        said.append(f"{self.unfinished} of {self.dim} channels turn less than once in {self.length} {self.of}s.")
-        return said
+        sentences.append(f"{self.unfinished} of {self.dim} channels turn less than once in {self.length} {self.of}s.")
+        return sentences
 
 
 @checked
@@ -114,8 +119,8 @@ def _dominant(varying: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     fast = torch.arange(8, 4 * length + 1, dtype=torch.float64) / (8 * length)
     turns = torch.cat((slow, fast))  # per position, up to one in two
     total = varying.square().sum(0)
-    held = torch.cat([_held(varying, part) for part in turns.split(256)]) / torch.where(total > 0, total, 1.0)
-    best = held.max(0)
+    shares = torch.cat([_held(varying, part) for part in turns.split(256)]) / torch.where(total > 0, total, 1.0)
+    best = shares.max(0)
     moves = total > 1e-24 * squares
     frequencies = torch.where(moves, 2 * math.pi * turns[best.indices], 0.0)
     return frequencies, torch.where(moves, best.values.clamp(0, 1), 1.0)
@@ -126,5 +131,43 @@ def _held(varying: Tensor, turns: Tensor) -> Tensor:
     angles = 2 * math.pi * turns[:, None] * torch.arange(len(varying), dtype=torch.float64)
     waves = torch.stack((torch.ones_like(angles), angles.sin(), angles.cos()), -1)
     basis = torch.linalg.svd(waves, full_matrices=False)
-    kept = basis.U * (basis.S / basis.S[:, :1] > 1e-8)[:, None]  # at half a turn a position the sine is nothing
-    return (kept.mT @ varying).square().sum(1)
+    directions = basis.U * (basis.S / basis.S[:, :1] > 1e-8)[:, None]  # at half a turn a position the sine is nothing
+    return (directions.mT @ varying).square().sum(1)
+
+
+@plot("Where the line reaches 1, further directions add nothing: the codes lie in that few dimensions.")
+def plot_singular_values(ax: "Axes", spectrum: Spectrum) -> None:
+    """The share of the variance in each direction, and in all up to it."""
+    count = range(1, len(spectrum.share) + 1)
+    each = spectrum.share.diff(prepend=torch.zeros(1, dtype=spectrum.share.dtype))
+    ax.bar(count, each.tolist(), color=PALETTE[0], label="each direction")
+    ax.plot(count, spectrum.share, color=PALETTE[1], label="all up to it")
+    ax.axvline(spectrum.directions_99, color=SOFT, linestyle=":", label=f"99% in {spectrum.directions_99}")
+    ax.set(xlabel="direction", ylabel="share of the variance", ylim=(0, 1.02))
+    integer_axes(ax)
+    ax.legend(loc="center right")
+
+
+@plot("Channels above the line turn less than once in the text: the further up, the less they tell neighbours apart.")
+def plot_wavelengths(ax: "Axes", spectrum: Spectrum) -> None:
+    """How many positions each channel needs to turn once, against the length of the text. Faint: one wave holds little of
+    what the channel does."""
+    turning = spectrum.wavelengths.isfinite()
+    at = torch.arange(spectrum.dim)[turning]
+    strength: Any = spectrum.purity[turning].clamp(0.15, 1).numpy()  # one each; the stubs know a single number
+    ax.scatter(at, spectrum.wavelengths[turning], s=14, color=PALETTE[0], alpha=strength)
+    ax.axhline(spectrum.length, color=PALETTE[1], label=f"length of the text, {spectrum.length}")
+    still = spectrum.dim - int(turning.sum())
+    if still:
+        ax.plot([], [], " ", label=f"{still} channels never turn")
+    ax.set(xlabel=channel_label(spectrum.of), ylabel=f"wavelength ({spectrum.of}s)", xlim=(-1, spectrum.dim))
+    integer_axes(ax)
+    ax.set_yscale("log")
+    ax.legend()
+
+
+SPECTRUM = AnalysisQuestion(
+    "How many dimensions do the codes use?",
+    lambda t: spectrum(t.position_codes, t.length),
+    lambda t, finding: (plot_singular_values.of(finding), plot_wavelengths.of(finding)),
+)

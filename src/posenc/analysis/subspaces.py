@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do tokens and positions get in each other's way? Angles between their vectors, against those of random ones, and what
+"""Overlap of the vectors of tokens and positions: angles between their vectors, against those of random ones, and what
 adding the two costs against concatenating them."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.codes import codes_of
-from posenc.analysis.finding import Finding
-from posenc.analysis.first_layer import tables
+from posenc.analysis.model import tables
+from posenc.analysis.plotting import PALETTE, SOFT, plot
+from posenc.analysis.question import AnalysisQuestion, Finding
+from posenc.analysis.reading import codes_of
 from posenc.checks import check_sizes, checked
 from posenc.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 BINS = 200
 """Of the histograms of cosines."""
@@ -109,8 +114,8 @@ def _random_units(count: int, dim: int, draws: torch.Generator) -> Tensor:
 
 
 def _histogram(values: Tensor) -> tuple[Tensor, Tensor]:
-    found = torch.histogram(values.double(), BINS, range=(-1.0, 1.0), density=True)
-    return found.bin_edges, found.hist
+    histogram = torch.histogram(values.double(), BINS, range=(-1.0, 1.0), density=True)
+    return histogram.bin_edges, histogram.hist
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +192,7 @@ def subspaces(
     if not 0 < energy < 1:
         raise InputError(f"energy={energy}: a share between 0 and 1")
     check_sizes(draws=draws)
-    words, codes, found = _both(subject, length)
+    words, codes, read_name = _both(subject, length)
     if tokens is not None:
         used = tokens.flatten().unique().long()
         if not len(used) or int(used.min()) < 0 or int(used.max()) >= len(words):
@@ -197,14 +202,14 @@ def subspaces(
     centred_words, centred_codes = _centred("tokens", words), _centred("codes", codes)
     raw, centred = _cosines(words, codes), _cosines(centred_words, centred_codes)
     of_words, of_codes = (torch.linalg.svd(x, full_matrices=False) for x in (centred_words, centred_codes))
-    held = of_codes.S.square().cumsum(0) / of_codes.S.square().sum()
-    rank = min(int((held < energy).sum()) + 1, len(of_words.S))
+    shares = of_codes.S.square().cumsum(0) / of_codes.S.square().sum()
+    rank = min(int((shares < energy).sum()) + 1, len(of_words.S))
     word_basis, code_basis = of_words.Vh[:rank].T, of_codes.Vh[:rank].T
     generator = torch.Generator().manual_seed(seed)
     random = [_angles(_random_basis(dim, rank, generator), _random_basis(dim, rank, generator)) for _ in range(draws)]
     edges, raw_density = _histogram(raw)
     return Subspaces(
-        name=name or found,
+        name=name or read_name,
         tokens=len(words),
         positions=len(codes),
         dim=dim,
@@ -239,13 +244,13 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
     words = words.detach().to("cpu", torch.float64)
     if length is not None and length < 2:
         raise InputError(f"length={length}: compare at least 2 positions")
-    found = codes_of(codes, dim=words.shape[1]) if isinstance(codes, str) else codes_of(codes)
-    if found.of != "position":
-        raise InputError(f"{found.name}: it has no code per position, so there is nothing to compare with tokens")
-    vectors = found(torch.arange(found.limit or 512 if length is None else length))
+    read = codes_of(codes, dim=words.shape[1]) if isinstance(codes, str) else codes_of(codes)
+    if read.of != "position":
+        raise InputError(f"{read.name}: it has no code per position, so there is nothing to compare with tokens")
+    vectors = read(torch.arange(read.limit or 512 if length is None else length))
     if vectors.shape[1] != words.shape[1]:
         raise InputError(f"codes are {vectors.shape[1]} wide and token vectors {words.shape[1]}: give both one width")
-    return words, vectors, found.name
+    return words, vectors, read.name
 
 
 def _centred(name: str, x: Tensor) -> Tensor:
@@ -374,11 +379,94 @@ def _read_back(name: str, words: Tensor, codes: Tensor, pairs: int, draws: torch
     centred = {"tokens": _centred("tokens", words), "positions": _centred("codes", codes)}
     covariance = {kind: x.T @ x / len(x) for kind, x in centred.items()}
     inverse = torch.linalg.pinv(covariance["tokens"] + covariance["positions"], hermitian=True)
-    whole = centred["tokens"][chosen["tokens"]] + centred["positions"][chosen["positions"]]
-    explained, found = {}, {}
+    sums = centred["tokens"][chosen["tokens"]] + centred["positions"][chosen["positions"]]
+    explained, named = {}, {}
     for kind, x in centred.items():
         back = inverse @ covariance[kind]
         explained[kind] = float((covariance[kind] @ back).trace() / covariance[kind].trace())
-        nearest = torch.cat([torch.cdist(part, x).argmin(-1) for part in (whole @ back).split(512)])
-        found[kind] = float((nearest == chosen[kind]).double().mean())
-    return ReadBack(name, words.shape[1], len(words), len(codes), pairs, explained, found)
+        nearest = torch.cat([torch.cdist(part, x).argmin(-1) for part in (sums @ back).split(512)])
+        named[kind] = float((nearest == chosen[kind]).double().mean())
+    return ReadBack(name, words.shape[1], len(words), len(codes), pairs, explained, named)
+
+
+_INSIDE = torch.linspace(-0.999, 0.999, 1001, dtype=torch.float64)
+"""Where densities are drawn."""
+
+
+@plot("Nearly all random directions are close to orthogonal: the more dimensions, the narrower the bell.")
+def plot_random_dots(ax: "Axes", finding: RandomDots) -> None:
+    """Histogram of the dot products of random unit vectors, with the exact density."""
+    ax.stairs(finding.density, finding.edges, fill=True, color=PALETTE[0], alpha=0.35, label="sampled")
+    ax.plot(_INSIDE, dot_density(_INSIDE, finding.dim), color=PALETTE[1], label="exact")
+    widest = min(1.0, 5 * finding.dim**-0.5)
+    ax.set(xlabel=f"dot product of two random unit vectors, {finding.dim} dimensions", ylabel="density")
+    ax.set(xlim=(-widest, widest))
+    ax.legend(fontsize="small")
+
+
+@plot("Chebyshev's bound holds, and promises far less than is true: the exact tail falls off like a bell's.")
+def plot_random_tails(ax: "Axes", finding: RandomDots) -> None:
+    """How often a dot product of random unit vectors exceeds epsilon: measured, exactly, and at most by Chebyshev."""
+    ax.plot(finding.epsilons, finding.chebyshev, "v--", color=PALETTE[1], label="at most (Chebyshev)")
+    ax.plot(finding.epsilons, finding.exact, "-", color=PALETTE[0], label="exactly")
+    ax.plot(
+        finding.epsilons,
+        finding.measured.where(finding.measured > 0, torch.nan),
+        "o",
+        color=PALETTE[2],
+        label="measured",
+    )
+    ax.set(xlabel="epsilon", ylabel="share of pairs with |dot| > epsilon", yscale="log")
+    ax.legend(fontsize="small")
+
+
+@plot(
+    "A histogram narrower than the random curve: tokens and positions are more nearly orthogonal than chance makes them."
+)
+def plot_cosine_histogram(ax: "Axes", finding: Subspaces) -> None:
+    """Cosines of all token-position pairs, as they are and less the mean vectors, against random vectors."""
+    ax.stairs(finding.raw, finding.edges, color=SOFT, label="as they are")
+    ax.stairs(finding.centred, finding.edges, fill=True, color=PALETTE[0], alpha=0.35, label="less the mean vectors")
+    ax.plot(_INSIDE, dot_density(_INSIDE, finding.dim), color=PALETTE[1], label="random vectors")
+    most = float(finding.edges[1:][(finding.raw + finding.centred) > 0].abs().max())
+    widest = max(most, 4 * finding.expected)
+    ax.set(xlabel="cosine between a token's and a position's vector", ylabel="density", xlim=(-widest, widest))
+    ax.legend(fontsize="small")
+
+
+@plot("Angles above the grey ones: the leading directions of tokens and positions overlap less than random ones.")
+def plot_principal_angles(ax: "Axes", finding: Subspaces) -> None:
+    """Principal angles between the leading dimensions of tokens and of positions, against random subspaces."""
+    order = torch.arange(1, len(finding.angles) + 1)
+    ax.plot(order, finding.random_angles, color=SOFT, linestyle="--", label="random subspaces")
+    ax.plot(order, finding.angles, "o-", color=PALETTE[0], markersize=3, label=finding.name)
+    ax.set(xlabel=f"principal angle, of {finding.rank}", ylabel="degrees", ylim=(0, 92))
+    ax.legend(fontsize="small")
+
+
+@plot(
+    "Adding costs little where there is room: with more dimensions the sum identifies both its token and its position."
+)
+def plot_read_back(ax: "Axes", finding: AddOrConcat) -> None:
+    """How often a linear map names the right token and position from their sum, by dimension."""
+    dims = [one.dim for one in finding.random]
+    for colour, kind in zip(PALETTE, ("tokens", "positions"), strict=False):
+        ax.plot(dims, [one.found[kind] for one in finding.random], "o-", color=colour, label=f"{kind}, random tables")
+        if finding.given is not None:
+            ax.plot(finding.given.dim, finding.given.found[kind], "*", color=colour, markersize=12, label=f"{kind}, {finding.given.name}")  # fmt: skip
+    ax.axhline(1, color=SOFT, linestyle="--", linewidth=1, label="concatenated")
+    ax.set(xlabel="dimensions", ylabel="named rightly from the sum", ylim=(0, 1.05))
+    ax.set_xscale("log", base=2)
+    ax.legend(fontsize="small")
+
+
+SUBSPACES = AnalysisQuestion(
+    "Do tokens and positions use separate subspaces?",
+    lambda t: subspaces(t.adding_model, seed=t.seed, name=t.name),
+    lambda t, finding: (plot_cosine_histogram.of(finding), plot_principal_angles.of(finding)),
+)
+SUM = AnalysisQuestion(
+    "What does adding codes cost, against concatenating them?",
+    lambda t: add_or_concat(t.adding_model, seed=t.seed),
+    lambda t, finding: (plot_read_back.of(finding),),
+)

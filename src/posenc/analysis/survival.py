@@ -5,15 +5,15 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.body import check_reads_one
-from posenc.analysis.finding import Finding
-from posenc.analysis.first_layer import check_tokens
-from posenc.analysis.reading import seeded, whole
+from posenc.analysis.codes import at_least, seeded
+from posenc.analysis.model import check_single_text, check_tokens
+from posenc.analysis.plotting import PALETTE, SOFT, UP, legend_beside, plot
+from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.blocks import Block
 from posenc.checks import checked
 from posenc.encodings import from_spec
@@ -23,18 +23,24 @@ from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
 from posenc.transformer import Transformer
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from posenc.analysis.target import Target
+
+
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
 """Share of the texts, at the end, on which a probe is tested."""
 SHOWN = 0.005
-"""Shares below this are said to be nothing."""
+"""Shares below this are reported as nothing."""
 
 INTACT, WRITTEN, CUT = "with residuals", "written by the layer", "without residuals"
 UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class ProbeCurve:
     """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
 
     r2: share of the positions' variance explained; below 0 is worse than guessing. interval: (layers, 2), its 95 %
@@ -55,7 +61,7 @@ class Survival(Finding):
     what attention and MLP of a layer add to that stream, the model being as it is. "without residuals": the stream of the
     same weights when every x + f(x) is f(x), so that position must pass through each sub-layer. "untrained": with
     residuals, fresh weights; "untrained, without residuals". "shuffled positions": with residuals, the probe's targets
-    dealt out at random. Of transformers models only the first and the controls.
+    assigned at random. Of transformers models only the first and the controls.
     guess: mean absolute error in tokens of always guessing the middle. transfer: (layers, layers), the squared
     correlation with position of what the row's probe reads behind the column's layer: in what form position survives.
     """
@@ -63,7 +69,7 @@ class Survival(Finding):
     name: str
     texts: int
     length: int
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, ProbeCurve]
     guess: float
     transfer: Tensor
 
@@ -73,30 +79,30 @@ class Survival(Finding):
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         low, high = intact.interval[-1].tolist()
         sure = "" if math.isnan(low) or last < SHOWN else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
-        said = [
+        sentences = [
             f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
             f"{_share(last)} behind the last of {layers} layer{'s' * (layers > 1)}{sure}, where it errs by {intact.error[-1]:.1f} tokens of "
             f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
         if best < layers and most >= SHOWN:
-            said.append(f"Of all layers it finds most behind layer {best}: {_share(most)}.")
+            sentences.append(f"It reads most behind layer {best}: {_share(most)}.")
         if first < 0.1 < most:
-            said.append("At the input it reads next to nothing: what it finds later, the layers have made.")
+            sentences.append("At the input it reads next to nothing: what it reads later comes from the layers.")
         if CUT in self.curves:
-            said.append(
+            sentences.append(
                 f"With its residual connections cut the same model keeps {_share(self.curves[CUT].r2[-1])}; its last layer "
                 f"itself writes {_share(self.curves[WRITTEN].r2[-1])} into the stream."
             )
-        said.append(
-            f"The last layer of an untrained model gives {_share(untrained.r2[-1])}, and positions dealt out at random "
+        sentences.append(
+            f"The last layer of an untrained model gives {_share(untrained.r2[-1])}, and positions assigned at random "
             f"{_share(self.curves[SHUFFLED].r2[-1])}."
         )
         if first > 0.1:
-            said.append(
+            sentences.append(
                 f"Read with the probe of the input, the last layer still follows position with a squared correlation of "
                 f"{self.transfer[0, -1]:.2f}; whatever else it holds of position lies in other directions."
             )
-        return said
+        return sentences
 
 
 @checked
@@ -128,7 +134,7 @@ def survival(
     check_tokens(tokens, model, 4)
     if ridge is not None and not 0 < ridge < float("inf"):
         raise InputError(f"ridge={ridge}: a number above 0")
-    streams, name = _streams(model, tokens, whole("batch_size", batch_size))
+    streams, name = _streams(model, tokens, at_least("batch_size", batch_size))
     other = _afresh(model, seed) if untrained is None else untrained
     control = _streams(other, tokens, batch_size)[0]
     streams[UNTRAINED] = control[INTACT]
@@ -136,16 +142,18 @@ def survival(
         streams[f"{UNTRAINED}, {CUT}"] = control[CUT]
     at = torch.arange(tokens.shape[1], dtype=torch.float64).expand(len(tokens), -1)
     draws = torch.Generator().manual_seed(seed)
-    dealt = at.flatten()[torch.randperm(at.numel(), generator=draws)].view_as(at)
+    shuffled = at.flatten()[torch.randperm(at.numel(), generator=draws)].view_as(at)
     probes = {kind: [_Probe(layer, at, ridge) for layer in layers] for kind, layers in streams.items()}
-    probes[SHUFFLED] = [_Probe(layer, dealt, ridge) for layer in streams[INTACT]]
+    probes[SHUFFLED] = [_Probe(layer, shuffled, ridge) for layer in streams[INTACT]]
     return Survival(
         name=name,
         texts=len(tokens),
         length=tokens.shape[1],
         curves={
-            kind: Curve(*(torch.tensor([getattr(p, name) for p in found]) for name in ("r2", "interval", "error")))
-            for kind, found in probes.items()
+            kind: ProbeCurve(
+                *(torch.tensor([getattr(p, name) for p in fitted]) for name in ("r2", "interval", "error"))
+            )
+            for kind, fitted in probes.items()
         },
         guess=float((at[0] - at[0].mean()).abs().mean()),
         transfer=torch.tensor([[probe.follows(layer, at) for layer in streams[INTACT]] for probe in probes[INTACT]]),
@@ -222,11 +230,11 @@ def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[st
             raise InputError("model: it is in training mode, where dropout makes noise; call model.eval() first")
         parts = [{INTACT: _hidden(inner, batch)} for batch in tokens.split(batch_size)]
         name = str(inner.config.model_type)
-    found = {kind: [torch.cat(layers) for layers in zip(*(p[kind] for p in parts), strict=True)] for kind in parts[0]}
-    broken = [kind for kind, layers in found.items() if not all(bool(x.isfinite().all()) for x in layers)]
+    streams = {kind: [torch.cat(layers) for layers in zip(*(p[kind] for p in parts), strict=True)] for kind in parts[0]}
+    broken = [kind for kind, layers in streams.items() if not all(bool(x.isfinite().all()) for x in layers)]
     if broken:
         raise InputError(f"model {name!r}: vectors {broken[0]} are not finite; it cannot be probed")
-    return found, name
+    return streams, name
 
 
 def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
@@ -235,27 +243,27 @@ def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
     positions = encoding.place(Positions.arange(tokens.shape[1]).with_causal(config.causal), len(tokens))
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     encoding.share([(block.attention.query, block.attention.key) for block in blocks])
-    found: dict[str, list[Tensor]] = {INTACT: [], WRITTEN: [], CUT: []}
+    streams: dict[str, list[Tensor]] = {INTACT: [], WRITTEN: [], CUT: []}
     for kind in (INTACT, CUT):
         x = model.embedding(tokens) * config.dim**0.5
         for layer, block in enumerate(blocks):
             x = encoding.embed(x, positions, layer)
             if layer == 0:
-                found[kind].append(x)
+                streams[kind].append(x)
             before = x
             attended = block.attention(block.attention_norm(x), encoding, positions, layer, None)
             x = attended + x if kind == INTACT else attended
             computed = block.mlp(block.mlp_norm(x))
             x = computed + x if kind == INTACT else computed
-            found[kind].append(x)
+            streams[kind].append(x)
             if kind == INTACT:
-                found[WRITTEN].append(x - before)
-    found[WRITTEN].insert(0, found[INTACT][0])
-    return found
+                streams[WRITTEN].append(x - before)
+    streams[WRITTEN].insert(0, streams[INTACT][0])
+    return streams
 
 
 def _hidden(model: Any, tokens: Tensor) -> list[Tensor]:
-    check_reads_one(model)
+    check_single_text(model)
     output = model.base_model(tokens.to(model.device).long(), output_hidden_states=True)
     states = getattr(output, "hidden_states", None)
     if states is None:
@@ -277,3 +285,54 @@ def _afresh(model: nn.Module, seed: int) -> nn.Module:
 
         inner: Any = model
         return AutoModel.from_config(inner.config).to(inner.device, inner.dtype).eval()
+
+
+@plot(
+    "Compare the full lines, with and without residuals, with the grey ones: those are what chance and no training give."
+)
+def plot_survival(ax: "Axes", finding: Survival) -> None:
+    """How much of position a linear probe explains behind each layer."""
+    looks = {
+        INTACT: (PALETTE[0], "-"),
+        WRITTEN: (PALETTE[2], "-"),
+        CUT: (PALETTE[1], "-"),
+        UNTRAINED: (SOFT, "--"),
+        f"{UNTRAINED}, {CUT}": (SOFT, "-."),
+        SHUFFLED: (SOFT, ":"),
+    }
+    for kind, curve in finding.curves.items():
+        colour, line = looks[kind]
+        # a probe can be far worse than guessing; how far says nothing
+        ax.plot(
+            range(len(curve.r2)), curve.r2.clamp(min=-0.1), line, color=colour, label=kind, marker="o", markersize=3
+        )
+    layers = len(finding.curves[INTACT].r2)
+    ax.set(xlabel="layer (0: input of the first)", ylabel="R² of position", ylim=(-0.12, 1.05))
+    ax.set_xticks(range(0, layers, max(1, layers // 12)))
+    legend_beside(ax)
+
+
+@plot(
+    "Bright off the diagonal: the layers hold position in the same directions. Bright on it alone: each in its own.",
+    (5.2, 4.2),
+)
+def plot_probe_transfer(ax: "Axes", finding: Survival) -> None:
+    """How well the probe of one layer follows position behind another."""
+    image = ax.imshow(finding.transfer.numpy(), cmap=UP, vmin=0, vmax=1, interpolation="nearest")
+    ax.grid(False)
+    marks = torch.arange(0, len(finding.transfer), max(1, len(finding.transfer) // 12)).tolist()
+    ax.set(xlabel="read behind layer", ylabel="probe of layer", xticks=marks, yticks=marks)
+    ax.figure.colorbar(image, ax=ax, label="squared correlation with position")
+
+
+def _of_target(t: "Target") -> Survival:
+    texts = 192 if isinstance(t.model, Transformer) else 32  # few make shares uncertain; large models read slowly
+    return survival(t.model, t.texts(texts, 64), seed=t.seed)
+
+
+SURVIVAL = AnalysisQuestion(
+    "Can position be read behind every layer?",
+    _of_target,
+    lambda t, finding: (plot_survival.of(finding), plot_probe_transfer.of(finding)),
+    first_sentence,
+)

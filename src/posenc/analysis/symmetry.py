@@ -1,26 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The symmetry argument: attention does not see the order of its tokens, and what does. Every number is measured."""
+"""Attention does not see the order of its tokens, and what does: permutations, and one word that a text has twice."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv1d, cosine_similarity
 
-from posenc.analysis.body import Body, body_of
-from posenc.analysis.finding import Finding
-from posenc.analysis.reading import seeded, whole
+from posenc.analysis.codes import at_least, seeded
+from posenc.analysis.model import BYTES, HOST, WORD, VectorModel, random_model, split_words, tokenized, vector_model
+from posenc.analysis.plotting import INK, PALETTE, SOFT, bar_names, legend_above, plot
+from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.checks import checked
-from posenc.encodings import ENCODINGS, create, lookup, parts
+from posenc.encodings import ENCODINGS, NoPE
 from posenc.errors import InputError
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Transformer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 ROUNDING = 1e-9
 """Differences below this, of representations of size one in float64, are rounding: hundreds of sums of terms of 1e-16."""
-HOST = TransformerConfig(vocab_size=64, dim=32, num_layers=2, num_heads=4, causal=False)
-"""The model around an encoding that is given by name."""
 SHIFT = 3
 EVERY = tuple({"step_temperature": "step_temperature:train_length=4"}.get(name, name) for name in ENCODINGS)
 """Every encoding; one that acts past its training length only is given a short one."""
@@ -28,14 +32,14 @@ EVERY = tuple({"step_temperature": "step_temperature:train_length=4"}.get(name, 
 
 @dataclass(frozen=True, eq=False)
 class Equivariance(Finding):
-    """What a model keeps when its tokens change places. Every number is the largest change of any channel over what is
+    """What a model keeps when its tokens are permuted. Every number is the largest change of any channel over what is
     tried, in units of the root mean square of the representations: 0 up to rounding (`ROUNDING`) where a symmetry holds.
 
     Attributes:
         name: of the model. length, permutations: of the texts, and how many random orders of each were tried.
         order: f(Px) against P f(x), P a random order of the tokens: 0 is permutation equivariance.
         pooled: the mean over tokens of f(Px) against that of f(x): 0 is permutation invariance.
-        last: the last token's representation, when those before it change places.
+        last: the last token's representation, when those before it are permuted.
         mirror: f of the reversed text against f reversed.
         causal: whether tokens see those before them, and none after.
         shift: f with every position moved on against f; None: the model takes no positions, or not those.
@@ -61,29 +65,29 @@ class Equivariance(Finding):
     def sentences(self) -> list[str]:
         tried = f"{self.permutations} random orders of {self.length} tokens"
         if self.blind:
-            found = [
+            sentences = [
                 f"{self.name} does not see order: over {tried}, f(Px) and P f(x) differ by at most {self.order:.1e}, and "
                 f"the mean over tokens by {self.pooled:.1e}. A text is to it a bag of words."
             ]
         else:
-            found = [
+            sentences = [
                 f"{self.name} sees order: over {tried}, f(Px) and P f(x) differ by up to {self.order:.2g} times the root "
                 "mean square of f."
             ]
             if self.causal:
-                found.append("No token sees those after it, which tells order by itself, without any position.")
+                sentences.append("No token sees those after it, which reveals order by itself, without any position.")
             if self.last < ROUNDING:
-                found.append("The last token's representation is the same whatever the order of those before it.")
+                sentences.append("The last token's representation is the same whatever the order of those before it.")
             if self.mirror < ROUNDING:
-                found.append(f"It cannot tell a text from its mirror image: they differ by {self.mirror:.1e}.")
+                sentences.append(f"It cannot tell a text from its mirror image: they differ by {self.mirror:.1e}.")
         if self.shift is not None:
             moved = (
                 "changes nothing"
                 if self.shift < ROUNDING
                 else f"changes f by up to {self.shift:.2g} times its root mean square"
             )
-            found.append(f"Moving every position by {SHIFT} {moved}.")
-        return found
+            sentences.append(f"Moving every position by {SHIFT} {moved}.")
+        return sentences
 
 
 @checked
@@ -97,10 +101,10 @@ def equivariance(
     seed: int = 0,
     name: str | None = None,
 ) -> Equivariance:
-    """Hold a model against random orders of its tokens, in float64.
+    """Compare a model under random orders of its tokens, in float64.
 
     Args:
-        module: what `body_of` understands (posenc's and transformers' models, torch's attention modules, a function of
+        module: what `vector_model` takes (posenc's and transformers' models, torch's attention modules, a function of
             (batch, n, dim) vectors), or the text of an encoding ("rope", "t5/none"), for a small random encoder with
             it, its learned parameters random, since zeros would hide them.
         length: tokens. dim: width of a function's vectors, where the module does not say. permutations: orders tried.
@@ -110,21 +114,21 @@ def equivariance(
         InputError: a width that is neither known nor given, fewer than 3 tokens, or results that are not finite, not in
             float64, that change between calls or that are not a vector per token.
     """
-    whole("length", length, 3)
-    whole("permutations", permutations)
+    at_least("length", length, 3)
+    at_least("permutations", permutations)
     claimed = None
     if isinstance(module, str):
-        name, module = name or module, encoder(module, seed=seed)
+        name, module = name or module, random_model(module, seed=seed)
     if isinstance(module, Transformer) and not module.config.causal:
         claimed = module.encoding.sees_order
-    body = body_of(module, name=name)
-    width = body.dim if dim is None else dim
+    f = vector_model(module, name=name)
+    width = f.dim if dim is None else dim
     if width is None:
-        raise InputError(f"dim: {body.name} does not say how wide its vectors are; pass dim=")
+        raise InputError(f"dim: {f.name} takes vectors of any width; pass dim=")
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(1, length, width, dtype=torch.float64, generator=draw)
     at = torch.arange(length)
-    base = called(body, x, at)
+    base = f.checked(x, at)
     size = float(base.square().mean().sqrt()) or 1.0
 
     def far(a: Tensor, b: Tensor) -> float:
@@ -133,76 +137,44 @@ def equivariance(
     order = pooled = last = 0.0
     for _ in range(permutations):
         p = torch.randperm(length, generator=draw)
-        moved = body(x[:, p], at)
+        moved = f(x[:, p], at)
         order, pooled = max(order, far(moved, base[:, p])), max(pooled, far(moved.mean(1), base.mean(1)))
         p = torch.cat((torch.randperm(length - 1, generator=draw), at[-1:]))
-        last = max(last, far(body(x[:, p], at)[:, -1], base[:, -1]))
-    mirror = far(body(x.flip(1), at), base.flip(1))
+        last = max(last, far(f(x[:, p], at)[:, -1], base[:, -1]))
+    mirror = far(f(x.flip(1), at), base.flip(1))
     return Equivariance(
-        body.name,
+        f.name,
         length,
         permutations,
         max(order, mirror),  # the reverse is an order too
         pooled,
         last,
         mirror,
-        is_causal(body, x, at),
-        shift=None if (shifted := _shifted(body, x, at)) is None else far(shifted, base),
+        is_causal(f, x, at),
+        shift=None if (shifted := _shifted(f, x, at)) is None else far(shifted, base),
         sees_order=claimed,
     )
 
 
-def _shifted(body: Body, x: Tensor, at: Tensor) -> Tensor | None:
-    if not body.reads_positions:
+def _shifted(f: VectorModel, x: Tensor, at: Tensor) -> Tensor | None:
+    if not f.reads_positions:
         return None
     try:
-        return body(x, at + SHIFT)
+        return f(x, at + SHIFT)
     except InputError:  # it has no such positions: past the end of its table, or defined from 0 on only
         return None
 
 
-def is_causal(body: Body, x: Tensor, at: Tensor) -> bool:
+def is_causal(f: VectorModel, x: Tensor, at: Tensor) -> bool:
     """Whether tokens see those before them, and none after: another last token changes nothing but itself, another first
     one does."""
-    base, other = body(x, at), x.clone()
+    base, other = f(x, at), x.clone()
     other[:, -1] *= -1
-    back = (body(other, at) - base)[:, :-1].abs().max()
+    back = (f(other, at) - base)[:, :-1].abs().max()
     other = x.clone()
     other[:, 0] *= -1
-    on = (body(other, at) - base)[:, 1:].abs().max()
+    on = (f(other, at) - base)[:, 1:].abs().max()
     return float(back) <= ROUNDING * float(base.square().mean().sqrt()) < float(on)
-
-
-def called(body: Body, x: Tensor, at: Tensor) -> Tensor:
-    """The representations, (batch, n, width), once they have been found to be that, finite and the same every time."""
-    found, again = body(x, at), body(x, at)
-    if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != x.shape[:2]:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"{body.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
-    if found.dtype != x.dtype:
-        raise InputError(f"{body.name}: gave {found.dtype} for {x.dtype}; let it compute in the dtype of its input")
-    if not bool(found.isfinite().all()):
-        raise InputError(f"{body.name}: its representations are not finite; mend the module")
-    if not torch.equal(found, again):
-        raise InputError(f"{body.name}: gave two different results for the same input; turn off its noise")
-    return found
-
-
-def encoder(encoding: str, *, config: TransformerConfig = HOST, max_positions: int = 64, seed: int = 0) -> Transformer:
-    """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. Its
-    host has the same weights under every encoding; the encoding's own are N(0, 0.5^2): zeros would hide it."""
-    backwards = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
-    config = replace(config, causal=config.causal or backwards)
-    with seeded(seed):
-        made = create(
-            encoding, dim=config.dim, num_heads=config.num_heads, num_layers=config.num_layers, causal=config.causal,
-            max_positions=max_positions,
-        )  # fmt: skip
-    with seeded(seed):
-        model = Transformer(config, made)
-        for parameter in made.parameters():
-            nn.init.normal_(parameter, std=0.5)
-    return model.double().eval()
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,23 +191,20 @@ class Breakers(Finding):
         alone, others = self.rows[0], self.rows[1:]
         blind = [row.name for row in others if row.blind]
         least = min((row for row in others if not row.blind), key=lambda row: row.order, default=None)
-        found = [f"{alone.name}: f(Px) and P f(x) differ by at most {alone.order:.1e}, which is rounding."]
+        sentences = [f"{alone.name}: f(Px) and P f(x) differ by at most {alone.order:.1e}, which is rounding."]
         if least is not None:
-            found.append(
-                f"{len(others) - len(blind)} of {len(others)} additions break the symmetry, by {least.order:.2g} "
-                f"({least.name}) or more."
+            broken = len(others) - len(blind)
+            sentences.append(
+                f"{broken} of {len(others)} additions break the symmetry, by {least.order:.2g} ({least.name}) or more."
             )
-        if blind:
-            found.append(f"Still blind to order: {', '.join(blind)}.")
-        even = [row.name for row in others if row.mirror < ROUNDING <= row.order]
-        if even:
-            found.append(
-                f"They see order but not its direction, a text is to them its mirror image: {', '.join(even)}."
-            )
-        wrong = [row.name for row in others if row.sees_order is not None and row.sees_order == row.blind]
-        if wrong:
-            found.append(f"Not as declared (sees_order): {', '.join(wrong)}.")
-        return found
+        groups = {
+            "Still blind to order": blind,
+            "Cannot tell a text from its mirror image": [r.name for r in others if r.mirror < ROUNDING <= r.order],
+            "Not as declared (sees_order)": [
+                r.name for r in others if r.sees_order in (True, False) and r.sees_order == r.blind
+            ],
+        }
+        return sentences + [f"{what}: {', '.join(names)}." for what, names in groups.items() if names]
 
 
 @checked
@@ -246,36 +215,228 @@ def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations
     Args and errors: as `equivariance`; encodings: their texts. Those that are for decoders only have its mask as well.
     """
     tried: dict[str, Any] = {
-        "attention alone": encoder("none", seed=seed),
-        "a causal mask, one layer": encoder("none", config=replace(HOST, num_layers=1, causal=True), seed=seed),
-        "a causal mask, two layers": encoder("none", config=replace(HOST, causal=True), seed=seed),
+        "attention alone": random_model("none", seed=seed),
+        "a causal mask, one layer": random_model("none", config=replace(HOST, num_layers=1, causal=True), seed=seed),
+        "a causal mask, two layers": random_model("none", config=replace(HOST, causal=True), seed=seed),
         **_around(seed),
-        **{text: encoder(text, seed=seed) for text in encodings if text != "none"},
+        **{text: random_model(text, seed=seed) for text in encodings if text != "none"},
     }
-    measured = [
-        equivariance(model, length=length, dim=HOST.dim, permutations=permutations, seed=seed, name=name)
-        for name, model in tried.items()
-    ]
-    return Breakers(measured)
+    options = {"length": length, "dim": HOST.dim, "permutations": permutations, "seed": seed}
+    return Breakers([equivariance(model, name=name, **options) for name, model in tried.items()])
 
 
 def _around(seed: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What is not an encoding and may tell tokens apart by their place, around one layer of torch's own."""
+    """What may distinguish positions without being an encoding, around one layer of torch."""
     with seeded(seed):
         layer = nn.TransformerEncoderLayer(HOST.dim, HOST.num_heads, 2 * HOST.dim, batch_first=True).double().eval()
         kernel = torch.randn(HOST.dim, 1, 3, dtype=torch.float64)
 
-    def moving(x: Tensor) -> Tensor:
-        return layer(x, src_key_padding_mask=x[..., 0] > 0.5)  # a mark that the token carries
-
-    def staying(x: Tensor) -> Tensor:
-        return layer(x, src_key_padding_mask=(torch.arange(x.shape[1]) < 3).expand(x.shape[:2]))
-
-    def convolved(x: Tensor) -> Tensor:
-        return layer(x + conv1d(x.mT, kernel, padding=1, groups=HOST.dim).mT)
+    def masked(x: Tensor, padding: Tensor) -> Tensor:
+        return layer(x, src_key_padding_mask=padding)
 
     return {
-        "padding that moves with its tokens": moving,
-        "padding that stays where it is": staying,
-        "a convolution over three tokens": convolved,
+        "padding that moves with its tokens": lambda x: masked(x, x[..., 0] > 0.5),  # a mark in the token itself
+        "padding that stays where it is": lambda x: masked(x, (torch.arange(x.shape[1]) < 3).expand(x.shape[:2])),
+        "a convolution over three tokens": lambda x: layer(x + conv1d(x.mT, kernel, padding=1, groups=HOST.dim).mT),
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Twins(Finding):
+    """The two representations of a word that occurs twice in a text.
+
+    Attributes:
+        name: of the model. text, word: what was read. tokens: of the text. first, second: which of them are compared, a
+            word's last token where it has several.
+        cosine, distance: between its two representations, with positions; the distance over their mean norm.
+        cosine_without, distance_without: the same without positions.
+        causal: whether a token sees those before it only, which distinguishes the two by itself.
+    """
+
+    name: str
+    text: str
+    word: str
+    tokens: list[str]
+    first: int
+    second: int
+    cosine: float
+    distance: float
+    cosine_without: float
+    distance_without: float
+    causal: bool
+
+    def sentences(self) -> list[str]:
+        text = f"{self.name}: the two {self.word!r} of {self.text!r}"
+        if self.distance_without < ROUNDING:
+            without = (
+                f"{text} have one representation without positions: cosine {self.cosine_without:.6f}, relative distance "
+                f"{self.distance_without:.1e}, which is rounding."
+            )
+        else:
+            other = "something other than its codes distinguishes positions"
+            without = (
+                f"{text} differ without positions, cosine {self.cosine_without:.3f}, relative distance "
+                f"{self.distance_without:.2g}: {'the causal mask shows each another past' if self.causal else other}."
+            )
+        if self.distance < ROUNDING:
+            return [without, "With positions too they are the same: nothing in this text distinguishes them."]
+        return [without, f"With positions: cosine {self.cosine:.3f}, relative distance {self.distance:.2g}."]
+
+
+@checked
+@torch.no_grad()
+def twins(
+    text: str = "Can you open a can?",
+    encoding: str = "sinusoidal",
+    *,
+    word: str | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    causal: bool = False,
+    layers: int | None = None,
+    seed: int = 0,
+) -> Twins:
+    """Compare the two representations of a word that occurs twice in a text, with positions and without, in float64.
+
+    Args:
+        text: read in lower case, so that a word is the same at the start of a sentence.
+        encoding: the text of one, for a small random model of two layers; words are its tokens.
+        word: which one; None: the first that occurs twice.
+        model: instead of the small one: a transformers model, or a `posenc.Transformer`, which reads bytes unless there
+            is a tokenizer. Without positions: its learned table zeroed, its encoding taken out, or all its tokens at
+            position 0.
+        tokenizer: a transformers tokenizer, or a function from a text to its tokens and their ids; needed for a
+            transformers model.
+        causal: of the small model: a decoder. layers: only the first ones; None: all. seed: of its weights.
+
+    Raises:
+        InputError: a text in which the word (or any word) does not occur twice, a model without a tokenizer, or one whose
+            positions cannot be removed, such as ALiBi's, which no position ids change.
+    """
+    read = text.lower()
+    if model is None:
+        tokens, ids = split_words(read)
+        config = replace(HOST, vocab_size=max(ids) + 1, causal=causal)
+        model = random_model(encoding, config=config, max_positions=max(64, len(ids)), seed=seed)
+        pair = _pair(tokens, ids, word, read)
+    elif tokenizer is None and isinstance(model, Transformer) and model.config.vocab_size == BYTES:
+        tokens, ids = [chr(byte) for byte in read.encode()], list(read.encode())
+        words = split_words(read)
+        spans = [match.end() for match in WORD.finditer(read)]
+        occurrences = _pair(*words, word, read)
+        word = words[0][occurrences[0]]
+        pair = [len(read[: spans[place]].encode()) - 1 for place in occurrences]
+    else:
+        tokens, ids = tokenized(tokenizer, read)
+        pair = _pair(tokens, ids, word, read)
+    f = vector_model(model, layers=layers)
+    x, at = f.content(torch.tensor(ids))[None], torch.arange(len(ids))
+    cosine, distance = _apart(f.checked(x, at)[0, pair])
+    bare = _without(model, layers)(x, at)
+    if f.codes is None and not isinstance(model, Transformer) and torch.equal(bare, f(x, at)):
+        raise InputError(f"model: no position ids change what {f.name} does, so its positions cannot be removed")
+    cosine_without, distance_without = _apart(bare[0, pair])
+    return Twins(
+        name=f.name,
+        text=text,
+        word=word or tokens[pair[0]],
+        tokens=tokens,
+        first=pair[0],
+        second=pair[1],
+        cosine=cosine,
+        distance=distance,
+        cosine_without=cosine_without,
+        distance_without=distance_without,
+        causal=is_causal(f, x, at),
+    )
+
+
+def _without(model: Any, layers: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model without positions."""
+    if isinstance(model, Transformer):
+        model = copy.deepcopy(model)
+        model.encoding = NoPE()
+        return vector_model(model, layers=layers)
+    f = vector_model(model, layers=layers)
+    return lambda x, at: f.run(x, torch.zeros_like(at))
+
+
+def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> list[int]:
+    """The first two occurrences of the word."""
+    wanted = [i for i, token in zip(ids, tokens, strict=True) if word is None or token.strip("Ġ▁ ") == word.lower()]
+    twice = [i for i in wanted if ids.count(i) > 1]
+    if not twice:
+        what = "no token" if word is None else f"no token {word!r}"
+        raise InputError(f"text={text!r}: {what} occurs twice, its tokens are {tokens}; give another text")
+    first = ids.index(twice[0])
+    return [first, ids.index(twice[0], first + 1)]
+
+
+def _apart(pair: Tensor) -> tuple[float, float]:
+    """Cosine and relative distance of two vectors, (2, dim)."""
+    one, other = pair
+    return float(cosine_similarity(one, other, dim=0)), float((one - other).norm() / pair.norm(dim=-1).mean())
+
+
+FLOOR = 1e-17
+"""Where a difference of exactly zero is drawn, on an axis of logarithms."""
+KINDS = {
+    "blind to order": SOFT,
+    "sees order, not its direction": PALETTE[4],
+    "sees order, and the same wherever the text begins": PALETTE[0],
+    "sees order, and where the text begins": PALETTE[1],
+    "sees order, takes no positions": PALETTE[2],
+}
+
+
+@plot(
+    "Right of the line order is seen: without positions or a mask only rounding is left, 13 powers of ten lower.",
+    (7, 9),
+)
+def plot_symmetry_bars(ax: "Axes", breakers: Breakers) -> None:
+    """What breaks the symmetry of attention, by how much."""
+    for at, row in enumerate(breakers.rows):
+        ax.barh(at, max(row.order, FLOOR), 0.7, color=KINDS[_kind(row)])
+    ax.axvline(ROUNDING, color=INK, linewidth=1)
+    for name, colour in KINDS.items():
+        ax.barh(0, 0, color=colour, label=name)
+    bar_names(ax, [row.name for row in breakers.rows], fontsize=8)
+    ax.set(xscale="log", xlim=(FLOOR, None), xlabel="largest difference of f(Px) and P f(x)")
+    ax.margins(y=0.01)
+    legend_above(ax, 0.4, fontsize=8)
+
+
+def _kind(row: Equivariance) -> str:
+    blind, even, direct, fixed, without = KINDS
+    if row.blind:
+        return blind
+    if row.mirror < ROUNDING:
+        return even
+    if row.shift is None:
+        return without
+    return direct if row.shift < ROUNDING else fixed
+
+
+@plot("Left end: the two tokens without positions, one vector but for rounding. Right end: with positions.")
+def plot_twins_apart(ax: "Axes", *twins: Twins) -> None:
+    """How far apart the two representations of one word are, without and with positions."""
+    for at, pair in enumerate(twins):
+        ends = [max(pair.distance_without, FLOOR), max(pair.distance, FLOOR)]
+        ax.plot(ends, [at, at], color=SOFT, linewidth=1)
+        for end, colour, label in zip(ends, PALETTE, ("without positions", "with positions"), strict=False):
+            ax.plot(end, at, "o", color=colour, label=None if at else label)
+    bar_names(ax, [f"{pair.name}{', causal' * pair.causal}\n{pair.word!r}" for pair in twins])
+    ax.set(xscale="log", xlabel="distance of the two representations, over their norm")
+    ax.margins(y=0.3)
+    legend_above(ax, ncols=2)
+
+
+SYMMETRY = AnalysisQuestion(
+    "Does a model with it see token order?",
+    lambda t: equivariance(t.host, seed=t.seed, name=t.name),
+)
+TWINS = AnalysisQuestion(
+    "Do two occurrences of a word get different representations?",
+    lambda t: twins("So can you open a can?", model=t.host, tokenizer=t.tokenize, seed=t.seed),
+    lambda t, finding: (plot_twins_apart.of(finding),),
+)

@@ -53,7 +53,7 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
 
 def run_analyze(options: argparse.Namespace, command: str) -> int:
     from posenc.analysis.analyze import analyze
-    from posenc.analysis.subject import subject_of
+    from posenc.analysis.target import target_of
     from posenc.conformance.target import prints_aside
     from posenc.files import Folder
     from posenc.pretrained.load import needs
@@ -69,7 +69,7 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     started = time.perf_counter()
     with prints_aside(), Display(options.out or ".") as shown:  # what the analysed code prints is not our answer
         thing, tokenizer = _found(options)
-        subject = subject_of(
+        target = target_of(
             thing,
             length=options.length,
             trained=options.trained,
@@ -88,9 +88,9 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
         def asked(title: str, done: int, count: int) -> None:
             shown.bar.update(task, description=title, completed=done, total=count)
 
-        found = analyze(subject, progress=asked)
+        found = analyze(target, progress=asked)
         numbers = results(found, command, time.perf_counter() - started)
-        html = "" if folder is None else page(found, numbers, subject)
+        html = "" if folder is None else page(found, numbers, target)
     if folder is not None:
         folder.write("analysis.json", json.dumps(numbers, indent=1))
         folder.write("report.html", html)

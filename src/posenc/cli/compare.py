@@ -14,7 +14,7 @@ from posenc.texts import flag_of
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison
-    from posenc.lab.task import Corpus
+    from posenc.lab.experiment import Corpus
 
 Flags: TypeAlias = tuple[tuple[str, Any, str], ...]
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
@@ -70,8 +70,8 @@ READING: dict[str, Flags] = {
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
-    from posenc.lab.config import PRESETS
-    from posenc.lab.tasks import TASKS
+    from posenc.lab.compare import EXPERIMENTS
+    from posenc.lab.text import PRESETS
 
     parser.epilog = (
         "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
@@ -90,13 +90,13 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         "them, or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
         "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
     )
-    read = tuple(_name(flag) for task in TASKS for flag, *_ in READING[task])
+    read = tuple(_name(flag) for task in EXPERIMENTS for flag, *_ in READING[task])
     text = "refuse data with another SHA-256 than this, which the config.yaml of a run holds"
     add("--data-sha256", action=Digest, of=("task", "data", "tokenizer", "packed", *read), help=text)
     add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
     add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
     _add_flags(parser, "", SHARED)
-    for task in TASKS:
+    for task in EXPERIMENTS:
         _add_flags(parser, f"{task}: ", (*OWN[task], *READING[task]))
     add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
     add_engine(parser)
@@ -195,27 +195,26 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
     Raises:
         InputError: what cannot be, does not fit into this machine, or is not the data that they were.
     """
-    from posenc.lab.compare import Comparison, names
+    from posenc.lab.compare import EXPERIMENTS, Comparison, names
     from posenc.lab.cost import check_affordable
     from posenc.lab.parallel import world
-    from posenc.lab.tasks import TASKS
 
-    if options.task not in TASKS:
-        raise unknown("--task", options.task, TASKS)
-    task = TASKS[options.task]
-    for other in TASKS.keys() - {task.name}:
+    if options.task not in EXPERIMENTS:
+        raise unknown("task", options.task, EXPERIMENTS)
+    task = EXPERIMENTS[options.task]
+    for other in EXPERIMENTS.keys() - {task.name}:
         if foreign := _given(options, (*OWN[other], *READING[other])):
             raise InputError(
                 f"{flag_of(next(iter(foreign)))}: is for --task {other}; leave it out of --task {task.name}"
             )
     if options.preset not in task.presets:
-        raise unknown("--preset", options.preset, task.presets)
+        raise unknown("preset", options.preset, task.presets)
     preset = task.presets[options.preset]
     settings = preset.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
     check_affordable(settings, options.workers or 1, world().size)
-    reading = {**task.reading, **_given(options, READING[task.name])}
+    reading = {**task.data_options, **_given(options, READING[task.name])}
     vars(options).update({"data": getattr(options, "data", task.data), **reading})  # for config.yaml
-    corpus, settings = task.load(options.data, settings, **reading)
+    corpus, settings = settings.load(options.data, **reading)
     check_affordable(settings, options.workers or 1, world().size)
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
@@ -225,11 +224,11 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
 def share_of_quick(options: argparse.Namespace, comparison: "Comparison") -> float | None:
     """The work of this command with --preset quick over that of the comparison; None where it is not less, or where the
     other flags do not fit that preset."""
-    from posenc.lab.config import Run
+    from posenc.lab.compare import EXPERIMENTS
+    from posenc.lab.experiment import Run
     from posenc.lab.measure import work
-    from posenc.lab.tasks import TASKS
 
-    task = TASKS[options.task]
+    task = EXPERIMENTS[options.task]
     quick = task.presets["quick"]
     try:
         settings = quick.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
@@ -255,4 +254,4 @@ def _given(options: argparse.Namespace, flags: Flags) -> dict[str, Any]:
 def resolved(comparison: "Comparison", corpus: "Corpus") -> dict[str, Any]:
     """What config.yaml says instead of a preset and of what may change."""
     said = {"encodings": comparison.encodings, "seeds": comparison.seeds, "data_sha256": corpus.digest}
-    return comparison.settings.said() | said | {"preset": None}
+    return comparison.settings.to_dict() | said | {"preset": None}

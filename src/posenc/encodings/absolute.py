@@ -51,6 +51,9 @@ class Absolute(Encoding):
         """The codes of the queries' positions: (batch or 1, num_queries, dim)."""
         raise NotImplementedError  # abstract: every subclass defines it
 
+    def position_codes(self, positions: Positions, layer: int = 0) -> Tensor:
+        return self.codes(positions)
+
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         if layer:
             return x
@@ -111,6 +114,9 @@ class Sinusoidal(Absolute):
         return {"frequencies": frequency_curve(self.dim, self.base, self.curve, self.exponent, self.endpoint)}
 
     frequencies: Tensor
+
+    def code_frequencies(self) -> Tensor:
+        return self.frequencies
 
     def codes(self, positions: Positions) -> Tensor:
         return self.remember(

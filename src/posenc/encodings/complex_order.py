@@ -67,6 +67,13 @@ class ComplexOrder(Encoding):
             angles = omega * at + linear(precise, self.phase.weight.to(at.dtype))
         return x * angles.cos().to(x.dtype), x * angles.sin().to(x.dtype)
 
+    def position_codes(self, positions: Positions, layer: int = 0) -> Tensor:
+        """Of a word whose embedding is all ones."""
+        return torch.cat(self.waves(self.frequency.weight.new_ones(1, 1, self.dim), positions), -1)
+
+    def code_frequencies(self) -> Tensor:
+        return self.frequency(self.frequency.weight.new_ones(self.dim))
+
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         if layer:
             return x

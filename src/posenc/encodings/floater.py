@@ -48,6 +48,7 @@ class FLOATER(Encoding):
         r"x_i' = x_i + \text{a sinusoidal code}",
     )
     extrapolates = "yes: the flow goes on"
+    sequential = True
     equal_to = "torchdiffeq's solvers"
 
     @checked
@@ -141,6 +142,11 @@ class FLOATER(Encoding):
         if positions.q is positions.k:
             return codes, codes
         return codes[:, : positions.num_queries], codes[:, positions.num_queries :]
+
+    def position_codes(self, positions: Positions, layer: int = 0) -> Tensor:
+        """The code at the input beside what the flow adds to the queries of a layer."""
+        flow = self.codes(positions)[0][:, :, QUERY, self.own_layer(layer)]
+        return torch.cat((self.sinusoidal.codes(positions).to(flow), flow), -1)
 
     def _begin(self, positions: Positions) -> None:
         """Solve for a model's forward pass: its layers share the solution, and one way back through it."""

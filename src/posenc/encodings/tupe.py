@@ -93,6 +93,9 @@ class TUPE(ContentBias):
         from_cls, to_cls = scores[None, ..., None, None].unbind(2)
         return from_cls, to_cls
 
+    def position_codes(self, positions: Positions, layer: int = 0) -> Tensor:
+        return self.codes(positions)
+
     def codes(self, positions: Positions, keys: bool = False) -> Tensor:
         """Of the queries or the keys: (batch or 1, n, dim), after LayerNorm."""
         assert self.max_positions is not None

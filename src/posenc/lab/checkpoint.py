@@ -18,7 +18,7 @@ import torch
 
 from posenc.errors import InputError
 from posenc.files import write_atomically
-from posenc.lab.config import Run
+from posenc.lab.experiment import Run
 from posenc.lab.train import Training
 
 

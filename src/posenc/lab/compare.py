@@ -13,20 +13,23 @@ import torch
 from posenc.composites import PerLayer
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.config import Recipe, Run
 from posenc.lab.engines import Engine, Tick, create
+from posenc.lab.experiment import Corpus, Experiment, Run
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import measure, work
 from posenc.lab.parallel import AllProcesses, follow, world
-from posenc.lab.results import Cell
+from posenc.lab.results import RunRecord
 from posenc.lab.study import Progress, Results, Study, run
-from posenc.lab.task import Corpus
-from posenc.lab.tasks import task_of
+from posenc.lab.text import Settings
 from posenc.lab.train import build
+from posenc.lab.vision.experiment import ImageSettings
 
 __all__ = ["Compare", "Comparison", "Progress", "compare"]
 
 MOST_SEEDS = 1000
+
+EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, "vision": ImageSettings}
+"""The kinds of comparison by name."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Comparison:
 
     encodings: tuple[str, ...]
     seeds: int
-    settings: Recipe
+    settings: Experiment
 
     def __post_init__(self) -> None:
         if self.encodings and "none" not in self.encodings:
@@ -67,7 +70,7 @@ class Comparison:
         twice = {e for e in self.encodings if self.encodings.count(e) > 1}
         if twice:
             raise InputError(f"encodings: {', '.join(sorted(twice))} is named twice")
-        task_of(self.settings).check(corpus, self.settings)
+        self.settings.check_data(corpus)
         for encoding in self.encodings:
             try:
                 _try(Run.of(encoding, 0, self.settings, corpus.digest))
@@ -77,19 +80,19 @@ class Comparison:
 
 @torch.no_grad()
 def _try(run: Run) -> None:
-    """One pass of every arm over an example of every condition, so that nothing fails after an hour of training."""
-    task, model = task_of(run.settings), build(run)
-    parts, layers = model.encoding, run.settings.num_layers
+    """One pass of every variant over an example of every condition, so that nothing fails after an hour of training."""
+    settings, model = run.settings, build(run)
+    parts, layers = model.encoding, settings.num_layers
     if isinstance(parts, PerLayer) and len(list(parts)) > layers:
         raise InputError(f"names {len(list(parts))} layers, the model has {layers}: pass num_layers={len(list(parts))}")
-    for arm in task.arms(run.encoding, model.encoding, run.settings):
-        for condition in run.settings.conditions:
-            model.encoding = arm.at(condition)
+    for variant in settings.variants(run.encoding, model.encoding):
+        for condition in settings.conditions:
+            model.encoding = variant.at(condition)
             with torch.random.fork_rng(devices=[]):
-                model(task.example(run.settings, condition), arm.positions(condition))
+                model(settings.example(condition), variant.positions(condition))
 
 
-class Compare(Study[Run, Cell]):
+class Compare(Study[Run, RunRecord]):
     """A comparison as a study: a cell is a run."""
 
     name = "compare"
@@ -107,7 +110,7 @@ class Compare(Study[Run, Cell]):
         return self.comparison.runs(self.corpus)
 
     def record(self, cell: object) -> type[Any]:
-        return Cell
+        return RunRecord
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()
@@ -118,31 +121,30 @@ class Compare(Study[Run, Cell]):
     def describe(self, job: Sequence[Run]) -> str:
         return f"{job[0].encoding}, seed {job[0].seed}"
 
-    def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, Cell]:
+    def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
         with flushed_denormals():
             return {run: measure(run, self.corpus, tick, self.checkpoints) for run in job}
 
-    def stored(self, cell: Run, measured: Cell) -> None:
+    def stored(self, cell: Run, measured: RunRecord) -> None:
         self.checkpoints.remove(cell)
 
-    def presentable(self, done: Mapping[Run, Cell]) -> list[Run]:
+    def presentable(self, done: Mapping[Run, RunRecord]) -> list[Run]:
         seeds = self.comparison.seeds_in(done)
         return [run for run in done if run.seed < seeds]
 
-    def results(self, done: Mapping[Run, Cell]) -> dict[str, Any]:
+    def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         settings, corpus = self.comparison.settings, self.corpus
-        task = task_of(settings)
-        rows = task.ranked(done, settings)
+        ranked = settings.ranked(done)
         return {
-            "task": task.name,
-            "settings": settings.said() | {"encodings": list(self.comparison.encodings)},
+            "task": settings.name,
+            "settings": settings.to_dict() | {"encodings": list(self.comparison.encodings)},
             "seeds": list(range(self.comparison.seeds)),
             "seeds_finished": self.comparison.seeds_in(done),
             "data": corpus.facts(),
             "machine": describe(torch.device("cpu")),
-            "answer": task.answer(rows, corpus, settings),
-            **task.numbers(rows, corpus, settings),
-            "limits": task.limits(rows, corpus, settings),
+            "answer": settings.answer(ranked, corpus),
+            **settings.numbers(ranked, corpus),
+            "limits": settings.limits(ranked, corpus),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
 

@@ -4,7 +4,7 @@
 import torch
 
 from posenc.errors import InputError
-from posenc.lab.config import Recipe
+from posenc.lab.experiment import Experiment
 from posenc.lab.machine import free_bytes
 from posenc.texts import flag_of
 
@@ -13,7 +13,7 @@ COPIES = 4
 """Of every parameter: itself, its gradient, and at least two sums of an optimizer."""
 
 
-def least_bytes(settings: Recipe) -> int:
+def least_bytes(settings: Experiment) -> int:
     """What one training certainly takes: parameters with what the optimizer keeps, and the input of every layer."""
     s = settings
     heads = s.num_heads * (s.head_dim if s.head_dim is not None else s.dim // s.num_heads)
@@ -22,7 +22,7 @@ def least_bytes(settings: Recipe) -> int:
     return 4 * (COPIES * parameters + tokens * s.num_layers * max(s.dim, heads))
 
 
-def check_affordable(settings: Recipe, workers: int = 1, sharing: int = 1) -> None:
+def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1) -> None:
     """Refuse sizes that are beyond what any needs, or that do not fit into the memory that is free. sharing: processes that each
     have a part of one training.
 

@@ -2,6 +2,7 @@
 """Testing a trained model past its training length, paired: the same targets, only the context before them grows."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,38 +11,40 @@ from torch.nn import functional as F
 from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
-from posenc.lab.config import Settings
 from posenc.lab.data import Batch, Text, window_ends
+from posenc.lab.experiment import Scores, Variant
 from posenc.lab.parallel import world
-from posenc.lab.task import Arm, Scores
+
+if TYPE_CHECKING:
+    from posenc.lab.text import Settings
 
 BATCH_TOKENS = 8192
 BINS_PER_LENGTH = 4
 """Bins of the loss by position within one training length."""
 
 
-def arms(name: str, encoding: Encoding, settings: Settings) -> list[Arm]:
+def variants(name: str, encoding: Encoding, settings: "Settings") -> list[Variant]:
     """The model as trained and, for RoPE tested past its training length, the same weights under interpolation and
     NTK scaling, without retraining."""
-    arms = [Arm(name, lambda factor: encoding)]
+    found = [Variant(name, lambda factor: encoding)]
     if type(encoding) is Rotary and len(settings.factors) > 1 and encoding.inv_freq.numel() > 1:
         rope = encoding
         for label, schedule in (("NTK", "ntk"), ("PI", "linear")):
-            arms.append(
-                Arm(f"{name} + {label}", lambda f, s=schedule: rope.with_schedule(s, factor=f), trained=False)  # type: ignore[misc]
+            found.append(
+                Variant(f"{name} + {label}", lambda f, s=schedule: rope.with_schedule(s, factor=f), trained=False)  # type: ignore[misc]
             )
-    return arms
+    return found
 
 
 @torch.no_grad()
 def evaluate(
     model: Host,
-    arm: Arm,
+    variant: Variant,
     text: Text | Tensor,
-    settings: Settings,
+    settings: "Settings",
     on_batch: Callable[[int], None] = lambda n: None,
 ) -> Scores:
-    """Test one arm on a held-out text; on_batch is called with the number of tokens read. The loss of a window is the mean
+    """Test one variant on a held-out text; on_batch is called with the number of tokens read. The loss of a window is the mean
     over its targets; by position, over the positions of each bin, at the longest length."""
     s, here = settings, world()
     tokens, ends = Text.of(text).tokens, window_ends(text, s)
@@ -50,7 +53,7 @@ def evaluate(
     own = model.encoding
     try:
         for factor in s.factors:
-            model.encoding = arm.at(factor).to(here.device)
+            model.encoding = variant.at(factor).to(here.device)
             length = s.length * factor
             batches = ends.split(max(1, BATCH_TOKENS // length) * here.size)
             losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in batches])
@@ -65,7 +68,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def accuracy(model: Host, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None) -> Tensor:
+def accuracy(model: Host, text: Text | Tensor, settings: "Settings", seen: int, period: int | None = None) -> Tensor:
     """The share of the targets that the model predicts, (windows,), on the passages and targets of `evaluate`.
 
     seen: how many tokens before its successor the model reads, up to the longest test length. period: the targets follow

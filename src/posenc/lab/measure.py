@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.config import Run
-from posenc.lab.results import ArmScores, Cell
-from posenc.lab.task import Corpus
-from posenc.lab.tasks import task_of
+from posenc.lab.experiment import Corpus, Run
+from posenc.lab.results import RunRecord, VariantScores
 from posenc.lab.train import Training, activation_bytes, diverged
 
 TRAIN_COST = 3
@@ -20,8 +18,8 @@ TRAIN_COST = 3
 def work(run: Run) -> int:
     """The size of a run, in tested tokens."""
     s = run.settings
-    arms = task_of(s).arms(run.encoding, run.make_encoding(), s)
-    return TRAIN_COST * s.steps * s.batch_size * s.tokens + s.tested_tokens * len(arms)
+    variants = s.variants(run.encoding, run.make_encoding())
+    return TRAIN_COST * s.steps * s.batch_size * s.tokens + s.tested_tokens * len(variants)
 
 
 def measure(
@@ -29,9 +27,9 @@ def measure(
     corpus: Corpus,
     on_progress: Callable[[int], None] = lambda work: None,
     checkpoints: Checkpoints | None = None,
-) -> Cell:
+) -> RunRecord:
     """Train and test one run, here and now. The training goes on from its checkpoint where `checkpoints` has one."""
-    s, task = run.settings, task_of(run.settings)
+    s = run.settings
     per_step = TRAIN_COST * s.batch_size * s.tokens
     training = Training(run, corpus.train)
     checkpoint = (checkpoints or Checkpoints("", 0)).of(training)
@@ -42,18 +40,18 @@ def measure(
         on_progress(per_step)
     model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
     scored = []
-    for arm in task.arms(run.encoding, model.encoding, s):
+    for variant in s.variants(run.encoding, model.encoding):
         started = time.perf_counter()
         with training.drawing():
-            scores = task.evaluate(model, arm, corpus.test, s, on_progress)
+            scores = s.evaluate(model, variant, corpus.test, on_progress)
         rate = s.tested_tokens / (time.perf_counter() - started)
         if not all(losses.isfinite().all() for losses in (*scores.paired.values(), scores.by_position)):
-            raise diverged(run, f"when {arm.name} is tested")
+            raise diverged(run, f"when {variant.name} is tested")
         by_position = [_rounded(row) for row in scores.by_position]
-        also = {name: _by_condition(values) for name, values in scores.also.items()}
+        extra = {name: _by_condition(values) for name, values in scores.extra.items()}
         paired = _by_condition(scores.paired)
-        scored.append(ArmScores(arm.name, arm.trained, paired, by_position, round(rate, 1), also))
-    return Cell(
+        scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
+    return RunRecord(
         run={"id": run.id, "encoding": run.encoding, "seed": run.seed},
         arms=scored,
         losses=[round(loss, 5) for loss in losses],

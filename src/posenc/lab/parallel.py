@@ -20,10 +20,9 @@ from posenc.blocks import Host
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError, first_line
-from posenc.lab.config import Run
 from posenc.lab.engines import InProcess, Job, Result, Shared, Ticks, Work
+from posenc.lab.experiment import Batch, Run
 from posenc.lab.machine import flushed_denormals
-from posenc.lab.task import Batch
 from posenc.positions import Positions
 
 __all__ = ["AllProcesses", "World", "follow", "launched", "together", "world"]

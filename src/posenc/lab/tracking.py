@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError, first_line, unknown
-from posenc.lab.config import Run
-from posenc.lab.results import Cell
+from posenc.lab.experiment import Run
+from posenc.lab.results import RunRecord
 from posenc.lab.train import schedule
 
 Values = Mapping[str, float]
@@ -27,7 +27,7 @@ class Tracking:
         self.directory: Path = Path(directory) / FOLDER
         self.classes: dict[str, Any] = {name: _tracker(name) for name in names}
 
-    def finished(self, run: Run, cell: Cell) -> None:
+    def finished(self, run: Run, cell: RunRecord) -> None:
         """Write a finished run: loss and learning rate of every step, held-out measures by arm and condition, settings."""
         s = run.settings
         steps: list[tuple[int, Values]] = [
@@ -37,10 +37,10 @@ class Tracking:
         held_out = {
             f"{measure}/{arm.name}/{s.size_at(int(condition))}": sum(values) / len(values)
             for arm in cell.arms
-            for measure, by_condition in {"held_out": arm.paired, **arm.also}.items()
+            for measure, by_condition in {"held_out": arm.paired, **arm.extra}.items()
             for condition, values in by_condition.items()
         }
-        settings = {name: str(v) if isinstance(v, list) else v for name, v in s.said().items()}
+        settings = {name: str(v) if isinstance(v, list) else v for name, v in s.to_dict().items()}
         config = {"encoding": run.encoding, "seed": run.seed, "run": run.id, **settings}
         self.write(f"{run.encoding}-seed-{run.seed}", config, [*steps, (s.steps, held_out)])
 

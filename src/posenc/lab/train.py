@@ -13,11 +13,9 @@ from torch.nn import functional as F
 
 from posenc.blocks import Attention, Host
 from posenc.errors import InputError
-from posenc.lab.config import Recipe, Run
+from posenc.lab.experiment import Experiment, Run
 from posenc.lab.muon import Muon
 from posenc.lab.parallel import World, world
-from posenc.lab.task import Task
-from posenc.lab.tasks import task_of
 
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
@@ -36,7 +34,6 @@ class Training:
     def __init__(self, run: Run, part: Any) -> None:
         self.run = run
         self.part = part
-        self.task: Task[Any, Any] = task_of(run.settings)
         self.world: World = world()
         self.world.check(run)
         self.model, self.random = _build(run)
@@ -60,7 +57,7 @@ class Training:
         s, step = self.run.settings, len(self.losses)
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, schedule(step, s.steps))
-        batch = self.task.draw(self.part, s, self.order)
+        batch = s.draw(self.part, self.order)
         with self.drawing():
             logits, targets, _ = self.world.forward(self.forward, self.model.encoding, batch)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, batch.scored)
@@ -140,7 +137,7 @@ def diverged(run: Run, when: str) -> InputError:
     )
 
 
-def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
+def activation_bytes(model: Host, part: Any, settings: Experiment) -> int:
     """Memory that one training batch occupies between its forward and its backward pass, parameters apart: on this process,
     for its share of the batch, where several train together."""
     here = world()
@@ -154,7 +151,7 @@ def activation_bytes(model: Host, part: Any, settings: Recipe) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    batch = task_of(settings).draw(part, settings, torch.Generator().manual_seed(0))
+    batch = settings.draw(part, torch.Generator().manual_seed(0))
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
     devices = [here.device] if here.device.type == "cuda" else []
     with torch.enable_grad(), torch.random.fork_rng(devices=devices), hooks:

@@ -14,10 +14,9 @@ from markupsafe import Markup
 
 import posenc
 from posenc.analysis.analyze import Analysis
-from posenc.analysis.plots.frame import GROUND, INK, LINE, SOFT, STYLE
-from posenc.analysis.questions import Picture
-from posenc.analysis.sizes import sizes_of
-from posenc.analysis.subject import Subject
+from posenc.analysis.plotting import GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.reading import sizes_of
+from posenc.analysis.target import Target
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
@@ -40,8 +39,8 @@ class Drawing:
     svg: Markup
 
 
-def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None = None) -> str:
-    """report.html of an analysis. results: what analysis.json holds. subject: what the explorer is set to; None: the page
+def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None = None) -> str:
+    """report.html of an analysis. results: what analysis.json holds. target: what the explorer is set to; None: the page
     has none."""
     numbers = count(1)
     drawn = [
@@ -52,16 +51,16 @@ def page(analysis: Analysis, results: Mapping[str, Any], subject: Subject | None
         a=analysis,
         r=results,
         drawn=drawn,
-        explorer=Markup() if subject is None else explorer(subject),
-        rotates=subject is not None and rotates(subject),
+        explorer=Markup() if target is None else explorer(target),
+        rotates=target is not None and rotates(target),
         trains=trains(analysis),
     )
 
 
-def rotates(subject: Subject) -> bool:
+def rotates(target: Target) -> bool:
     """Whether its codes are of positions, and nothing that is added to the input."""
     try:
-        return subject.codes.of == "position" and "embed" not in subject.encoding.sites()
+        return target.codes.of == "position" and "embed" not in target.encoding.sites()
     except InputError:  # it has no codes
         return False
 
@@ -95,38 +94,38 @@ def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict
     }
 
 
-def explorer(subject: Subject) -> Markup:
-    """The explorer, set to a subject; nothing where it cannot show it."""
+def explorer(target: Target) -> Markup:
+    """The explorer, set to a target; nothing where it cannot show it."""
     try:
-        return block(state(subject))
+        return block(state(target))
     except InputError:  # not in the explorer, or larger than it goes
         return Markup()
 
 
-def state(subject: Subject) -> dict[str, Any]:
+def state(target: Target) -> dict[str, Any]:
     """What the explorer starts with.
 
     Raises:
-        InputError: a subject that is nothing it could show.
+        InputError: a target that it cannot show.
     """
-    encoding, method = subject.encoding, "none"
-    common = {"length": min(subject.length, fields()["length"]["max"]), "trained": subject.trained}
+    encoding, method = target.encoding, "none"
+    common = {"length": min(target.length, fields()["length"]["max"]), "trained": target.trained}
     if isinstance(encoding, Mapped):
         encoding, method = encoding.encoding, str(encoding.map)
     if type(encoding) is Rotary:
         if encoding.schedule["name"] != "default":
             if method != "none":
-                raise InputError(f"{subject.name}: the explorer shows a schedule or a map")
+                raise InputError(f"{target.name}: the explorer shows a schedule or a map")
             method = as_text(encoding.schedule)
         sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
         return {"encoding": "rope", "method": method, **sizes, **common}
     if isinstance(encoding, Sinusoidal):
         own = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
         return {"encoding": "sinusoidal", **own, **common}
-    if subject.text is None or method != "none":
-        raise InputError(f"{subject.name}: is not in the explorer")
+    if target.text is None or method != "none":
+        raise InputError(f"{target.name}: is not in the explorer")
     size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": sizes_of(encoding, {}).num_heads}
-    return {"encoding": subject.text, **size, **common}
+    return {"encoding": target.text, **size, **common}
 
 
 def _drawing(picture: Picture, number: int) -> Drawing:

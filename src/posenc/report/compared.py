@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from posenc.lab.config import unit
+from posenc.lab.text import unit
 from posenc.report.terminal import about, print_files, stdout
 
 Results = Mapping[str, Any]

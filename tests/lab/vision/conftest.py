@@ -1,7 +1,6 @@
 import pytest
 
-from posenc.lab.tasks import TASKS
-from posenc.lab.vision.config import ImageSettings
+from posenc.lab.vision.experiment import ImageSettings
 
 TINY = ImageSettings(
     image_size=8, patch_size=2, test_sizes=(4, 8, 16), steps=3, batch_size=2, dim=8, num_layers=1, num_heads=2,
@@ -13,4 +12,4 @@ TINY = ImageSettings(
 @pytest.fixture(scope="session")
 def small():
     """Forty images of places, and the settings for them."""
-    return TASKS["vision"].load("places", TINY, data_images=40)
+    return TINY.load("places", data_images=40)

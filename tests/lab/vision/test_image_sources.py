@@ -8,7 +8,6 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import InputError
-from posenc.lab.tasks import TASKS
 from posenc.lab.vision.images import HELD_OUT, ImageCorpus, Pixels, load, png
 
 Image = pytest.importorskip("PIL.Image")
@@ -127,7 +126,7 @@ def test_digits_are_those_of_scikit_learn():
     assert torch.equal(found.labels, torch.from_numpy(true.target))
     grey = found.at(8, torch.arange(1797))[:, 0].numpy()
     assert abs(grey / 255 * 16 - true.images).max() < 0.05
-    corpus, settings = TASKS["vision"].load("digits", TINY)
+    corpus, settings = TINY.load("digits")
     assert (settings.channels, settings.num_classes, len(corpus.train), corpus.held_out) == (1, 10, 1438, 359)
 
 
@@ -227,12 +226,11 @@ def test_data_that_do_not_fit_the_settings_are_refused(small):
     from dataclasses import replace
 
     corpus, settings = small
-    task = TASKS["vision"]
-    task.check(corpus, settings)
+    settings.check_data(corpus)
     for change, message in (
-        ({"images": 9}, r"--images 9: .* 8 images are held out"),
+        ({"images": 9}, r"images=9: .* 8 images are held out"),
         ({"test_sizes": (8, 12)}, r"test_sizes=\(8, 12\)"),
         ({"num_classes": 5}, "num_classes=5: the images have 3 and 4"),
     ):
         with pytest.raises(InputError, match=message):
-            task.check(corpus, replace(settings, **change))
+            replace(settings, **change).check_data(corpus)

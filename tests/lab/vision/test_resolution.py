@@ -5,12 +5,12 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import ENCODINGS, InputError, Positions
-from posenc.lab.config import Run
+from posenc.lab.compare import EXPERIMENTS
+from posenc.lab.experiment import Run
 from posenc.lab.measure import measure, work
-from posenc.lab.tasks import TASKS
 from posenc.lab.train import build
-from posenc.lab.vision.config import PRESETS, ImageSettings
-from posenc.lab.vision.evaluate import arms, evaluate, rescaled, shuffled
+from posenc.lab.vision.evaluate import evaluate, rescaled, shuffled, variants
+from posenc.lab.vision.experiment import PRESETS, ImageSettings
 
 VISION = ("none", "grid_table", "grid_sinusoidal", "axial_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi")
 
@@ -36,25 +36,25 @@ def test_shuffling_moves_whole_patches(size, patch_size, channels):
 def test_without_positions_shuffling_changes_nothing(small):
     corpus, settings = small
     model = build(Run("none", 0, settings, "")).eval()
-    scores = evaluate(model, arms("none", model.encoding, settings)[0], corpus.test, settings)
-    torch.testing.assert_close(scores.also["shuffled_loss"][8], scores.paired[8], atol=1e-5, rtol=1e-5)
+    scores = evaluate(model, variants("none", model.encoding, settings)[0], corpus.test, settings)
+    torch.testing.assert_close(scores.extra["shuffled_loss"][8], scores.paired[8], atol=1e-5, rtol=1e-5)
     placed = build(Run("grid_sinusoidal", 0, settings, "")).eval()
-    scores = evaluate(placed, arms("grid_sinusoidal", placed.encoding, settings)[0], corpus.test, settings)
-    assert (scores.also["shuffled_loss"][8] - scores.paired[8]).abs().max() > 1e-3
+    scores = evaluate(placed, variants("grid_sinusoidal", placed.encoding, settings)[0], corpus.test, settings)
+    assert (scores.extra["shuffled_loss"][8] - scores.paired[8]).abs().max() > 1e-3
 
 
 def test_scores_are_those_of_the_model_image_by_image(small):
     corpus, settings = small
     model = build(Run("axial_rope", 0, settings, "")).eval()
     read = []
-    scores = evaluate(model, arms("axial_rope", model.encoding, settings)[0], corpus.test, settings, read.append)
+    scores = evaluate(model, variants("axial_rope", model.encoding, settings)[0], corpus.test, settings, read.append)
     assert sum(read) == settings.tested_tokens == 6 * (4 + 16 + 64 + 16)
     for size in settings.test_sizes:
         for n, label in enumerate(corpus.test.labels):
             with torch.no_grad():
                 logits = model(corpus.test.sizes[size][n : n + 1].float() / 127.5 - 1)[0]
             assert scores.paired[size][n].item() == pytest.approx(-logits.log_softmax(0)[label].item(), abs=1e-5)
-            assert scores.also["accuracy"][size][n].item() == (logits.argmax() == label)
+            assert scores.extra["accuracy"][size][n].item() == (logits.argmax() == label)
 
 
 def test_rescaled_places_lie_where_the_patches_are():
@@ -67,7 +67,7 @@ def test_rescaled_places_lie_where_the_patches_are():
 def test_at_the_size_of_training_every_arm_is_the_model(name, small):
     corpus, settings = small
     model = build(Run(name, 0, settings, "")).eval()
-    found = arms(name, model.encoding, settings)
+    found = variants(name, model.encoding, settings)
     assert [arm.trained for arm in found] == [True] + [False] * (name != "none")
     scores = [evaluate(model, arm, corpus.test, settings) for arm in found]
     torch.testing.assert_close(scores[0].paired[8], scores[-1].paired[8], atol=1e-5, rtol=1e-5)
@@ -78,9 +78,9 @@ def test_one_size_and_tables_that_resize_by_themselves_have_one_arm(small):
     _, settings = small
     one = ImageSettings(image_size=8, patch_size=2, test_sizes=())
     assert one.test_sizes == (8,)
-    assert len(arms("axial_rope", one.make_encoding("axial_rope"), one)) == 1
+    assert len(variants("axial_rope", one.make_encoding("axial_rope"), one)) == 1
     name = "grid_table:beyond=resize"
-    assert len(arms(name, settings.make_encoding(name), settings)) == 1
+    assert len(variants(name, settings.make_encoding(name), settings)) == 1
 
 
 @pytest.mark.parametrize("name", [*VISION, "grid_table+axial_rope", "swin/none"])
@@ -94,7 +94,7 @@ def test_every_encoding_of_images_trains_and_is_tested_at_every_size(name, small
     assert len(cell.losses) == settings.steps
     for arm in cell.arms:
         assert {size: len(losses) for size, losses in arm.paired.items()} == {"4": 6, "8": 6, "16": 6}
-        assert set(arm.also["accuracy"]["16"]) <= {0.0, 1.0}
+        assert set(arm.extra["accuracy"]["16"]) <= {0.0, 1.0}
 
 
 def test_the_host_begins_alike_under_every_encoding(small):
@@ -117,14 +117,14 @@ def test_one_dimensional_encodings_are_refused_by_name(small):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image_size": 9}, r"--image-size 9: must be a multiple of --patch-size \(2\)"),
-        ({"test_sizes": (8, 7)}, r"--test-sizes 7: must be a multiple"),
-        ({"test_sizes": (0,)}, r"--test-sizes 0: must be a multiple .*above 0"),
+        ({"image_size": 9}, r"image_size=9: must be a multiple of patch_size=2"),
+        ({"test_sizes": (8, 7)}, r"test_sizes=7: must be a multiple"),
+        ({"test_sizes": (0,)}, r"test_sizes=0: must be a multiple .*above 0"),
         ({"test_sizes": (True,)}, "test_sizes=True"),
-        ({"patch_size": 0}, "--patch-size 0: must be at least 1"),
-        ({"images": 1}, "--images 1: must be at least 2"),
-        ({"num_classes": 1}, "--num-classes 1"),
-        ({"learning_rate": 0.0}, "--learning-rate 0.0"),
+        ({"patch_size": 0}, "patch_size=0: must be at least 1"),
+        ({"images": 1}, "images=1: must be at least 2"),
+        ({"num_classes": 1}, "num_classes=1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
     ],
 )
 def test_settings_of_images_refuse(change, message):
@@ -144,7 +144,7 @@ def test_presets_are_of_known_encodings_and_sizes_that_cells_fill():
         assert s.larger
 
 
-def test_one_task_is_as_another_to_the_lab():
-    for name, task in TASKS.items():
-        assert task.name == name == task.settings.task
-        assert task.settings().trained_at in task.settings().conditions
+def test_every_experiment_is_tested_at_its_training_condition():
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.name == name
+        assert experiment().trained_at in experiment().conditions

@@ -12,15 +12,14 @@ import torch
 from lab.vision.conftest import TINY
 from posenc import InputError, cli
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.compare import Comparison, Progress, compare
-from posenc.lab.config import Run
+from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
-from posenc.lab.results import Row
-from posenc.lab.store import ArmScores, Cell, Store
-from posenc.lab.tasks import TASKS
+from posenc.lab.experiment import Run
+from posenc.lab.results import Aggregate, RunRecord, VariantScores
+from posenc.lab.store import Store
 from posenc.lab.train import Training
-from posenc.lab.vision import results as vision
-from posenc.lab.vision.wording import answer, limits
+from posenc.lab.vision import experiment as vision
+from posenc.lab.vision.experiment import answer, limits
 from posenc.report.page import page
 
 SIZES = {
@@ -58,14 +57,14 @@ def test_results_hold_every_number(finished):
     assert {arm["name"] for arm in results["arms"]} == {*ENCODINGS, "axial_rope + rescaled", "grid_table + resized"}
     accuracies = [arm["sizes"][-1]["accuracy"]["mean"] for arm in results["arms"]]
     assert accuracies == sorted(accuracies, reverse=True)
-    cells = {run: Store(folder).load(run) for run in Comparison(ENCODINGS, 2, settings).runs(corpus)}
+    cells = {run: Store(folder).load(run.id, RunRecord) for run in Comparison(ENCODINGS, 2, settings).runs(corpus)}
     for arm in results["arms"]:
         scores = [s for run, cell in cells.items() for s in cell.arms if s.name == arm["name"]]
         for point in arm["sizes"]:
             assert point["patches"] == point["size"] // 2
             losses, hits = (
                 torch.tensor([found[str(point["size"])] for found in measured], dtype=torch.float64)
-                for measured in ([s.paired for s in scores], [s.also["accuracy"] for s in scores])
+                for measured in ([s.paired for s in scores], [s.extra["accuracy"] for s in scores])
             )
             assert point["loss"]["mean"] == pytest.approx(losses.mean().item())
             assert point["accuracy"]["mean"] == pytest.approx(hits.mean().item())
@@ -76,32 +75,6 @@ def test_results_hold_every_number(finished):
     assert [(e["arm"], e["size"]) for e in results["extensions"]] == [
         (arm["name"], size) for arm in results["arms"] if not arm["trained"] for size in (4, 16)
     ]
-
-
-def test_finished_runs_are_kept_and_missing_ones_run_again(finished, tmp_path):
-    settings, corpus, folder, results = finished
-    (tmp_path / "cells").mkdir()
-    cells = sorted((folder / "cells").iterdir())
-    for path in cells[1:]:
-        (tmp_path / "cells" / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "cells" / cells[1].name).write_bytes(cells[1].read_bytes()[:-90])
-    ran = []
-    progress = Progress(finished=lambda run, cell: ran.append(run.id))
-    with pytest.warns(UserWarning, match="its checksum is wrong"):
-        again = compare(Comparison(ENCODINGS, 2, settings), corpus, tmp_path, engine=create("here"), progress=progress)
-    assert set(ran) == {cells[0].stem, cells[1].stem}
-    assert [arm["sizes"] for arm in again["arms"]] == [arm["sizes"] for arm in results["arms"]]
-
-
-def test_a_cell_that_lacks_a_measure_is_not_taken(finished, tmp_path):
-    settings, corpus, folder, _ = finished
-    run = Comparison(ENCODINGS, 2, settings).runs(corpus)[0]
-    cell = Store(folder).load(run)
-    scores = replace(cell.arms[0], also={k: v for k, v in cell.arms[0].also.items() if k != "shuffled_accuracy"})
-    store = Store(tmp_path)
-    store.save(run, replace(cell, arms=[scores]))
-    with pytest.warns(UserWarning, match="none has not 6 examples under every condition"):
-        assert store.load(run) is None
 
 
 @pytest.mark.parametrize("name", ["mixed_rope", "swin"])
@@ -214,8 +187,10 @@ def row(name, encoding, *shares, shuffled=0.25, seeds=3, images=40):
                 for n, share in zip((4, 8, 16), shares, strict=True)}  # fmt: skip
         bag = [float((i * 7 + seed) % images < shuffled * images) for i in range(images)]
         also = {"accuracy": hits, "shuffled_accuracy": {"8": bag}, "shuffled_loss": {"8": bag}}
-        cells[seed] = ArmScores(name, name == encoding, hits, [], 1.0, also)
-    return Row(name, encoding, name == encoding, {s: Cell({}, [], [1.0], 1, 1, 1.0, 1.0, 1) for s in cells}, cells)
+        cells[seed] = VariantScores(name, name == encoding, hits, [], 1.0, also)
+    return Aggregate(
+        name, encoding, name == encoding, {s: RunRecord({}, [], [1.0], 1, 1, 1.0, 1.0, 1) for s in cells}, cells
+    )
 
 
 @pytest.fixture
@@ -268,15 +243,14 @@ def test_refusals_come_before_any_file(small, tmp_path):
     corpus, settings = small
     for comparison, message in (
         (Comparison(("axial_rop",), 1, settings), "did you mean 'axial_rope'"),
-        (Comparison(("swin",), 1, replace(settings, images=30)), "--images 30: .* 8 images are held out"),
+        (Comparison(("swin",), 1, replace(settings, images=30)), "images=30: .* 8 images are held out"),
         (
             Comparison(("grid_table:beyond=error",), 1, settings),
-            "--encodings grid_table:beyond=error: .*outside the table",
+            "encodings=grid_table:beyond=error: .*outside the table",
         ),
     ):
         with pytest.raises(InputError, match=message):
             compare(comparison, corpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    task = TASKS["vision"]
     with pytest.raises(InputError, match="multiples of 4, not 6"):
-        task.load("places", replace(TINY, image_size=6), data_images=40)
+        replace(TINY, image_size=6).load("places", data_images=40)

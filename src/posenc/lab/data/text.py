@@ -4,14 +4,16 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.lab.config import Settings
 from posenc.positions import Positions
+
+if TYPE_CHECKING:
+    from posenc.lab.text import Settings
 
 HELD_OUT = 0.1
 """The share at the end of the text that is reserved for testing."""
@@ -141,7 +143,7 @@ class Batch(NamedTuple):
         return None if self.documents is None else Positions.packed(document_ids=self.documents[:, :-1])
 
 
-def draw(text: Text | Tensor, settings: Settings, generator: torch.Generator) -> Batch:
+def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) -> Batch:
     """The sequences of one training step: a function of its arguments alone.
 
     Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
@@ -158,7 +160,7 @@ def draw(text: Text | Tensor, settings: Settings, generator: torch.Generator) ->
     return Batch(text.tokens[index].long(), text.document(index) if settings.packed else None)
 
 
-def window_ends(text: Text | Tensor, settings: Settings) -> Tensor:
+def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:
     """(windows,): the last token of each held-out passage, evenly spread. Packed, a passage lies in one document if there
     are enough such passages, and else anywhere, see `inside_documents`."""
     text, s = Text.of(text), settings
@@ -171,17 +173,17 @@ def window_ends(text: Text | Tensor, settings: Settings) -> Tensor:
     return text.edges[document] + s.longest + index - (through - room)[document]
 
 
-def inside_documents(text: Text, settings: Settings) -> bool:
+def inside_documents(text: Text, settings: "Settings") -> bool:
     """Whether the documents that are longer than the longest test length have room for all targets."""
     return int(_room(text, settings).sum()) > settings.windows * settings.targets
 
 
-def _room(text: Text, settings: Settings) -> Tensor:
+def _room(text: Text, settings: "Settings") -> Tensor:
     """(documents,): how many of a document's tokens have the longest context before them."""
     return (text.edges.diff() - settings.longest).clamp(min=0)
 
 
-def check_long_enough(corpus: Corpus, settings: Settings) -> None:
+def check_long_enough(corpus: Corpus, settings: "Settings") -> None:
     """Refuse a text in which the windows would not fit, or that is not made for the settings.
 
     Raises:

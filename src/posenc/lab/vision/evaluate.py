@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,33 +13,37 @@ from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, WindowTable
 from posenc.encodings.rotary_axes import AxesRotary
+from posenc.lab.experiment import Scores, Variant
 from posenc.lab.parallel import world
-from posenc.lab.task import Arm, Scores
-from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
 from posenc.lab.vision.images import ImageBatch, Images
 from posenc.positions import Positions
 
+if TYPE_CHECKING:
+    from posenc.lab.vision.experiment import ImageSettings
+
+ACCURACY, SHUFFLED_LOSS, SHUFFLED_ACCURACY = "accuracy", "shuffled_loss", "shuffled_accuracy"
+"""What is measured beside the loss; the last two with the patches shuffled, at the size of training."""
 BATCH_TOKENS = 8192
 RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
 """Encodings that take fractional positions."""
 
 
-def arms(name: str, encoding: Encoding, settings: ImageSettings) -> list[Arm]:
+def variants(name: str, encoding: Encoding, settings: "ImageSettings") -> list[Variant]:
     """The model as trained, for which the outer patches of a larger image lie outside the grid of training, and the same
     weights fitted to the image: a table resized, or positions rescaled."""
-    arms, s = [Arm(name, lambda size: encoding)], settings
+    found, s = [Variant(name, lambda size: encoding)], settings
     if len(s.test_sizes) == 1 or encoding.needs_length:
-        return arms
+        return found
     if isinstance(encoding, GridTable | WindowTable):
-        if encoding.beyond == "resize":  # the first arm resizes already
-            return arms
+        if encoding.beyond == "resize":  # the first variant resizes already
+            return found
         resizing = copy(encoding)  # of the same parameters
         resizing.beyond = "resize"
-        arms.append(Arm(f"{name} + resized", lambda size: resizing, trained=False))
+        found.append(Variant(f"{name} + resized", lambda size: resizing, trained=False))
     elif isinstance(encoding, RESCALED):
         positions = lambda size: rescaled(s.side_at(size), s.side)  # noqa: E731
-        arms.append(Arm(f"{name} + rescaled", lambda size: encoding, trained=False, positions=positions))
-    return arms
+        found.append(Variant(f"{name} + rescaled", lambda size: encoding, trained=False, positions=positions))
+    return found
 
 
 def rescaled(side: int, trained: int) -> Positions:
@@ -60,25 +65,25 @@ def shuffled(images: Tensor, patch_size: int, seed: int = 0) -> Tensor:
 @torch.no_grad()
 def evaluate(
     model: Host,
-    arm: Arm,
+    variant: Variant,
     images: Images,
-    settings: ImageSettings,
+    settings: "ImageSettings",
     on_batch: Callable[[int], None] = lambda tokens: None,
 ) -> Scores:
-    """Test one arm on held-out images: loss and whether the class is right, at every size, and at that of training also
+    """Test one variant on held-out images: loss and whether the class is right, at every size, and at that of training also
     with the patches shuffled; on_batch is called with the number of tokens read."""
     s = settings
     batches = {size: images.batch(size, torch.arange(s.images)) for size in s.test_sizes}
     moved = batches[s.image_size]._replace(images=shuffled(batches[s.image_size].images, s.patch_size))
     own = model.encoding
     try:
-        scores = {size: _scores(model, arm, batch, size, s, on_batch) for size, batch in batches.items()}
-        control = _scores(model, arm, moved, s.image_size, s, on_batch)
+        scores = {size: _scores(model, variant, batch, size, s, on_batch) for size, batch in batches.items()}
+        control = _scores(model, variant, moved, s.image_size, s, on_batch)
     finally:
         model.encoding = own
     return Scores(
         {size: losses for size, (losses, _) in scores.items()},
-        also={
+        extra={
             ACCURACY: {size: hits for size, (_, hits) in scores.items()},
             SHUFFLED_LOSS: {s.image_size: control[0]},
             SHUFFLED_ACCURACY: {s.image_size: control[1]},
@@ -87,11 +92,16 @@ def evaluate(
 
 
 def _scores(
-    model: Host, arm: Arm, images: ImageBatch, size: int, settings: ImageSettings, on_batch: Callable[[int], None]
+    model: Host,
+    variant: Variant,
+    images: ImageBatch,
+    size: int,
+    settings: "ImageSettings",
+    on_batch: Callable[[int], None],
 ) -> tuple[Tensor, Tensor]:
     """(n,): the loss of each image, and 1 where its class is right."""
     here, tokens = world(), settings.tokens_at(size)
-    model.encoding, positions = arm.at(size).to(here.device), arm.positions(size)
+    model.encoding, positions = variant.at(size).to(here.device), variant.positions(size)
     scores = []
     for which in torch.arange(images.scored).split(max(1, BATCH_TOKENS // tokens) * here.size):
         batch = images.rows(which)._replace(positions=positions)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,9 +24,11 @@ from torch.nn import functional as F
 from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.machine import free_bytes
-from posenc.lab.vision.config import ImageSettings
 from posenc.lab.vision.scenes import DrawnScenes
 from posenc.positions import Positions
+
+if TYPE_CHECKING:
+    from posenc.lab.vision.experiment import ImageSettings
 
 DATA_IMAGES = 5000
 """How many images are drawn or read by default."""
@@ -132,7 +134,7 @@ class ImageCorpus:
     test: Images
 
     @classmethod
-    def of(cls, pictures: Pictures, settings: ImageSettings) -> "ImageCorpus":
+    def of(cls, pictures: Pictures, settings: "ImageSettings") -> "ImageCorpus":
         """Cut in two, always alike: every fifth image of each class is held out.
 
         Raises:

@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions as numbers in a positional system: bits beside sines, and RoPE's pairs as the digits of a base."""
+"""Positions in a positional number system: bits beside sines, and RoPE's pairs as the digits of a base."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies as schedules
-from posenc.analysis.bounds import Schedule
-from posenc.analysis.finding import Finding
-from posenc.analysis.reading import whole
+from posenc.analysis.bounds import FACTOR, Schedule
+from posenc.analysis.codes import at_least
+from posenc.analysis.plotting import AROUND, LINE, PALETTE, plot
+from posenc.analysis.question import AnalysisQuestion, Finding, Findings
 from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.vector import a_length, at_least_one
 from posenc.functional import binary_digits, frequency_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from posenc.analysis.target import Target
+
+
+SCHEDULES = ("default", "linear", "ntk", "yarn")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +35,7 @@ class Counter(Finding):
     bits: (length, digits) of 0 and 1, the lowest first; bit k is 2^k zeros and 2^k ones in turn. waves: sines of those
     periods, positive where the bit is 1. codes: the sines of a sinusoidal code of as many pairs, whose periods are
     wavelengths: 2 pi base^(c/digits). bit_steps: the largest and smallest Euclidean distance between neighbours' bits;
-    code_steps: the same of the whole codes, sines and cosines.
+    code_steps: the same of complete codes, sines and cosines.
     """
 
     length: int
@@ -59,7 +69,7 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     Raises:
         InputError: a length below 2, digits outside 1 .. 62, a base not above 0.
     """
-    length, digits = whole("length", length, 2), whole("digits", digits)
+    length, digits = at_least("length", length, 2), at_least("digits", digits)
     if digits > 62:
         raise InputError(f"digits={digits}: 62 at most, for positions are counted in 64 bits")
     at = torch.arange(length)
@@ -92,8 +102,8 @@ class Digits(Finding):
 
     Position n has the digits floor(n / beta^c) mod beta with beta = base^(2/head_dim), the lowest first; pair c turns by
     n / beta^c radians. values: (positions, pairs), the digits. All others are (pairs,) float64: inv_freq of the schedule;
-    trained, the angles that a pair met in training, from 0 up to length / beta^c and at most a whole turn (radians);
-    reached, those of the longer text; unseen, how much of that lies beyond what it met; squeeze, how many times nearer
+    trained, the angles that a pair reached in training, from 0 up to length / beta^c and at most a full turn (radians);
+    reached, those of the longer text; unseen, how much of that lies beyond; squeeze, how many times nearer
     neighbours are than in training, infinite where the schedule stops a pair.
     """
 
@@ -113,7 +123,7 @@ class Digits(Finding):
 
     @property
     def beyond(self) -> list[int]:
-        """The pairs that meet angles they never met in training."""
+        """The pairs that reach angles not reached in training."""
         return [pair for pair, angle in enumerate(self.unseen.tolist()) if angle > 0]
 
     @property
@@ -143,20 +153,20 @@ class Digits(Finding):
         full = int((self.trained >= math.tau).sum())
         pairs = len(self.trained)
         if full == pairs:
-            return f"In {self.length} trained positions every pair makes a full turn: there is no angle it has not met."
+            return f"In {self.length} trained positions every pair makes a full turn: all angles are reached."
         return (
             f"In {self.length} trained positions {full} of {pairs} pairs make a full turn; the slowest gets "
             f"{float(self.trained[-1]) / math.tau:.3g} of one."
         )
 
     def _about_reach(self) -> str:
-        told = f"{self.schedule} over {_whole(self.factor * self.length)} positions"
+        start = f"{self.schedule} over {_number(self.factor * self.length)} positions"
         beyond = self.beyond
         if not beyond:
-            return f"{told}: no pair meets an angle that it has not met in training."
+            return f"{start}: no pair reaches an angle that it did not reach in training."
         worst = int(self.unseen.argmax())
         return (
-            f"{told}: {len(beyond)} of {len(self.unseen)} pairs, from {beyond[0]} to {beyond[-1]}, go to angles never met in "
+            f"{start}: {len(beyond)} of {len(self.unseen)} pairs, from {beyond[0]} to {beyond[-1]}, reach angles not reached in "
             f"training, furthest pair {worst}, trained up to {float(self.trained[worst]) / math.tau:.3g} turns and now at "
             f"{float(self.reached[worst]) / math.tau:.3g}."
         )
@@ -166,12 +176,10 @@ class Digits(Finding):
         if bool((self.squeeze - 1).abs().max() < 1e-12):
             return "Neighbours stay as far apart in every pair as in training."
         if bool((self.squeeze - first).abs().max() < 1e-9):
-            return (
-                f"Neighbours come {first:.3g} times nearer in every pair, the one that tells them apart best included."
-            )
-        kept = int(((self.squeeze - 1).abs() < 1e-12).sum())
+            return f"Neighbours come {first:.3g} times nearer in every pair, the one that separates them best included."
+        unchanged = int(((self.squeeze - 1).abs() < 1e-12).sum())
         return (
-            f"Neighbours in the fastest pair {_nearer(first)}, in the slowest {_nearer(last)}; {kept} of "
+            f"Neighbours in the fastest pair {_nearer(first)}, in the slowest {_nearer(last)}; {unchanged} of "
             f"{len(self.squeeze)} pairs keep theirs."
         )
 
@@ -222,7 +230,7 @@ def digits(
     shape = {"factor": float(factor), "original_max_positions": length, "length": longest}
     given = schedules.complete(schedules.parse(schedule) if isinstance(schedule, str) else schedule, **shape)
     inv_freq = schedules.create(given, head_dim, base).inv_freq
-    beta = _whole_if_nearly(base ** (2 / head_dim))
+    beta = _integer_if_close(base ** (2 / head_dim))
     units = beta ** torch.arange(len(plain), dtype=torch.float64, device="cpu")
     trained = (length * plain).clamp(max=math.tau)
     reached = (factor * length * inv_freq).clamp(max=math.tau)
@@ -244,8 +252,8 @@ def digits(
     )
 
 
-def _whole_if_nearly(beta: float) -> float:
-    """A power may miss a whole number by its rounding, and floor would then miss the digit."""
+def _integer_if_close(beta: float) -> float:
+    """A power may miss an integer by rounding, and floor would then miss the digit."""
     return float(round(beta)) if math.isclose(beta, round(beta), rel_tol=1e-12) else beta
 
 
@@ -264,5 +272,65 @@ def _named(schedule: Schedule) -> str:
     return {"default": "extrapolation (default)", "linear": "interpolation (linear)"}.get(name, name)
 
 
-def _whole(number: float) -> str:
+def _number(number: float) -> str:
     return f"{number:.0f}" if number == round(number) else f"{number:.1f}"
+
+
+@plot(
+    "Left the bits of each position, then sines of their periods, right those of its code: each column flips less often "
+    "than the one before, first abruptly, then smoothly.",
+    size=(6.4, 4.8),
+)
+def plot_counter(ax: "Axes", finding: Counter) -> None:
+    """Positions downwards: their bits, sines of the bits' periods, and sinusoidal codes, fast columns first."""
+    gap = torch.full((finding.length, 1), torch.nan, dtype=torch.float64)
+    parts = [2 * finding.bits - 1, finding.waves, finding.codes]
+    together = torch.cat([columns for part in parts for columns in (part, gap)][:-1], 1)
+    ax.imshow(together.numpy(), aspect="auto", cmap=AROUND, vmin=-1, vmax=1, interpolation="nearest")
+    ax.grid(False)
+    digits = finding.bits.shape[1]
+    names = ["bits", "sines of their periods", f"codes, base {finding.base:g}"]
+    ax.set_xticks([i * (digits + 1) + (digits - 1) / 2 for i in range(3)], names)
+    ax.set(xlabel="digits and pairs, fast ones first", ylabel="position")
+
+
+@plot(
+    "Where a line rises out of the grey, a pair turns to angles that it never met in training; at one it has met all."
+)
+def plot_digits(ax: "Axes", *findings: Digits) -> None:
+    """The turn that each pair made in training, and makes in the longer text under each schedule, up to a full one."""
+    first = findings[0]
+    pairs = torch.arange(len(first.trained))
+    ax.fill_between(pairs, first.trained / math.tau, color=LINE, lw=0, label=f"met in {first.length} positions")
+    for other, color in zip(findings, PALETTE * len(findings), strict=False):
+        ax.plot(pairs, other.reached / math.tau, label=other.schedule, color=color)
+    part = int((first.trained < math.tau).int().argmax())  # the first pair that did not finish a turn
+    ax.set(xlabel="pair", ylabel=f"turn met in {first.factor * first.length:.0f} positions")
+    ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
+    ax.legend(loc="upper right", fontsize=8)
+
+
+@plot("At one neighbours are as far apart as in training; the higher a line, the more that schedule squeezes the pair.")
+def plot_squeeze(ax: "Axes", *findings: Digits) -> None:
+    """How many times nearer neighbours come in each pair, a line for every schedule."""
+    for other, color in zip(findings, PALETTE * len(findings), strict=False):
+        ax.step(torch.arange(len(other.squeeze)), other.squeeze, where="mid", label=other.schedule, color=color)
+    ax.set(xlabel="pair", ylabel="times nearer than in training", ylim=(0, None))
+    ax.legend()
+
+
+def _under_schedules(t: "Target") -> Findings:
+    """Under the target's own schedule and the usual ones, for texts FACTOR times longer."""
+    rotary, own = t.rotary, dict(t.rotary.schedule)
+    schedules = SCHEDULES if own == {"name": "default"} else (own, *SCHEDULES)
+    channels, base = rotary.rotary_dim or rotary.head_dim, rotary.rope_theta
+    return Findings(
+        tuple(digits([t.trained - 1], channels, base, s, factor=FACTOR, length=t.trained) for s in schedules), first=4
+    )
+
+
+DIGITS = AnalysisQuestion(
+    f"What do texts {FACTOR} times longer do to each pair, and what do schedules?",
+    _under_schedules,
+    lambda t, finding: (plot_digits.of(*finding.findings), plot_squeeze.of(*finding.findings)),
+)

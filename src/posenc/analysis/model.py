@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models under analysis: split where tokens meet positions, their tables, small random and trained ones, tokenizers."""
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from posenc.analysis.codes import Codes, seeded
+from posenc.blocks import Attention, Block
+from posenc.checks import checked
+from posenc.encoding import Encoding
+from posenc.encodings import create, lookup, parts
+from posenc.encodings.absolute import Absolute
+from posenc.errors import InputError
+from posenc.positions import Positions
+from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
+from posenc.transformer import Transformer, TransformerConfig
+
+BYTES = 256
+"""The vocabulary of a model that reads bytes."""
+HOST = TransformerConfig(vocab_size=64, dim=32, num_layers=2, num_heads=4, causal=False)
+"""The small random model around an encoding that is given by name."""
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+# ---------------------------------------------------------------- a model from its input vectors on
+
+
+@dataclass(frozen=True, eq=False)
+class VectorModel:
+    """A model in float64 as a function of input vectors: run(join(x, at), at), which may be differentiated twice.
+
+    Attributes:
+        name: for people. dim: width of the input vectors; None: a function's, which may take any.
+        run: (batch, n, dim) vectors and (n,) positions -> (batch, n, width) representations, or whatever a function
+            returns.
+        join: the vectors of the content and the positions -> what `run` takes: codes added, or whatever else the model's
+            encoding does to its input.
+        codes: what `join` adds, where it adds something that depends on the position alone.
+        words: the vectors of the vocabulary, (vocabulary, dim), at the size at which codes are added to them.
+        reads_positions: whether moving `at` can change anything.
+    """
+
+    name: str
+    dim: int | None
+    run: Callable[[Tensor, Tensor], Tensor]
+    join: Callable[[Tensor, Tensor], Tensor] = field(default=lambda x, at: x)
+    codes: Codes | None = None
+    words: Tensor | None = None
+    reads_positions: bool = False
+
+    def __call__(self, x: Tensor, at: Tensor | None = None) -> Tensor:
+        """(batch, n, dim) content at positions (n,), by default 0 .. n-1."""
+        at = torch.arange(x.shape[1]) if at is None else at
+        return self.run(self.join(x, at), at)
+
+    def content(self, tokens: Tensor) -> Tensor:
+        """The (n, dim) vectors of (n,) tokens.
+
+        Raises:
+            InputError: a model that takes vectors only, or a token outside the vocabulary.
+        """
+        if self.words is None:
+            raise InputError(f"{self.name} reads vectors, not tokens: pass (n, dim) vectors in a floating dtype")
+        if tokens.dim() != 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
+            raise InputError(f"tokens {tuple(tokens.shape)}: pass (n,) token ids between 0 and {len(self.words) - 1}")
+        return self.words[tokens.long().cpu()]
+
+    def checked(self, x: Tensor, at: Tensor) -> Tensor:
+        """The representations, (batch, n, width).
+
+        Raises:
+            InputError: they have another shape or dtype, are not finite, or differ in a second call.
+        """
+        result, again = self(x, at), self(x, at)
+        if not isinstance(result, Tensor) or result.dim() != 3 or result.shape[:2] != x.shape[:2]:
+            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise InputError(f"{self.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
+        if result.dtype != x.dtype:
+            raise InputError(
+                f"{self.name}: gave {result.dtype} for {x.dtype}; let it compute in the dtype of its input"
+            )
+        if not bool(result.isfinite().all()):
+            raise InputError(f"{self.name}: its representations are not finite")
+        if not torch.equal(result, again):
+            raise InputError(f"{self.name}: gave two different results for the same input; turn off its noise")
+        return result
+
+
+@checked
+def vector_model(subject: Any, *, layers: int | None = None, name: str | None = None) -> VectorModel:
+    """A model as a function of input vectors: a copy of it in float64, on the CPU and in eval mode.
+
+    Args:
+        subject: a `posenc.Transformer`, a transformers model, nn.TransformerEncoder, nn.TransformerEncoderLayer,
+            nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors in float64.
+        layers: only the first ones of a model with several; None: all. name: for people.
+
+    Raises:
+        InputError: a number of layers that the model does not have, or a model that reads two texts or does not add its
+            learned table to its words.
+    """
+    if isinstance(subject, VectorModel):
+        return subject
+    named = name or str(getattr(subject, "__name__", type(subject).__name__))
+    if not isinstance(subject, nn.Module):
+        if not callable(subject):
+            raise InputError(f"model: a {type(subject).__name__} is neither a module nor a function of vectors")
+        return VectorModel(named, None, lambda x, at: subject(x))
+    model = copy.deepcopy(subject).to("cpu", torch.float64).eval().requires_grad_(False)
+    if isinstance(model, Transformer):
+        return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
+    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
+        return _of_pretrained(model, layers, named)
+    if layers is not None:
+        if not isinstance(model, nn.TransformerEncoder):
+            raise InputError(f"layers={layers}: {named} has no layers to choose from; leave it out")
+        model.layers = _first(model.layers, layers, named)
+    width = next((p.shape[-1] for p in model.parameters() if p.dim() > 1), None)
+    if isinstance(model, nn.MultiheadAttention):
+        width = model.embed_dim
+    return VectorModel(named, width, lambda x, at: _of_vectors(model, x))
+
+
+def _of_transformer(model: Transformer, layers: int | None, name: str) -> VectorModel:
+    encoding = model.encoding
+    blocks = [block for block in _first(model.blocks, layers, name) if isinstance(block, Block)]
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.backend = "reference"  # the only one that is differentiable twice under every encoding
+
+    def positions_at(x: Tensor, at: Tensor) -> Positions:
+        return encoding.place(Positions.from_ids(at).with_causal(model.config.causal), len(x))
+
+    def join(x: Tensor, at: Tensor) -> Tensor:
+        return encoding.embed(x, positions_at(x, at), 0)
+
+    def run(x: Tensor, at: Tensor) -> Tensor:
+        positions = positions_at(x, at)
+        encoding.share([(block.attention.query, block.attention.key) for block in blocks])
+        for layer, block in enumerate(blocks):
+            x = encoding.embed(x, positions, layer) if layer else x
+            x = block(x, encoding, positions, layer, None)
+        return model.norm(x)
+
+    first, _ = encoding.at(0)
+    codes = None
+    if isinstance(first, Absolute) and first.merge == "add":
+        codes = Codes(first.name, lambda at: first.codes(Positions.from_ids(at))[0], limit=first.max_positions)
+    return VectorModel(name, model.config.dim, run, join, codes, word_vectors(model), reads_positions=True)
+
+
+def _of_pretrained(model: Any, layers: int | None, name: str) -> VectorModel:
+    check_single_text(model)
+    inner = model.base_model
+    if getattr(inner, "_supports_sdpa", False):  # the others have only one differentiable attention
+        inner.set_attn_implementation("sdpa")
+    if layers is not None:
+        owner, stack = _stack(inner, name)
+        setattr(owner, stack, _first(getattr(owner, stack), layers, name))
+    codes, takes_ids = None, "position_ids" in inspect.signature(inner.forward).parameters
+    if has_learned_table(inner):
+        words, table = tables(inner)
+        nn.init.zeros_(table_module(inner).weight)
+        codes, takes_ids = Codes(f"the table of {name}", lambda at: table[at.long()], limit=len(table)), False
+    else:
+        words = word_vectors(inner)
+
+    def run(x: Tensor, at: Tensor) -> Tensor:
+        options = {"position_ids": at[None].expand(len(x), -1)} if takes_ids else {}
+        # without a mask, positions that do not rise by ones are read as several packed texts
+        options["attention_mask"] = torch.ones(x.shape[:2], dtype=torch.long)
+        with _in_float64():
+            return inner(inputs_embeds=x, use_cache=False, **options)[0]
+
+    if codes is None:
+        return VectorModel(name, words.shape[1], run, words=words, reads_positions=takes_ids)
+    return VectorModel(name, words.shape[1], run, lambda x, at: x + codes(at), codes, words, reads_positions=True)
+
+
+class _Float64(TorchFunctionMode):
+    """Float64 where a model computes in float32 whatever its input is, as norms and softmax of transformers' do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        args = [torch.float64 if one is torch.float32 else one for one in args]
+        return func(*args, **{k: torch.float64 if one is torch.float32 else one for k, one in (kwargs or {}).items()})
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), _Float64():  # fused attention has no second derivative
+        yield
+
+
+def _stack(inner: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that owns a model's layers, and under which name."""
+    config: Any = inner.config
+    for path, module in inner.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:  # ALBERT has one for all
+            owner, _, attribute = path.rpartition(".")
+            return inner.get_submodule(owner), attribute
+    raise InputError(f"layers: {name} has no list of layers to choose from; leave it out")
+
+
+def _first(stack: nn.ModuleList, layers: int | None, name: str) -> nn.ModuleList:
+    if layers is None:
+        return stack
+    if not 1 <= layers <= len(stack):
+        raise InputError(f"layers={layers}: {name} has 1 to {len(stack)}")
+    return stack[:layers]
+
+
+def _of_vectors(model: nn.Module, x: Tensor) -> Tensor:
+    """(batch, n, dim) through a module that takes no positions."""
+    torch_layers = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+    attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
+    sequence_first = isinstance(model, torch_layers) and attention is not None and not attention.batch_first
+    x = x.transpose(0, 1) if sequence_first else x
+    with _in_float64():
+        y = model(x, x, x, need_weights=False) if isinstance(model, nn.MultiheadAttention) else model(x)
+    y = y[0] if isinstance(y, tuple) else y
+    return y.transpose(0, 1) if sequence_first else y
+
+
+# ---------------------------------------------------------------- what a model adds: words and codes
+
+
+@torch.no_grad()
+def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """The token vectors (vocabulary, dim) and position codes (length, dim) that a model adds, in float64, at the scale
+    at which it adds them. length: None is all of a learned table, or 512.
+
+    Raises:
+        InputError: a model that does not add a position code to its input, or a length beyond its table.
+    """
+    if isinstance(model, Transformer):
+        encoding = copy.deepcopy(model.encoding).to("cpu", torch.float64)
+        width = model.config.dim
+        check_adds(encoding, width)
+        at = Positions.arange(encoding.max_positions or 512 if length is None else length)
+        codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
+        return word_vectors(model), codes
+    check_has_table(model)
+    codes = rows_of_table(model).detach().to("cpu", torch.float64, copy=True)
+    if length is not None and length > len(codes):
+        raise InputError(f"length={length}: the model's table has {len(codes)} positions")
+    words = word_vectors(model)
+    if words.shape[1] != codes.shape[1]:
+        raise InputError(
+            f"model: its token vectors are {words.shape[1]} wide, its codes {codes.shape[1]}: it does not add them"
+        )
+    return words, codes[:length]
+
+
+@torch.no_grad()
+def word_vectors(model: Any) -> Tensor:
+    """The vectors of a model's vocabulary, (vocabulary, dim), in float64, at the size at which codes are added to them."""
+    if isinstance(model, Transformer):
+        return model.embedding.weight.to("cpu", torch.float64) * model.config.dim**0.5
+    embedding = model.get_input_embeddings()
+    every = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
+    vectors: Tensor = embedding(every)  # some embeddings scale
+    return vectors.to("cpu", torch.float64)
+
+
+def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
+    """Raise InputError for tokens that a model cannot read, or for fewer than so many texts of two tokens."""
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"tokens: a {type(tokens).__name__}; pass a tensor of integers, (texts, length)")
+    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
+        raise InputError(
+            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"
+        )
+    pretrained: Any = None if isinstance(model, Transformer) else model
+    words: Any = model.embedding if pretrained is None else pretrained.get_input_embeddings()
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= words.num_embeddings:
+        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {words.num_embeddings - 1}")
+    if pretrained is not None and has_learned_table(pretrained) and tokens.shape[1] > len(rows_of_table(pretrained)):
+        have = len(rows_of_table(pretrained))
+        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {have} positions: cut them")
+
+
+@torch.no_grad()
+def check_adds(encoding: Encoding, dim: int) -> None:
+    """Raise InputError for an encoding whose first layer does anything but add (or concatenate) a code to its input, of
+    width dim, saying how position enters instead."""
+    encoding, layer = encoding.at(0)
+    name, sites = encoding.known_as, encoding.sites()
+    how = {
+        "rotate": "by rotating queries and keys",
+        "bias": "as a bias of the scores",
+        "values": "through the values",
+        "scale": "through the scale of the scores",
+        "sink": "through a sink",
+    }
+    others = [way for site, way in how.items() if site in sites]
+    if others:
+        raise InputError(
+            f"{name}: position enters {' and '.join(others)}, not as a code added to the tokens, so there are no four "
+            "terms; take a model with sinusoidal or learned codes"
+        )
+    if "embed" not in sites:
+        raise InputError(f"{name}: it adds no position code to the tokens; take one with sinusoidal or learned codes")
+    at = Positions.arange(min(8, encoding.max_positions or 8))
+    tokens = torch.randn(2, 1, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens = torch.cat((tokens, tokens.sum(0, keepdim=True))).expand(-1, at.num_queries, -1)
+    without = encoding.embed(tokens, at, layer) - encoding.embed(torch.zeros_like(tokens), at, layer)
+    alike = torch.allclose(without, without[:, :1].expand_as(without), atol=1e-9)
+    if not alike or not torch.allclose(without[0] + without[1], without[2], atol=1e-9):
+        raise InputError(
+            f"{name}: it does not add a code to the tokens but changes their vectors by position, which no sum of terms "
+            "can show; take one with sinusoidal or learned codes, merge='add' or 'concat'"
+        )
+
+
+def check_has_table(model: nn.Module) -> None:
+    """Raise InputError for a model without a learned table at its input."""
+    if not hasattr(model, "config") or not hasattr(model, "base_model"):
+        raise InputError(f"model={type(model).__name__}: pass a posenc Transformer or a transformers model")
+    if not has_learned_table(model):
+        raise InputError(
+            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens, so there are no four terms "  # type: ignore[union-attr]
+            f"(rotary position enters by rotating queries and keys); take one of {', '.join(sorted(TABLES))}"
+        )
+
+
+def check_single_text(model: Any) -> None:
+    """Raise InputError for a transformers model with an encoder and a decoder."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise InputError(
+            f"model: {type(model).__name__} reads two texts, with an encoder and a decoder; pass model.get_encoder()"
+        )
+
+
+# ---------------------------------------------------------------- small models
+
+
+def random_model(
+    encoding: str, *, config: TransformerConfig = HOST, max_positions: int = 64, seed: int = 0
+) -> Transformer:
+    """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. The
+    model has the same weights under every encoding; the encoding's are N(0, 0.5^2), since zeros would hide it."""
+    causal_only = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
+    config = replace(config, causal=config.causal or causal_only)
+    with seeded(seed):
+        made = create(
+            encoding, dim=config.dim, num_heads=config.num_heads, num_layers=config.num_layers, causal=config.causal,
+            max_positions=max_positions,
+        )  # fmt: skip
+    with seeded(seed):
+        model = Transformer(config, made)
+        for parameter in made.parameters():
+            nn.init.normal_(parameter, std=0.5)
+    return model.double().eval()
+
+
+@checked
+def trained_model(encoding: str, steps: int = 120, seed: int = 0) -> tuple[Transformer, Tensor]:
+    """The small decoder of `posenc compare` (two layers, four heads, bytes of Python's language reference, 128 a text)
+    trained under an encoding, in eval mode, and the held-out text, (n,) uint8. The same arguments give the same weights,
+    at once when they are asked for again; else in ten seconds or so on two cores.
+
+    Raises:
+        InputError: an encoding that does not exist or cannot train.
+    """
+    model, text = _trained(encoding, steps, seed)
+    return copy.deepcopy(model), text.clone()  # the caller may change them
+
+
+@lru_cache(maxsize=8)
+def _trained(encoding: str, steps: int, seed: int) -> tuple[Transformer, Tensor]:
+    from posenc.lab.data import load
+    from posenc.lab.experiment import Run
+    from posenc.lab.text import Settings
+    from posenc.lab.train import train
+
+    corpus = load("pydoc")
+    with seeded(seed):
+        model, _ = train(Run(encoding, seed, Settings(steps=steps), corpus.digest), corpus.train)
+    return model, corpus.test.tokens
+
+
+# ---------------------------------------------------------------- texts
+
+
+def split_words(text: str) -> tuple[list[str], list[int]]:
+    """Words and signs as tokens, numbered in order of appearance. Raises InputError where there are none."""
+    tokens = WORD.findall(text)
+    if not tokens:
+        raise InputError(f"text={text!r}: has no words")
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    return tokens, [numbers[token] for token in tokens]
+
+
+def tokenized(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
+    """Tokens and ids of a text, by a transformers tokenizer or a function that gives both."""
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        # not verbose: a text may be longer than the model reads at once, and is cut later
+        ids = [int(i) for i in tokenizer(text, verbose=False)["input_ids"]]
+        return list(tokenizer.convert_ids_to_tokens(ids)), ids
+    if callable(tokenizer):
+        tokens, ids = tokenizer(text)
+        return list(tokens), [int(i) for i in ids]
+    raise InputError(f"tokenizer={tokenizer!r}: pass the one that the model was trained with")

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison is, as data: experiments, which differ between text and images, presets, and runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+import posenc
+from posenc.blocks import Host
+from posenc.checks import check_fields
+from posenc.encoding import Encoding
+from posenc.encodings import create, lookup
+from posenc.errors import InputError
+from posenc.lab.own import classes, digest, targets
+from posenc.lab.study import identity
+from posenc.positions import Positions
+from posenc.texts import split
+
+if TYPE_CHECKING:
+    from posenc.lab.results import Aggregate, RunRecord
+
+__all__ = ["Batch", "Corpus", "Experiment", "Preset", "Run", "Scores", "Variant"]
+
+
+class Batch(Protocol):
+    """Examples of one step; rows depend on nothing but themselves, so processes may share them out."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """(batch, ...) what the model is given."""
+
+    @property
+    def targets(self) -> Tensor:
+        """(batch, ...) the class that each row of the model's logits is scored by."""
+
+    @property
+    def scored(self) -> int:
+        """How many targets there are."""
+
+    @property
+    def positions(self) -> Positions | None:
+        """Where the inputs are; None: the model's own idea of it."""
+
+    def rows(self, which: slice | Tensor) -> Self:
+        """Some of the examples."""
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+class Corpus(Protocol):
+    """Data to train on and some that is held out. digest: equal for equal data."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def test(self) -> Any: ...
+
+    def facts(self) -> dict[str, object]:
+        """What results say of the data."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to use a trained model: its name, and the encoding and the positions it takes under a condition."""
+
+    name: str
+    at: Callable[[int], Encoding]
+    trained: bool = True
+    positions: Callable[[int], Positions | None] = lambda condition: None
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What one variant scored. paired: condition -> (examples,) loss in nats. by_position: (examples, bins) likewise, where the
+    task has bins. extra: what else is measured -> condition -> (examples,)."""
+
+    paired: dict[int, Tensor]
+    by_position: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    extra: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+
+
+class Experiment(ABC):
+    """A kind of comparison: settings, as a frozen dataclass; data; the test; and the numbers and sentences made of it. The lab
+    knows text and images by this alone.
+
+    name: of --task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
+
+    steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
+    learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;
+    position_learning_rate: for an encoding's own tables, which see less signal than the rest.
+
+    LEAST, MOST: limits of settings, by name. tokens_by: the setting that decides how long an example is.
+    """
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, "Preset"]]
+    data: ClassVar[str]
+    data_options: ClassVar[Mapping[str, Any]]
+    tokens_by: ClassVar[str]
+    LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
+    MOST: ClassVar[dict[str, int]] = {
+        "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
+    }  # fmt: skip
+
+    steps: int
+    batch_size: int
+    dim: int
+    num_layers: int
+    num_heads: int
+    head_dim: int | None
+    learning_rate: float
+    adamw_learning_rate: float
+    position_learning_rate: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, least in self.LEAST.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
+        for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name}={getattr(self, name)}: must be a number above 0")
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
+
+    def changed(self, **values: Any) -> Self:
+        """The settings with other values; a list may stand for a tuple."""
+        return replace(self, **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})  # type: ignore[type-var]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON's types."""
+        return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    @abstractmethod
+    def conditions(self) -> tuple[int, ...]:
+        """What the trained models are tested under, in order, each by a number."""
+
+    @property
+    @abstractmethod
+    def trained_at(self) -> int:
+        """The condition of training."""
+
+    @property
+    @abstractmethod
+    def examples(self) -> int:
+        """Held-out examples, the same under every condition."""
+
+    @property
+    def bins(self) -> bool:
+        """Whether an example is scored by position too."""
+        return False
+
+    @property
+    def extra(self) -> dict[str, tuple[int, ...]]:
+        """What is measured of every example besides its loss: name -> conditions."""
+        return {}
+
+    @property
+    def tokens(self) -> int:
+        """Of one example in training."""
+        return self.tokens_at(self.trained_at)
+
+    @abstractmethod
+    def tokens_at(self, condition: int) -> int:
+        """Of one example under a condition."""
+
+    @abstractmethod
+    def size_at(self, condition: int) -> int:
+        """What a reader calls a condition: the length of a text, the side of an image."""
+
+    @property
+    def tested_tokens(self) -> int:
+        """Of all that one variant reads in its test."""
+        return self.examples * sum(map(self.tokens_at, self.conditions))
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Of the embedding's matrix."""
+
+    def check_largest(self) -> None:  # noqa: B027 - there may be nothing to check
+        """Refuse conditions that are beyond what any comparison needs."""
+
+    @abstractmethod
+    def check_shards(self, shards: int) -> None:
+        """Refuse what so many processes cannot divide a sequence of."""
+
+    @abstractmethod
+    def make_encoding(self, name: str) -> Encoding:
+        """An encoding for the host."""
+
+    @abstractmethod
+    def make_model(self, encoding: Encoding) -> Host:
+        """The untrained host."""
+
+    def create(self, name: str, **shape: Any) -> Encoding:
+        """An encoding in the host's shape; a learned table gives what lies past it its edge, unless its name says otherwise.
+
+        shape: the lengths or grid of training, as `posenc.create` takes them.
+        """
+        text, own = targets(name)[0], classes(name)
+        return create(
+            "/".join("+".join(_clamped(part, own) for part in split(layer)) for layer in text.split("/")),
+            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
+            num_layers=self.num_layers, classes=own, **shape,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- data, test, numbers, words
+
+    @abstractmethod
+    def load(self, source: str, **options: Any) -> tuple[Any, Self]:
+        """The data behind a name, and the settings with what the data decide. options: in place of those in `data_options`.
+
+        Raises:
+            InputError: there is no such data, or it cannot be read.
+        """
+
+    @abstractmethod
+    def check_data(self, corpus: Any) -> None:
+        """Refuse data that do not serve the settings.
+
+        Raises:
+            InputError: with what is missing.
+        """
+
+    @abstractmethod
+    def example(self, condition: int) -> Tensor:
+        """An input of one example, of the shape that it has under a condition."""
+
+    @abstractmethod
+    def draw(self, part: Any, generator: torch.Generator) -> Batch:
+        """The examples of one training step, from a part of a corpus: a function of its arguments alone."""
+
+    @abstractmethod
+    def variants(self, name: str, encoding: Encoding) -> list[Variant]:
+        """The model as trained, and further ways to use the same weights."""
+
+    @abstractmethod
+    def evaluate(
+        self, model: Host, variant: Variant, part: Any, on_batch: Callable[[int], None] = lambda tokens: None
+    ) -> Scores:
+        """Test a variant on the held-out part; on_batch is called with how many tokens have been read."""
+
+    @abstractmethod
+    def ranked(self, records: "Mapping[Run, RunRecord]") -> "list[Aggregate]":
+        """The variants of finished runs, the best first."""
+
+    @abstractmethod
+    def numbers(self, ranked: "Sequence[Aggregate]", corpus: Any) -> dict[str, Any]:
+        """The measured part of results.json."""
+
+    @abstractmethod
+    def answer(self, ranked: "Sequence[Aggregate]", corpus: Any) -> list[str]:
+        """What a reader wants to know first."""
+
+    @abstractmethod
+    def limits(self, ranked: "Sequence[Aggregate]", corpus: Any) -> list[str]:
+        """What the comparison does not show, as far as it can be computed from what was run."""
+
+
+def _clamped(part: str, own: Mapping[str, type[Encoding]]) -> str:
+    """An encoding's text, told what to do past its table unless it says so itself. own: classes that are not posenc's."""
+    text, mapped, of_map = part.partition("@")
+    name = text.split(":")[0].strip()
+    cls = own.get(name) or lookup(name)
+    text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
+    return text + mapped + of_map
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model to train and test: an encoding and a seed under shared settings, on data known by its digest; code is that of
+    the encoding's file, where it is not posenc's."""
+
+    encoding: str
+    seed: int
+    settings: Experiment
+    data: str
+    code: str = ""
+
+    @classmethod
+    def of(cls, encoding: str, seed: int, settings: Experiment, data: str) -> "Run":
+        """A run of an encoding as its file is now."""
+        return cls(encoding, seed, settings, data, digest(encoding))
+
+    def facts(self) -> dict[str, Any]:
+        """All that its numbers depend on, on one machine: its content and the versions of the libraries."""
+        facts = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.name}
+        facts |= {"settings": self.settings.to_dict(), "posenc": posenc.__version__, "torch": torch.__version__}
+        return facts | ({"code": self.code} if self.code else {})
+
+    @property
+    def id(self) -> str:
+        """What its files are called: a hash of `facts`."""
+        return identity(self.facts())
+
+    def make_encoding(self) -> Encoding:
+        """The encoding for the host."""
+        return self.settings.make_encoding(self.encoding)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named size of comparison."""
+
+    settings: Experiment
+    encodings: tuple[str, ...]
+    seeds: int
