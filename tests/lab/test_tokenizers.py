@@ -178,7 +178,7 @@ def test_refusals(tmp_path, text):
             load(text, name)
     with pytest.raises(InputError, match=r"tokenizer=''"):
         load(text, " ")
-    with pytest.raises(InputError, match=r"--tokenizer ''"):
+    with pytest.raises(InputError, match=r"tokenizer=''"):
         Settings(tokenizer="")
     (tmp_path / "evil").mkdir()
     (tmp_path / "evil" / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
