@@ -7,17 +7,18 @@ python benchmarks/train_together.py [--write docs/distributed.md]
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import multiprocessing
 
-from posenc import ENCODINGS, Positions
-from posenc.lab.data import Batch, Corpus, load
+from posenc import ENCODINGS
+from posenc.lab.data import Corpus, load
 from posenc.lab.experiment import Run
-from posenc.lab.parallel import Alone, joint
+from posenc.lab.parallel import World, together
 from posenc.lab.text import Settings
 from posenc.lab.train import Training
 
@@ -37,32 +38,34 @@ SETTINGS = Settings(
 START, END = "<!-- parity of training: start -->", "<!-- parity of training: end -->"
 
 
-class Reversed(Alone):
+class Reversed(World):
     """One process that reads the texts of a step in reversed order."""
 
-    def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
-        return super().share(batch.rows(torch.arange(len(batch.tokens)).flip(0)))
+    def _rows(self, batch: int) -> torch.Tensor:
+        return torch.arange(batch).flip(0)
 
 
-def losses(name: str, corpus: Corpus, processes: Alone | None = None) -> torch.Tensor:
-    """The loss of every step, by whatever processes train together here."""
+def losses(name: str, corpus: Corpus, world: World | None = None) -> torch.Tensor:
+    """The loss of every step, by the processes that train together here."""
     training = Training(Run(name, 0, SETTINGS, corpus.digest), corpus.train)
-    training.processes = processes or training.processes
+    training.world = world or training.world
     while not training.finished:
         training.advance()
     return torch.tensor(training.losses, dtype=torch.float64)
 
 
 def work(rank: int, folder: str, names: list[str]) -> None:
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
     torch.set_num_threads(1)
     corpus = Corpus.read(Path(folder))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = {}
+    curves = {}
     for parallel in ("ddp", "fsdp"):
-        with joint(parallel):
-            found[parallel] = {name: losses(name, corpus) for name in names}
+        with together(parallel):
+            curves[parallel] = {name: losses(name, corpus) for name in names}
     if rank == 0:
-        torch.save(found, f"{folder}/found")
+        torch.save(curves, f"{folder}/curves")
     dist.destroy_process_group()
 
 
@@ -73,17 +76,17 @@ def differences(names: list[str]) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         corpus.write(Path(folder))
         multiprocessing.spawn(work, (folder, names), nprocs=2)
-        together = torch.load(f"{folder}/found")
-    together["reversed"] = {name: losses(name, corpus, Reversed()) for name in names}
+        measured = torch.load(f"{folder}/curves")
+    measured["reversed"] = {name: losses(name, corpus, Reversed()) for name in names}
     alone = {name: losses(name, corpus) for name in names}
     return {
         parallel: {name: float(((curve - alone[name]) / alone[name]).abs().max()) for name, curve in curves.items()}
-        for parallel, curves in together.items()
+        for parallel, curves in measured.items()
     }
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    rows = [f"| {name} | {' | '.join(f'{found[way][name]:.1e}' for way in found)} |" for name in found["ddp"]]
+    rows = [f"| {name} | {' | '.join(f'{curve[name]:.1e}' for curve in found.values())} |" for name in found["ddp"]]
     return "\n".join(["| Encoding | DDP | FSDP2 | One process, texts reversed |", "|---|---|---|---|", *rows])
 
 

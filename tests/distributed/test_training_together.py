@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from posenc import ENCODINGS, InputError
 from posenc.lab import data
-from posenc.lab.data import making
+from posenc.lab.data.tokens import build as build_corpus
 from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
-from posenc.lab.parallel import joint
+from posenc.lab.parallel import together
 from posenc.lab.text import Settings
 from posenc.lab.train import Training, build
 from posenc.lab.vision.experiment import ImageSettings
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 CORPUS = data.corpus(TEXT, "numbered lines")
-PACKED = making.build("notes", [(TEXT[i : i + 9 + 7 * (i % 5)],) for i in range(0, 9000, 23)], "bytes", True, 9000)
+PACKED = build_corpus("notes", [(TEXT[i : i + 9 + 7 * (i % 5)],) for i in range(0, 9000, 23)], "bytes", True, 9000)
 SETTINGS = Settings(
     length=16, factors=(1, 2), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, windows=5, targets=8
 )
@@ -67,13 +67,13 @@ def train_and_resume(name, corpus=CORPUS):
     state = undisturbed.state()
     while not undisturbed.finished:
         undisturbed.advance()
-    resumed.restore(state)
+    resumed.restore(resumed.world.broadcast(state))  # rank 0 alone has it
     while not resumed.finished:
         resumed.advance()
-    ours, theirs = resumed.state(), undisturbed.state()
-    same = all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(theirs[key])) for key in theirs)
-    shapes = {key: tuple(value.shape) for key, value in theirs.items() if key.startswith("model.")}
-    return cell, same and ours.keys() == theirs.keys(), shapes
+    ours, theirs = resumed.state()["model"], undisturbed.state()["model"]
+    same = ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    shapes = {key: tuple(value.shape) for key, value in theirs.items()}
+    return cell, same and resumed.losses == undisturbed.losses, shapes
 
 
 def gradients(name, wrap):
@@ -106,31 +106,38 @@ def plain_fsdp(model):
     return model
 
 
-def work(rank, folder):
+def launch(rank, size, folder):
+    """What torchrun and the user's script would do."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": 1}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+
+
+def work(rank, folder):
+    launch(rank, 2, folder)
     found = {}
     for parallel in ("ddp", "fsdp"):
-        with joint(parallel) as group:
+        with together(parallel) as here:
             for name in NAMES:
                 found[parallel, name] = train_and_resume(name)
             for name, other in OTHERS.items():
                 found[parallel, name] = train_and_resume(*other)
-            with pytest.raises(InputError, match=r"--sequence-shards 2: an image is read whole"):
+            with pytest.raises(InputError, match=r"(--sequence-shards |sequence_shards=)2: an image is read whole"):
                 IMAGE_SETTINGS.check_shards(2)
-            with pytest.raises(InputError, match=r"--batch-size 1: 2 processes share"):
-                group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
+            with pytest.raises(InputError, match=r"batch_size=1: 2 processes share"):
+                here.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
             wild = replace(SETTINGS, learning_rate=1e30, adamw_learning_rate=1e30)
             with pytest.raises(InputError, match=r"no longer finite"):
                 measure(replace(run_of("rope"), settings=wild), CORPUS)
-        with joint(parallel, 2) as group:
+        with together(parallel, 2) as here:
             for name in SHARDED:
                 found[f"{parallel}, shards", name] = train_and_resume(name)
             found[f"{parallel}, shards", "packed"] = train_and_resume(READING, PACKED)
-            with pytest.raises(InputError, match=r"--length 18: --sequence-shards 2 cut it into 4 equal parts"):
-                group.check(replace(run_of("rope"), settings=replace(SETTINGS, length=18)))
-            group.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
-    with pytest.raises(InputError, match=r"--sequence-shards 3: 2 processes are no multiple"), joint("ddp", 3):
+            with pytest.raises(InputError, match=r"(--length |length=)18: .* cut it into 4 equal parts"):
+                here.check(replace(run_of("rope"), settings=replace(SETTINGS, length=18)))
+            here.check(replace(run_of("rope"), settings=replace(SETTINGS, batch_size=1)))
+    with pytest.raises(InputError, match=r"sequence_shards=3: must divide"), together("ddp", 3):
         pass
     for name in with_parameters():
         found["grad ddp", name] = gradients(name, plain_ddp)
@@ -176,11 +183,9 @@ def test_two_processes_measure_what_one_does(name, found):
             assert 0.4 < cell.memory_bytes / alone.memory_bytes < 0.7  # half of the tokens, all keys
 
 
-def teams(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
-    with joint("fsdp", 2) as group:
-        assert (group.team, group.seat) == divmod(rank, 2)
+def groups(rank, folder):
+    launch(rank, 4, folder)
+    with together("fsdp", 2):
         found = {name: measure(run_of(name), CORPUS) for name in ("cape+rope", "t5")}
         found["packed"] = measure(run_of(READING, PACKED), PACKED)
     if rank == 0:
@@ -188,8 +193,8 @@ def teams(rank, folder):
     dist.destroy_process_group()
 
 
-def test_teams_share_the_batch_and_each_its_sequences(tmp_path):
-    multiprocessing.spawn(teams, (str(tmp_path),), nprocs=4)
+def test_groups_share_the_batch_and_each_its_sequences(tmp_path):
+    multiprocessing.spawn(groups, (str(tmp_path),), nprocs=4)
     found = torch.load(tmp_path / "found", weights_only=False)
     check_same(found.pop("packed"), measure(run_of(READING, PACKED), PACKED))
     for name, cell in found.items():
@@ -230,5 +235,5 @@ def test_the_command_line_under_torchrun(tmp_path):
     (tmp_path / "file").touch()
     refused = compare(tmp_path / "file" / "out")  # rank 0 alone finds out
     assert refused.returncode == 1  # torchrun's own
-    assert refused.stderr.count("posenc compare: error: --out") == 1
+    assert refused.stderr.count("posenc compare: error: ") == 1
     assert "exitcode  : 2" in refused.stderr

@@ -236,7 +236,7 @@ def test_the_arm_without_positions_is_always_there(tiny):
 
 def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_path):
     wild = replace(tiny, adamw_learning_rate=1e30, steps=2)
-    with pytest.raises(InputError, match=r"--adamw-learning-rate 1e\+30.* is no longer finite when none is tested"):
+    with pytest.raises(InputError, match=r"adamw_learning_rate=1e\+30.* is no longer finite when none is tested"):
         compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
     assert not list(tmp_path.iterdir())
 

@@ -37,7 +37,7 @@ def test_hugging_face_dataset(tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     corpus = data.load(f"hf:{tmp_path}")
     assert spelled(corpus) == b"\n\n".join(r["text"].encode() for r in rows)
-    with pytest.raises(InputError, match="--data hf:"):
+    with pytest.raises(InputError, match="data='hf:"):
         data.load(f"hf:{tmp_path / 'nothing'}")
 
 
@@ -47,7 +47,7 @@ def test_refusals(tmp_path, corpus, tiny):
     for source, message in [
         ("no/such", "no such file or folder; a Hugging Face dataset is written hf:no/such"),
         (str(tmp_path / "empty.txt"), "the text is empty"),
-        (str(tmp_path / "folder"), "no text files there"),
+        (str(tmp_path / "folder"), "no files with one of the suffixes"),
     ]:
         with pytest.raises(InputError, match=message):
             data.load(source)

@@ -10,8 +10,8 @@ import torch
 
 from lab.conftest import spelled
 from posenc import InputError
-from posenc.lab.data import Corpus, load, making
-from posenc.lab.data.tokenizers import Tokenizer
+from posenc.lab.data import Corpus, load, tokens
+from posenc.lab.data.tokens import Tokenizer
 from posenc.lab.machine import measurable, peak
 
 CPU = torch.device("cpu")
@@ -52,27 +52,24 @@ def test_the_text_column(tmp_path):
     two = lines(tmp_path / "two.jsonl", [{"n": 1, "a": "left", "b": "right"}])
     assert spelled(load(one)) == b"only strings"
     assert spelled(load(two, text_column="b")) == b"right"
-    with pytest.raises(InputError, match=r"--text-column : .*n \(int64\), a \(string\), b \(string\); name the one"):
-        load(two)
-    with pytest.raises(InputError, match=r"--text-column c: .* has the columns n \(int64\)"):
-        load(two, text_column="c")
-    with pytest.raises(InputError, match=r"--text-column n: holds int64 in .*, not text"):
-        load(two, text_column="n")
+    for column in (None, "c", "n"):
+        with pytest.raises(InputError, match=rf"text_column={column!r}: .* n \(int64\), a \(string\), b \(string\)"):
+            load(two, text_column=column)
+    with pytest.raises(InputError, match=r"text_column='a': data='pydoc' has no columns"):
+        load("pydoc", text_column="a")
 
 
-def test_broken_rows_are_named_by_file_and_line(tmp_path):
+def test_broken_rows_are_refused_in_one_line_that_names_the_file(tmp_path):
     pytest.importorskip("datasets")
-    rows = [json.dumps({"text": f"row {i} " + "x" * 1000}) for i in range(12000)]  # datasets reads 10 MB at a time
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("\n".join([*rows, '{"text": broken}', rows[0]]))
-    with pytest.raises(InputError, match=r"bad\.jsonl: line 12001 is not JSON: Expecting value"):
-        load(str(bad))
-    (tmp_path / "latin.jsonl").write_bytes(b'{"text": "one"}\n{"text": "caf\xe9"}\n')
-    with pytest.raises(InputError, match=r"latin\.jsonl: line 2 is not UTF-8"):
-        load(str(tmp_path / "latin.jsonl"))
-    for name, content in [("a.parquet", b"PAR1"), ("b.jsonl.gz", b"\x1f\x8b broken"), ("c.jsonl.zst", b"\x28\xb5")]:
+    for name, content in [
+        ("bad.jsonl", b'{"text": "one"}\n{"text": broken}\n'),
+        ("latin.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}\n'),
+        ("a.parquet", b"PAR1"),
+        ("b.jsonl.gz", b"\x1f\x8b broken"),
+        ("c.jsonl.zst", b"\x28\xb5"),
+    ]:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match=rf"{name}: after 0 rows: .") as error:
+        with pytest.raises(InputError, match=rf"^data='.*{name}': after \d+ rows: .") as error:
             load(str(tmp_path / name))
         assert "\n" not in str(error.value)
     for name, content in [("empty.jsonl", b""), ("blank.jsonl", b"\n\n"), ("none.jsonl", b'{"text": null}\n')]:
@@ -86,7 +83,7 @@ def test_no_script_and_no_pickle_is_run(tmp_path):
     evil = tmp_path / "evil"
     evil.mkdir()
     (evil / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(InputError, match=r"--data hf:.*script"):
+    with pytest.raises(InputError, match=r"data='hf:.*script"):
         load(f"hf:{evil}")
     pickled = tmp_path / "pickled"
     pickled.mkdir()
@@ -111,50 +108,31 @@ def test_links_in_circles_are_not_followed(tmp_path):
         load(str(tmp_path / "self.txt"))
 
 
-def test_files_are_found_in_the_order_of_their_paths_and_no_further_than_needed(tmp_path, monkeypatch):
+def test_files_are_read_in_the_order_of_their_paths(tmp_path):
     names = ["a.txt", "b/x.txt", "b/z/w.md", "b-c/y.txt", "b.txt", "c/d.csv", "c/e.txt.gz"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(gzip.compress(name.encode()) if name.endswith("gz") else name.encode())
     (tmp_path / "c" / "image.png").write_bytes(b"PNG")
     os.symlink(tmp_path / "a.txt", tmp_path / "link.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
     assert spelled(load(str(tmp_path))) == "\n\n".join([*names, "a.txt"]).encode()
-    for pattern, found in [
+    for pattern, matches in [
         ("b*/*.txt", ["b/x.txt", "b-c/y.txt"]),
         ("**/*.md", ["b/z/w.md"]),
         ("*/z/*", ["b/z/w.md"]),
-        ("c/*.rst", None),
     ]:
-        if found:
-            assert spelled(load(str(tmp_path / pattern))) == "\n\n".join(found).encode()
-        else:
-            with pytest.raises(InputError, match="no file has such a name"):
-                load(str(tmp_path / pattern))
-    looked, scandir = [], os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or scandir(path))
-    load(str(tmp_path), max_tokens=16)
-    assert str(tmp_path / "b") in looked
-    assert str(tmp_path / "c") not in looked
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="what Linux shows as files")
-def test_what_is_no_ordinary_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe.txt")
-    for source in (tmp_path / "pipe.txt", "/dev/zero", "/proc/self/environ", "/proc"):
-        with pytest.raises(InputError, match=r"is no ordinary file or folder"):
-            load(str(source))
-    os.symlink("/proc/self/environ", tmp_path / "environ.txt")
-    (tmp_path / "one.txt").write_text("one text")
-    assert spelled(load(str(tmp_path))) == b"one text"
-    with pytest.raises(InputError, match="is no ordinary folder"):
-        load("hf:/proc")
+        assert spelled(load(str(tmp_path / pattern))) == "\n\n".join(matches).encode()
+    for nothing, message in (("c/*.rst", "no file matches"), ("pipe.txt", "no such file")):
+        with pytest.raises(InputError, match=message):
+            load(str(tmp_path / nothing))
 
 
 def test_compressed_text(tmp_path):
     whole = gzip.compress(b"some text " * 1000)
     for name, content in (("cut.txt.gz", whole[:-9]), ("bad.txt.gz", b"no gzip"), ("a.txt.zst", b"(\xb5")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match=rf"--data .*{name}: .*; ") as error:
+        with pytest.raises(InputError, match=rf"^data='.*{name}': ") as error:
             load(str(tmp_path / name))
         assert "\n" not in str(error.value)
 
@@ -165,7 +143,7 @@ def test_what_is_read_has_a_limit_and_a_boundary_of_characters(tmp_path):
     assert spelled(load(str(tmp_path / "a.txt"), max_tokens=51)) == ("ä" * 25).encode()
     (tmp_path / "b.txt").write_bytes(bytes(range(128, 192)) * 4)  # never the start of a character
     assert spelled(load(str(tmp_path / "b.txt"))) == bytes(range(128, 192)) * 4
-    with pytest.raises(InputError, match="--data-tokens 1: must be at least 2"):
+    with pytest.raises(InputError, match="max_tokens=1: must be at least 2"):
         load(str(tmp_path / "a.txt"), max_tokens=1)
 
 
@@ -175,11 +153,9 @@ def test_a_corpus_is_written_and_mapped(tmp_path, tokenizer, packed):
     corpus.write(tmp_path)
     again = Corpus.read(tmp_path)
     assert again.facts() == corpus.facts()
-    for part in ("train", "test"):
-        own, kept = getattr(corpus, part), getattr(again, part)
-        assert own.tokens.dtype == kept.tokens.dtype
-        assert own.tokens.tolist() == kept.tokens.tolist()
-        assert own.edges.tolist() == kept.edges.tolist()
+    for one, other in ((corpus.train, again.train), (corpus.test, again.test)):
+        assert (one.tokens.dtype, one.tokens.tolist()) == (other.tokens.dtype, other.tokens.tolist())
+        assert one.edges.tolist() == other.edges.tolist()
 
 
 @pytest.mark.skipif(not measurable(CPU), reason="the system does not tell a process its peak")
@@ -188,7 +164,7 @@ def test_a_corpus_is_written_and_mapped(tmp_path, tokenizer, packed):
 def test_memory_does_not_grow_with_the_file(tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     letters = Tokenizer("letters", 300, 299, "", lambda texts: [list(text.encode()) for text in texts], str)
-    monkeypatch.setattr(making, "pretrained", lambda name: letters)
+    monkeypatch.setattr(tokens, "pretrained", lambda name: letters)
     row = json.dumps({"text": "some words that make a document " * 30}) + "\n"
     peaks = []
     for size in (12, 20, 120):  # megabytes, of which datasets reads 10 at a time; the first one warms up

@@ -144,7 +144,7 @@ def test_positions_and_targets_are_those_of_transformers_flattening(tiny):
 def test_documents_of_one_token_leave_nothing_to_predict(tiny):
     settings = replace(tiny, packed=True)
     ones, some = documents(*[1] * 900), documents(*[1] * 300, 2, *[1] * 300)
-    with pytest.raises(InputError, match=r"--packed: no document of --data ones has two bytes"):
+    with pytest.raises(InputError, match=r"packed=True: no document of ones has two bytes"):
         check_long_enough(Corpus("ones", "", ones, documents(200), packed=True), settings)
     check_long_enough(Corpus("", "", some, documents(200), packed=True), settings)
     few = Text((some.tokens % 251).to(torch.uint8), some.starts)

@@ -65,14 +65,16 @@ def test_a_tracker_that_fails_is_warned_of_once(corpus, tiny, tmp_path, monkeypa
     cell, tracking = measure(run, corpus), Tracking(["tensorboard"], tmp_path)
     tracking.finished(run, cell)
     tracking.finished(run, cell)
-    assert capsys.readouterr().err == "posenc: warning: --track tensorboard: the service is gone; going on without it\n"
+    assert (
+        capsys.readouterr().err == "posenc: warning: tracker tensorboard: the service is gone; continuing without it\n"
+    )
 
 
 def test_trackers_that_cannot_serve_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match=r"--track.*tensorbord.*tensorboard"):
+    with pytest.raises(InputError, match=r"tracker 'tensorbord'.*tensorboard"):
         Tracking(["tensorbord"], tmp_path)
     monkeypatch.setattr("accelerate.tracking._available_trackers", [])
-    with pytest.raises(InputError, match=r"--track comet_ml: it is not installed: pip install comet-ml"):
+    with pytest.raises(InputError, match=r"track='comet_ml': it is not installed: pip install comet-ml"):
         Tracking(["comet_ml"], tmp_path)
 
 

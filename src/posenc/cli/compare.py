@@ -132,7 +132,7 @@ def _name(flag: str) -> str:
 
 
 def run_compare(options: argparse.Namespace, command: str) -> int:
-    from posenc.lab.launcher import together
+    from posenc.lab.parallel import together
 
     with together(options.parallel, options.sequence_shards):
         return _run(options, command)
@@ -140,7 +140,7 @@ def run_compare(options: argparse.Namespace, command: str) -> int:
 
 def _run(options: argparse.Namespace, command: str) -> int:
     from posenc.lab.compare import compare
-    from posenc.lab.launcher import launched
+    from posenc.lab.parallel import launched
     from posenc.lab.study import Interrupted
     from posenc.lab.tracking import Tracking
     from posenc.report.compared import show
@@ -197,7 +197,7 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
     """
     from posenc.lab.compare import EXPERIMENTS, Comparison, names
     from posenc.lab.cost import check_affordable
-    from posenc.lab.parallel import processes
+    from posenc.lab.parallel import world
 
     if options.task not in EXPERIMENTS:
         raise unknown("task", options.task, EXPERIMENTS)
@@ -211,11 +211,11 @@ def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
         raise unknown("preset", options.preset, task.presets)
     preset = task.presets[options.preset]
     settings = preset.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
-    check_affordable(settings, options.workers or 1, processes().world_size)
+    check_affordable(settings, options.workers or 1, world().size)
     reading = {**task.data_options, **_given(options, READING[task.name])}
     vars(options).update({"data": getattr(options, "data", task.data), **reading})  # for config.yaml
     corpus, settings = settings.load(options.data, **reading)
-    check_affordable(settings, options.workers or 1, processes().world_size)
+    check_affordable(settings, options.workers or 1, world().size)
     check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
     encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
     return Comparison(encodings, getattr(options, "seeds", preset.seeds), settings), corpus

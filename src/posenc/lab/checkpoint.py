@@ -1,98 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of trainings, so that a killed one goes on from where it was, bit for bit: DIR/checkpoints/<run id>.pt."""
+"""Unfinished trainings on disk, so that an interrupted one continues bit for bit.
+
+DIR/checkpoints/<run id>.checkpoint is a SHA-256, which torch does not check, and what torch.save writes.
+"""
 
 import contextlib
+import hashlib
 import io
+import math
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from posenc.errors import InputError
 from posenc.files import write_atomically
 from posenc.lab.experiment import Run
-from posenc.lab.parallel import Alone, processes
 from posenc.lab.train import Training
-
-FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where the trainings of a comparison are kept on their way, and how often.
+    """The checkpoints of a comparison. directory: of the comparison. minutes: of training between two; 0 writes none.
 
-    directory: of the comparison. minutes: of training between two; 0 keeps none.
+    Raises:
+        InputError: minutes below 0 or not finite.
     """
 
     directory: str | Path
     minutes: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.minutes < float("inf"):
-            raise InputError(f"checkpoint_minutes={self.minutes}: give minutes, or 0 for no checkpoints")
-
-    def of(self, training: Training) -> "Checkpoint":
-        """The training's own, from which it goes on if there is one."""
-        return Checkpoint(self, training)
+        if not 0 <= self.minutes < math.inf:
+            raise InputError(f"checkpoint_minutes={self.minutes}: must be at least 0 (no checkpoints)")
 
     def path(self, run: Run) -> Path:
-        return Path(self.directory) / FOLDER / f"{run.id}.pt"
+        """The file of a run."""
+        return Path(self.directory) / "checkpoints" / f"{run.id}.checkpoint"
+
+    def of(self, training: Training) -> "Checkpoint":
+        """The training's own, from which it continues if there is one."""
+        # a machine of a cluster may not share the folder
+        minutes = self.minutes if Path(self.directory).is_dir() else 0
+        return Checkpoint(training, self.path(training.run), 60 * minutes)
 
     def remove(self, run: Run) -> None:
         """Delete the checkpoint of a run that has been measured."""
-        path = self.path(run)
-        path.unlink(missing_ok=True)
+        self.path(run).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            path.parent.rmdir()  # when it was the last
+            self.path(run).parent.rmdir()  # unless there are others
 
 
 class Checkpoint:
-    """The checkpoint of one training. seconds: that were spent on it, in earlier processes too. Where several processes
-    train together, all of them take part and rank 0 reads and writes."""
+    """Writes one training to a file every so many seconds; 0: never. seconds: spent on it, in earlier processes too. Where
+    several processes train together, all of them call this alike, and rank 0 reads and writes.
 
-    def __init__(self, where: Checkpoints, training: Training) -> None:
-        self.training = training
-        self.path: Path = where.path(training.run)
-        self.processes: Alone = processes()
-        there = where.minutes and Path(where.directory).is_dir()  # not on a machine that does not share the folder
-        self.every: float = self.processes.tell(60 * where.minutes if there else 0)
-        self.before: float = 0.0
-        if self.every:
-            self._resume()
+    A damaged file is deleted with a warning.
+    """
+
+    def __init__(self, training: Training, path: Path, every: float) -> None:
+        self.training, self.path = training, path
+        self.every: float = training.world.broadcast(every)
         self.started: float = time.perf_counter()
-        self.last: float = self.started
+        self.written: float = self.started
+        if self.every and (stored := training.world.broadcast(self._read())) is not None:
+            training.restore(stored["training"])
+            self.started -= stored["seconds"]
 
     @property
     def seconds(self) -> float:
-        return self.before + time.perf_counter() - self.started
+        return time.perf_counter() - self.started
 
-    def keep_if_due(self) -> None:
-        """Save the training if the last time was long enough ago."""
+    def save_if_due(self) -> None:
+        """Write the training if the last time was long enough ago."""
         if not self.every or self.training.finished:
             return
-        if self.processes.tell(time.perf_counter() - self.last >= self.every):
-            self.keep()
-            self.last = time.perf_counter()
+        if self.training.world.broadcast(time.perf_counter() - self.written >= self.every):
+            self.save()
 
-    def keep(self) -> None:
-        """Save the training."""
+    def save(self) -> None:
+        """Write the training, in place of what was written before.
+
+        Raises:
+            OSError: it could not be written; the earlier one is still there.
+        """
         state = self.training.state()
-        if self.processes.rank:
-            return
-        buffer = io.BytesIO()
-        torch.save({"state": state, "seconds": self.seconds}, buffer)
-        write_atomically(self.path, buffer.getvalue())
+        if not self.training.world.rank:
+            content = io.BytesIO()
+            torch.save({"training": state, "seconds": self.seconds}, content)
+            write_atomically(self.path, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
+        self.written = time.perf_counter()
 
-    def _resume(self) -> None:
-        saved = None
-        if not self.processes.rank and self.path.exists():
-            try:
-                saved = torch.load(self.path, weights_only=True)
-            except Exception as error:
-                warnings.warn(f"posenc: {self.path} is damaged ({error}): its training starts over", stacklevel=2)
-        saved = self.processes.tell(saved)
-        if saved is not None:
-            self.before = saved["seconds"]
-            self.training.restore(saved["state"])
+    def _read(self) -> dict[str, Any] | None:
+        if self.training.world.rank or not self.path.exists():
+            return None
+        digest, content = (stored := self.path.read_bytes())[:32], stored[32:]
+        if hashlib.sha256(content).digest() != digest:
+            warnings.warn(f"posenc: {self.path} is damaged: it is deleted, and the training starts over", stacklevel=2)
+            self.path.unlink()
+            return None
+        loaded: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+        return loaded

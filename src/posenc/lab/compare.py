@@ -15,10 +15,9 @@ from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Corpus, Experiment, Run
-from posenc.lab.launcher import Together, follow
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import measure, work
-from posenc.lab.parallel import Processes, processes
+from posenc.lab.parallel import AllProcesses, follow, world
 from posenc.lab.results import RunRecord
 from posenc.lab.study import Progress, Results, Study, run
 from posenc.lab.text import Settings
@@ -167,25 +166,25 @@ def compare(
     what results.json holds; `render`, such as `posenc.report.page.page`, makes report.html of it. Both are written as soon
     as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
     trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. Inside
-    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. A training is saved every
+    `posenc.lab.parallel.together` all processes call this alike, and they are the engine. A training is saved every
     `checkpoint_minutes`, 0 is never, and goes on from there.
 
     Raises:
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    group = processes()
-    if isinstance(group, Processes):
-        comparison.check(corpus)
-        if group.rank:
-            return follow(group, corpus)
-        engine = Together()
-    study = Compare(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes))
+    here, study = world(), Compare(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes))
+    if here.size > 1:
+        study.check()
+        here.require_equal("data", corpus.digest)
+        engine = AllProcesses()
+    if here.rank:
+        return follow(study)
     pages = {"report.html": render} if render is not None else {}
     engine = engine or create("local", workers=workers)
     results = run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
     if results["complete"]:  # else the others were stopped as well
-        group.tell(results)
+        here.broadcast(results)
     return results
 
 

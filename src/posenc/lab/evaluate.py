@@ -12,7 +12,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import Rotary
 from posenc.lab.data import Batch, Text, window_ends
 from posenc.lab.experiment import Scores, Variant
-from posenc.lab.parallel import processes
+from posenc.lab.parallel import world
 from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
@@ -44,24 +44,24 @@ def evaluate(
     settings: "Settings",
     on_batch: Callable[[int], None] = lambda n: None,
 ) -> Scores:
-    """Test one variant on a held-out text; on_batch is told how many tokens have been read. The loss of a window is the mean over
-    its targets; by position, over the positions of each bin, at the longest length."""
-    s, group = settings, processes()
+    """Test one variant on a held-out text; on_batch is called with the number of tokens read. The loss of a window is the mean
+    over its targets; by position, over the positions of each bin, at the longest length."""
+    s, here = settings, world()
     tokens, ends = Text.of(text).tokens, window_ends(text, s)
     paired: dict[int, Tensor] = {}
     by_position = torch.empty(0)
     own = model.encoding
     try:
         for factor in s.factors:
-            model.encoding = variant.at(factor).to(group.device)
+            model.encoding = variant.at(factor).to(here.device)
             length = s.length * factor
-            batches = ends.split(max(1, BATCH_TOKENS // length) * group.world_size)
+            batches = ends.split(max(1, BATCH_TOKENS // length) * here.size)
             losses = torch.cat([_losses(model, tokens, batch, length, on_batch) for batch in batches])
             paired[factor] = losses[:, -s.targets :].mean(1)
             if factor == s.factors[-1]:
                 width = max(1, s.length // BINS_PER_LENGTH)
-                whole = losses[:, : losses.shape[1] // width * width]
-                by_position = whole.unflatten(1, (-1, width)).mean(2)
+                bins = losses[:, : losses.shape[1] // width * width]
+                by_position = bins.unflatten(1, (-1, width)).mean(2)
     finally:
         model.encoding = own
     return Scores(paired, by_position)
@@ -71,10 +71,10 @@ def evaluate(
 def accuracy(
     model: TransformerBase, text: Text | Tensor, settings: "Settings", seen: int, period: int | None = None
 ) -> Tensor:
-    """The share of the targets that the model finds likeliest, (windows,), on the passages and targets of `evaluate`.
+    """The share of the targets that the model predicts, (windows,), on the passages and targets of `evaluate`.
 
-    seen: how many tokens before its successor the model reads, up to the longest test length. period: what stands before
-    the targets is not the passage, but its last `period` tokens again and again.
+    seen: how many tokens before its successor the model reads, up to the longest test length. period: the targets follow
+    the last `period` tokens of the passage, repeated, instead of the passage.
     """
     ends = window_ends(text, settings)
     texts = Text.of(text).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
@@ -89,11 +89,9 @@ def _losses(
     model: TransformerBase, tokens: Tensor, ends: Tensor, length: int, on_batch: Callable[[int], None]
 ) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
-    group = processes()
+    here = world()
     windows = Batch(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
-    inputs, targets, positions = group.share(windows)
-    with group.placing(model.encoding, len(ends)):
-        logits = model(inputs, positions)
+    logits, targets, positions = here.forward(model, model.encoding, windows)
     on_batch(len(ends) * length)
     losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    return group.gathered(losses, len(ends), positions)
+    return here.gather(losses, len(ends), positions)

@@ -36,7 +36,7 @@ def measure(
     on_progress(per_step * len(training.losses))
     while not training.finished:
         training.advance()
-        checkpoint.keep_if_due()
+        checkpoint.save_if_due()
         on_progress(per_step)
     model, losses, seconds = training.model.eval(), training.losses, checkpoint.seconds
     scored = []

@@ -8,18 +8,18 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` whose Newton-Schulz products are in float32 on a CPU, and of whole matrices.
+    """`torch.optim.Muon` whose Newton-Schulz products are in float32 on a CPU, and of unsharded matrices.
 
     torch multiplies in bfloat16. A CPU without instructions for it emulates them, which takes 16 times as long as float32
     and three quarters of a training; one that has them gains a tenth. In float32 all train alike. A GPU stays with bfloat16.
 
     torch takes the DTensors of FSDP2 too, but its products then follow the shards, and a step differs from that of one
-    process. Here each matrix is gathered, orthogonalised by every process, and divided again, one at a time.
+    process. Here each matrix is gathered, orthogonalised by every process, and sharded again, one at a time.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step, as in torch: momentum (Nesterov's), orthogonalisation, decoupled weight decay. closure: not taken."""
+        """One step, as in torch: momentum (Nesterov's), orthogonalisation, decoupled weight decay. closure: must be None."""
         assert closure is None
         for group in self.param_groups:
             lr, decay, momentum = group["lr"], group["weight_decay"], group["momentum"]
@@ -34,25 +34,22 @@ class Muon(torch.optim.Muon):
                 update = gradient.lerp(average, momentum) if group["nesterov"] else average
                 rows, columns = parameter.shape
                 parameter.mul_(1 - lr * decay)
-                parameter.add_(self._orthogonal(update, group), alpha=-lr * max(1.0, rows / columns) ** 0.5)
+                update = _orthogonalised(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                parameter.add_(update, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
-    def _orthogonal(self, update: Tensor, group: dict[str, Any]) -> Tensor:
-        steps, coefficients, eps = group["ns_steps"], group["ns_coefficients"], group["eps"]
-        if type(update) is Tensor:
-            return orthogonalised(update, coefficients, steps, eps)
-        from torch.distributed.tensor import DTensor, Replicate
 
-        assert isinstance(update, DTensor)
-        whole = orthogonalised(update.full_tensor(), coefficients, steps, eps)
-        everywhere = [Replicate()] * update.device_mesh.ndim
-        return DTensor.from_local(whole, update.device_mesh, everywhere, run_check=False).redistribute(
-            placements=update.placements
-        )
+def _orthogonalised(update: Any, *how: Any) -> Tensor:
+    if type(update) is Tensor:
+        return orthogonalised(update, *how)
+    from torch.distributed.tensor import distribute_tensor
+
+    full = orthogonalised(update.full_tensor(), *how)  # every rank has all of it: None, nothing is sent
+    return distribute_tensor(full, update.device_mesh, update.placements, src_data_rank=None)
 
 
 def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Newton-Schulz iterations towards the nearest orthogonal matrix, (rows, columns) -> the same shape and dtype: singular
-    values come to lie between about 0.7 and 1.2. Every step takes a polynomial of odd powers with these coefficients."""
+    values come to lie between about 0.7 and 1.2. Every step applies an odd polynomial with these coefficients."""
     a, b, c = coefficients
     x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]

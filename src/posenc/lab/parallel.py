@@ -1,202 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training and testing one model by many processes: DDP or FSDP2, one global batch, sequences whole or in shards.
+"""Training one model by all processes that torchrun or accelerate launched, as one process trains it.
 
-At every step the processes see the examples that one process would see, each a part of them.
+At every step the processes see the examples that one process would see, each some of them, and the gradient is that of all.
+accelerate starts the processes' communication and torch's DDP or FSDP2 divides the model.
 """
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.errors import InputError, first_line
+from posenc.lab.engines import InProcess, Job, Result, Shared, Ticks, Work
 from posenc.lab.experiment import Batch, Run
 from posenc.lab.machine import flushed_denormals
 from posenc.positions import Positions
-from posenc.transformer import Block, TransformerBase
+from posenc.transformer import TransformerBase
+
+__all__ = ["AllProcesses", "World", "follow", "launched", "together", "world"]
 
 DDP, FSDP = "ddp", "fsdp"
+CPU = torch.device("cpu")
 LAYOUT = "zigzag"
-"""Of sequence shards: attention is causal here, and this way the same work for all."""
+"""Of sequence shards: under causal attention every process then has the same work."""
 
 
-class Alone:
-    """One process, which trains and tests by itself."""
+@dataclass(frozen=True)
+class World:
+    """The processes that train one model; by default this one alone.
 
-    rank = 0
-    world_size = 1
-    device: torch.device = torch.device("cpu")
-
-    def wrap(self, model: TransformerBase) -> nn.Module:
-        """What a forward pass in training goes through; the model itself stays the one to look at."""
-        return model
-
-    def check(self, run: Run) -> None:
-        """Refuse a run that cannot be divided."""
-
-    def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
-        """This process's inputs and targets of a whole batch, and where they are, see `Batch`."""
-        return batch.inputs, batch.targets, batch.positions
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over the processes."""
-        return value
-
-    def gathered(self, values: Tensor, batch: int, positions: Positions | None) -> Tensor:
-        """What belongs to the inputs of a whole batch of so many rows, from every process's `share` of it, on the CPU.
-        positions: those of this process's share."""
-        return values
-
-    @contextmanager
-    def placing(self, encoding: Encoding, batch: int, positions: Positions | None = None) -> Iterator[None]:
-        """Inside, `encoding.place` draws for the whole batch and keeps what is this process's: as one process draws.
-        positions: of the whole batch, where its rows differ."""
-        yield
-
-    def tell(self, what: Any = None) -> Any:
-        """What rank 0 has to say, on every rank."""
-        return what
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor of the model or its optimizers, all of it."""
-        return tensor.detach().clone()
-
-    def like(self, whole: Tensor, tensor: Tensor) -> Tensor:
-        """A copy of a whole tensor, divided as another one is."""
-        return whole.clone()
-
-
-ALONE = Alone()
-_current: ContextVar[Alone] = ContextVar("processes", default=ALONE)
-
-
-def processes() -> Alone:
-    """The processes that train together here: those of the enclosing `together`, or this one alone."""
-    return _current.get()
-
-
-class Processes(Alone):
-    """The processes of torch.distributed's default group.
-
-    parallel: "ddp", or "fsdp" (FSDP2: parameters, gradients and optimizers divided, each block gathered when it is
-    needed). sequence_shards: processes of consecutive ranks that share each sequence; such teams share the batch.
-
-    Raises:
-        InputError: teams that do not come out even.
+    parallel: "ddp", or "fsdp" (FSDP2: parameters, gradients and optimizers are divided, and each block is gathered when it
+    is needed). shards: processes of consecutive ranks that share each sequence, and group, their process group; such
+    groups share the examples of a step.
     """
 
-    def __init__(self, parallel: str, sequence_shards: int = 1) -> None:
-        self.parallel = parallel
-        self.shards = sequence_shards
-        self.rank: int = dist.get_rank()
-        self.world_size: int = dist.get_world_size()
-        if sequence_shards < 1 or self.world_size % sequence_shards:
-            raise InputError(
-                f"--sequence-shards {sequence_shards}: {self.world_size} processes are no multiple of it; give a number "
-                "that divides them"
-            )
-        self.teams: int = self.world_size // sequence_shards
-        self.team: int = self.rank // sequence_shards
-        self.seat: int = self.rank % sequence_shards
-        cuda = torch.cuda.is_available()
-        self.device: torch.device = (
-            torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-        )
-        self.sequence: dist.ProcessGroup | None = None
-        if sequence_shards > 1:
-            from torch.distributed.device_mesh import init_device_mesh
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+    parallel: str = DDP
+    shards: int = 1
+    group: Any = None
 
-            mesh = init_device_mesh(
-                self.device.type, (self.teams, sequence_shards), mesh_dim_names=("batch", "sequence")
+    @property
+    def groups(self) -> int:
+        """Groups of processes that share the examples of a step, each the sequences of its own."""
+        return self.size // self.shards
+
+    def check(self, run: Run) -> None:
+        """Raises:
+        InputError: fewer examples a step than groups, or sequences that cannot be divided.
+        """
+        s = run.settings
+        if s.batch_size < self.groups:
+            raise InputError(
+                f"batch_size={s.batch_size}: {self.size} processes share the examples of a step, and each needs one; give a "
+                f"batch_size of at least {self.groups} or start fewer processes"
             )
-            self.sequence = mesh["sequence"].get_group()
+        s.check_shards(self.shards)
 
     def wrap(self, model: TransformerBase) -> nn.Module:
+        """What a forward pass in training goes through. FSDP2 changes the model in place."""
+        if self.size == 1:
+            return model
         model.to(self.device)
         if self.parallel == DDP:
-            # every step goes the same way, past the parameters, if any, that an encoding owns and does not use
+            # static: some encodings have parameters that no pass uses
             return nn.parallel.DistributedDataParallel(model, static_graph=True)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.world_size,))
-        for block in model.blocks:
-            assert isinstance(block, Block)
-            fully_shard(block, mesh=mesh)
-        empty = {
-            parameter for parameter in model.parameters() if not parameter.numel()
-        }  # tokens that a host has none of
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        empty = {parameter for parameter in model.parameters() if not parameter.numel()}  # which cannot be divided
         for parameter in empty:
             parameter.requires_grad_(False)
-        # embedding, head and encoding, which every block reads
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh, ignored_params=empty)
         return model
 
-    def check(self, run: Run) -> None:
-        """Raises:
-        InputError: fewer examples a step than there are to share them, or sequences that cannot be cut into shards.
+    def forward(self, module: nn.Module, encoding: Encoding, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
+        """Logits of this process's share of a batch, their targets, and the positions if it is a shard of sequences.
+
+        encoding: the one that the module's model reads now.
         """
-        s = run.settings
-        if s.batch_size < self.teams:
-            sharing = f"{self.teams} processes" if self.shards == 1 else f"{self.teams} times {self.shards} processes"
-            raise InputError(
-                f"--batch-size {s.batch_size}: {sharing} share each step's examples and each "
-                "needs one; give a larger batch or start fewer processes"
-            )
-        s.check_shards(self.shards)
+        own = batch.rows(self._rows(len(batch.inputs))).to(self.device)
+        inputs, targets, positions = own.inputs, own.targets, own.positions
+        if self.shards > 1:
+            complete = positions or Positions.arange(inputs.shape[1], device=self.device)
+            positions = complete.shard(self.rank % self.shards, self.shards, layout=LAYOUT, group=self.group)
+            inputs, targets = shard(inputs, positions), shard(targets, positions)
+        with self._drawing(encoding, batch):
+            logits = module(inputs, positions)
+        return logits, targets, positions if self.shards > 1 else None
 
-    def bounds(self, batch: int, team: int) -> tuple[int, int]:
-        """The rows of a batch that are a team's: from, to."""
-        return batch * team // self.teams, batch * (team + 1) // self.teams
+    def gather(self, values: Tensor, batch: int, positions: Positions | None = None) -> Tensor:
+        """(batch, ...) on the CPU: the values of every row, from those that each process has of its share of a batch.
+        positions: of a shard of sequences, which `values` belong to along their second axis."""
+        if self.size == 1:
+            return values
+        from accelerate.utils import gather_object
 
-    def rows(self, batch: int) -> slice:
-        """The rows that this process reads: its team's, or any one where there are too few, since all must take part."""
-        first, last = self.bounds(batch, self.team)
-        return slice(first, max(last, first + 1))
-
-    def share(self, batch: Batch) -> tuple[Tensor, Tensor, Positions | None]:
-        own = batch.rows(self.rows(len(batch.inputs))).to(self.device)
-        if self.sequence is None:
-            return own.inputs, own.targets, own.positions
-        whole = own.positions or Positions.arange(own.inputs.shape[1], device=self.device)
-        here = whole.shard(self.seat, self.shards, layout=LAYOUT, group=self.sequence)
-        return shard(own.inputs, here), shard(own.targets, here), here
+        if positions is not None:
+            values = gather(values, positions)
+        first, last = self._bounds(batch)
+        count = last - first if self.rank % self.shards == 0 else 0
+        return torch.cat(gather_object([values[:count].cpu()]))
 
     def mean(self, value: Tensor) -> Tensor:
-        total = value.detach().clone()
-        dist.all_reduce(total)
-        return total / self.world_size
+        """The mean over the processes."""
+        if self.size == 1:
+            return value
+        from accelerate.utils import reduce
 
-    def gathered(self, values: Tensor, batch: int, positions: Positions | None) -> Tensor:
-        if positions is not None and positions.sharding is not None:
-            values = gather(values, positions)
-        padded = values.new_zeros(-(-batch // self.teams), *values.shape[1:])
-        first, last = self.bounds(batch, self.team)
-        padded[: last - first] = values[: last - first]
-        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
-        counts = [self.bounds(batch, team) for team in range(self.teams)]
-        of_teams = parts[:: self.shards]
-        return torch.cat([part[: last - first] for part, (first, last) in zip(of_teams, counts, strict=True)]).cpu()
+        mean: Tensor = reduce(value.detach(), "mean")
+        return mean
+
+    def broadcast(self, value: Any = None) -> Any:
+        """The value that rank 0 passes, on every rank."""
+        if self.size == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        return broadcast_object_list([value])[0]
+
+    def require_equal(self, name: str, value: object) -> None:
+        """Raises:
+        InputError: this process has another value than rank 0.
+        """
+        if value != (first := self.broadcast(value)):
+            raise InputError(f"{name}={value}: rank 0 has {first}; pass the same to all processes")
+
+    def _bounds(self, batch: int) -> tuple[int, int]:
+        """The rows of a batch that belong to this process's group: from, to."""
+        index = self.rank // self.shards
+        return batch * index // self.groups, batch * (index + 1) // self.groups
+
+    def _rows(self, batch: int) -> slice:
+        """The rows that this process reads; at least one, since every process takes part in every pass."""
+        first, last = self._bounds(batch)
+        return slice(first, max(last, first + 1))
 
     @contextmanager
-    def placing(self, encoding: Encoding, batch: int, positions: Positions | None = None) -> Iterator[None]:
-        if "place" not in encoding.sites():
+    def _drawing(self, encoding: Encoding, batch: Batch) -> Iterator[None]:
+        """Inside, `encoding.place` draws positions for the complete batch, as one process does, and returns the rows that
+        this process reads. The models call it themselves, so this replaces it."""
+        if self.groups == 1 or "place" not in encoding.sites():
             yield
             return
-        whole, every = encoding.place, positions
+        draw, rows, size, complete = encoding.place, self._rows(len(batch.inputs)), len(batch.inputs), batch.positions
 
         def place(positions: Positions, _: int) -> Positions:
-            given = positions if every is None else every.with_causal(positions.causal).to(self.device)
-            return _rows(whole(given, batch), batch, self.rows(batch))
+            if complete is not None:
+                positions = complete.with_causal(positions.causal).to(self.device)
+            return _take_rows(draw(positions, size), size, rows)
 
         encoding.place = place  # type: ignore[method-assign, assignment]
         try:
@@ -204,41 +168,113 @@ class Processes(Alone):
         finally:
             del encoding.place
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor
 
-        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-    def like(self, whole: Tensor, tensor: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        if isinstance(tensor, DTensor) and whole.shape == tensor.shape:
-            return distribute_tensor(whole.to(self.device), tensor.device_mesh, tensor.placements)
-        return whole.clone()
-
-    def tell(self, what: Any = None) -> Any:
-        box = [what]
-        dist.broadcast_object_list(box)
-        return box[0]
-
-
-def _rows(positions: Positions, batch: int, rows: slice) -> Positions:
+def _take_rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
     own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
     p = positions
     return replace(p, **own).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
 
 
-@contextmanager
-def joint(parallel: str, sequence_shards: int = 1) -> Iterator[Processes]:
-    """Inside, the processes of torch.distributed's default group train and test together: all of them call the same.
+ALONE = World()
+_current: ContextVar[World] = ContextVar("world", default=ALONE)
 
-    parallel, sequence_shards: see `Processes`.
+
+def world() -> World:
+    """The processes that train together here: those of the enclosing `together`, or this one alone."""
+    return _current.get()
+
+
+def launched() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[World]:
+    """Inside, all processes of a launcher call `posenc.lab.compare.compare` alike, and train each model together. Without a
+    launcher nothing changes. A process that fails prints its error, and the launcher ends the others.
+
+    Args:
+        parallel: "ddp" or "fsdp"; None: what the accelerate config says, or "ddp".
+        sequence_shards: processes that share each sequence; those of consecutive ranks.
+
+    Raises:
+        InputError: an argument where there is no launcher, processes that sequence_shards does not divide, or accelerate is
+            missing.
     """
-    found = Processes(parallel, sequence_shards)
-    token = _current.set(found)
+    if not launched():
+        for name, given in (("parallel", parallel), ("sequence_shards", sequence_shards)):
+            if given not in (None, 1):
+                raise InputError(
+                    f"{name}={given}: there is one process; start several with torchrun --nproc-per-node N -m posenc "
+                    "compare ... or accelerate launch -m posenc compare ..."
+                )
+        yield world()
+        return
+    fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    joined = torch.distributed.is_initialized()  # by the caller, who leaves, too
+    here = _join(parallel or (FSDP if fsdp else DDP), sequence_shards)
+    token = _current.set(here)
     try:
-        with flushed_denormals():  # as in `posenc.lab.sweep`
-            yield found
+        with flushed_denormals():  # as worker processes of one machine do
+            yield here
+    except Exception as error:
+        if here.rank:  # the command line prints those of rank 0 only
+            print(f"posenc: error on rank {here.rank}: {first_line(error)}", file=sys.__stderr__, flush=True)
+        raise
     finally:
         _current.reset(token)
+    if not joined:  # nor after an error: the others may wait in the group until the launcher ends them
+        from accelerate import PartialState
+
+        PartialState().destroy_process_group()
+        PartialState._reset_state()  # or it would not join again
+
+
+def _join(parallel: str, shards: int) -> World:
+    try:
+        from accelerate import PartialState
+    except ImportError:
+        raise InputError(f"parallel={parallel}: needs accelerate: pip install 'posenc[lab]'") from None
+    state = PartialState(cpu=not torch.cuda.is_available())
+    rank, size, group = state.process_index, state.num_processes, None
+    if shards < 1 or size % shards:
+        raise InputError(f"sequence_shards={shards}: must divide the number of processes, {size}")
+    if shards > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        group = init_device_mesh(state.device.type, (size // shards, shards), mesh_dim_names=("batch", "sequence"))[
+            "sequence"
+        ].get_group()
+    return World(rank, size, state.device, parallel, shards, group)
+
+
+# -------------------------------------------------------------------- one comparison by all of them
+
+
+@dataclass(frozen=True)
+class AllProcesses:
+    """The engine of rank 0 inside `together`: one job after the other, each by all processes. The others `follow`."""
+
+    name: ClassVar[str] = "together"
+    in_process: ClassVar[bool] = True
+    workers: ClassVar[int] = 1
+
+    def run(
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """See `posenc.lab.engines.Engine`."""
+        world().broadcast((work.function, list(work.jobs)))
+        yield from InProcess().run(work, ticks)
+
+
+def follow(shared: Any) -> Any:
+    """On the ranks above 0: take part in every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
+
+    shared: what jobs share, such as a study.
+    """
+    function, jobs = world().broadcast()
+    for job in jobs:
+        function(shared, job, lambda size, what="": None)  # rank 0 reports the work of all
+    return world().broadcast()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers handed to the trackers that accelerate knows: TensorBoard, Weights & Biases, MLflow and others."""
+"""Results for the trackers that accelerate supports: TensorBoard, Weights & Biases, MLflow and others."""
 
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ FOLDER = "track"
 
 
 class Tracking:
-    """Trackers by name, writing under `directory`/track. A tracker that fails is warned of and left out; nothing else
-    is lost by it.
+    """Trackers by name, writing under `directory`/track. A tracker that fails is left out with a warning.
 
     Raises:
-        InputError: a tracker that accelerate does not know, or one that is not installed here.
+        InputError: a tracker that accelerate does not support, or one that is not installed here.
     """
 
     def __init__(self, names: Sequence[str], directory: str | Path) -> None:
@@ -30,40 +28,39 @@ class Tracking:
         self.classes: dict[str, Any] = {name: _tracker(name) for name in names}
 
     def finished(self, run: Run, cell: RunRecord) -> None:
-        """Write a finished run: loss and learning rate of every step, what was measured by arm and condition, settings."""
+        """Write a finished run: loss and learning rate of every step, held-out measures by arm and condition, settings."""
         s = run.settings
         steps: list[tuple[int, Values]] = [
             (step, {"loss": loss, "learning_rate": s.learning_rate * schedule(step, s.steps)})
             for step, loss in enumerate(cell.losses)
         ]
         held_out = {
-            f"{what}/{arm.name}/{s.size_at(int(condition))}": sum(values) / len(values)
+            f"{measure}/{arm.name}/{s.size_at(int(condition))}": sum(values) / len(values)
             for arm in cell.arms
-            for what, measured in {"held_out": arm.paired, **arm.extra}.items()
-            for condition, values in measured.items()
+            for measure, by_condition in {"held_out": arm.paired, **arm.extra}.items()
+            for condition, values in by_condition.items()
         }
         settings = {name: str(v) if isinstance(v, list) else v for name, v in s.to_dict().items()}
         config = {"encoding": run.encoding, "seed": run.seed, "run": run.id, **settings}
         self.write(f"{run.encoding}-seed-{run.seed}", config, [*steps, (s.steps, held_out)])
 
     def evaluated(self, results: Mapping[str, Any]) -> None:
-        """Write an evaluation: exact, accuracy and loss by task and method, the length as the step."""
+        """Write an evaluation: accuracy and loss by task and method, the length as the step."""
         for task in results["tasks"]:
             for method in task["methods"]:
-                found = [
+                values = [
                     (row["length"], {f"{task['task']}/{key}": row[key]["mean"] for key in ("accuracy", "loss")})
                     for row in method["by_length"]
                 ]
                 name = str(method["method"])
-                self.write(f"{name}-{task['task']}", {"model": results["model"]["name"], "method": name}, found)
+                self.write(f"{name}-{task['task']}", {"model": results["model"]["name"], "method": name}, values)
 
     def write(self, name: str, config: Mapping[str, Any], values: Sequence[tuple[int, Values]]) -> None:
         """One run of every tracker: its settings, and numbers by step."""
         safe = re.sub(r"[^\w.+=-]+", "_", name)
         for tracker, cls in list(self.classes.items()):
             try:
-                where = {"logging_dir": str(self.directory)} if cls.requires_logging_directory else {}
-                writer = cls(safe, **where)
+                writer = cls(safe, **({"logging_dir": str(self.directory)} if cls.requires_logging_directory else {}))
                 if hasattr(writer, "start"):
                     writer.start()
                 writer.store_init_configuration(dict(config))
@@ -72,20 +69,20 @@ class Tracking:
                 writer.finish()
             except Exception as error:  # a tracker raises what its service raises
                 del self.classes[tracker]
-                said = f"--track {tracker}: {first_line(error)}; going on without it"
-                print(f"posenc: warning: {said}", file=sys.stderr)
+                print(
+                    f"posenc: warning: tracker {tracker}: {first_line(error)}; continuing without it", file=sys.stderr
+                )
 
 
 def _tracker(name: str) -> Any:
     try:
-        known = import_module("accelerate.tracking")
+        from accelerate import tracking
     except ImportError:
-        raise InputError(
-            f"--track {name}: needs accelerate, which is not installed: pip install 'posenc[tensorboard]'"
-        ) from None
-    if name not in known.LOGGER_TYPE_TO_CLASS:
-        raise unknown("--track", name, known.LOGGER_TYPE_TO_CLASS)
-    if name not in {str(tracker) for tracker in known.get_available_trackers()}:
+        raise InputError(f"track={name!r}: needs accelerate: pip install 'posenc[tensorboard]'") from None
+    classes: dict[str, Any] = tracking.LOGGER_TYPE_TO_CLASS
+    if name not in classes:
+        raise unknown("tracker", name, classes)
+    if name not in map(str, tracking.get_available_trackers()):
         package = "'posenc[tensorboard]'" if name == "tensorboard" else name.replace("_", "-")
-        raise InputError(f"--track {name}: it is not installed: pip install {package}")
-    return known.LOGGER_TYPE_TO_CLASS[name]
+        raise InputError(f"track={name!r}: it is not installed: pip install {package}")
+    return classes[name]

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,32 +14,33 @@ from torch.nn import functional as F
 from posenc.errors import InputError
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.muon import Muon
-from posenc.lab.parallel import Alone, processes
+from posenc.lab.parallel import World, world
 from posenc.transformer import Attention, TransformerBase
-
-State = dict[str, Tensor | list[float]]
-"""Tensors and lists by name, no two of which share memory."""
 
 WARM_UP = 0.05
 """Share of the steps over which the learning rate rises; it then falls along a cosine to this share of its peak."""
 
 
 class Training:
-    """One run on its way: the model, its optimizers, the order of the data, the loss (nats a target) of every step so far.
+    """An unfinished run: the model, its optimizers, the order of the data, the loss (nats per target) of every step so far.
 
     part: of a corpus, what to learn from; (n,) ids are one running text. random: the state of the generator that encodings
-    draw from; the caller's own generators stay as they are.
+    draw from; the caller's generators are left alone.
+
+    Raises:
+        InputError: processes that train together and cannot share the examples of a step.
     """
 
     def __init__(self, run: Run, part: Any) -> None:
         self.run = run
         self.part = part
-        self.processes: Alone = processes()
-        self.processes.check(run)
-        self.model, self.random = _built(run)
-        self.forward: nn.Module = self.processes.wrap(self.model)
+        self.world: World = world()
+        self.world.check(run)
+        self.model, self.random = _build(run)
+        self.forward: nn.Module = self.world.wrap(self.model)
         self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run)
-        self.peaks: list[list[Any]] = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+        for optimizer in self.optimizers:
+            set_learning_rate(optimizer, schedule(0, run.settings.steps))  # of which a fresh state has to know
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
 
@@ -53,16 +55,14 @@ class Training:
             InputError: the loss is no longer finite.
         """
         s, step = self.run.settings, len(self.losses)
-        for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule(step, s.steps)
-        whole = s.draw(self.part, self.order)
-        inputs, targets, positions = self.processes.share(whole)
-        with self.drawing(), self.processes.placing(self.model.encoding, s.batch_size, whole.positions):
-            logits = self.forward(inputs, positions)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, whole.scored)
-        loss = loss * self.processes.world_size  # DDP and FSDP take the mean over the processes
-        self.losses.append(self.processes.mean(loss).item())
+        for optimizer in self.optimizers:
+            set_learning_rate(optimizer, schedule(step, s.steps))
+        batch = s.draw(self.part, self.order)
+        with self.drawing():
+            logits, targets, _ = self.world.forward(self.forward, self.model.encoding, batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, batch.scored)
+        loss = loss * self.world.size  # DDP and FSDP take the mean over the processes
+        self.losses.append(self.world.mean(loss).item())
         if not math.isfinite(self.losses[-1]):
             raise diverged(self.run, f"at step {step + 1} of {s.steps}")
         loss.backward()
@@ -73,8 +73,8 @@ class Training:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Inside, what is drawn at random goes on from what this training has drawn."""
-        device = self.processes.device
+        """Inside, torch's random generators continue from what this training has drawn so far."""
+        device = self.world.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.set_rng_state(self.random)
             if device.type == "cuda":
@@ -82,52 +82,36 @@ class Training:
             yield
             self.random = torch.get_rng_state()
 
-    def state(self) -> State:
-        """Everything that the steps to come depend on, as it is now: `restore` goes on from it, bit for bit. Where several
-        processes train, each calls it, and each is given the whole."""
-        found: State = {"losses": list(self.losses), "order": self.order.get_state(), "random": self.random.clone()}
-        for name, tensor in self._tensors().items():
-            found[f"model.{name}"] = self.processes.whole(tensor)
-        for name, parameter in self.model.named_parameters():
-            for key, tensor in self._optimizer_of(parameter).state[parameter].items():
-                found[f"optimizer.{name}.{key}"] = self.processes.whole(tensor)
-        return found
+    def state(self) -> dict[str, Any]:
+        """A copy of everything that the coming steps depend on: a training that `restore`s it continues bit for bit. Where
+        several processes train, all of them call this, and rank 0 is given the complete, undivided state."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    def restore(self, state: Mapping[str, Tensor | list[float]]) -> None:
-        """Go on from what `state` gave back, in a training of the same run. Where several processes train, each is given
-        the same.
+        model, optimizers = get_state_dict(self.model, self.optimizers, options=_complete())
+        state = {"model": model, "optimizers": optimizers, "order": self.order.get_state(), "random": self.random}
+        return deepcopy(state | {"losses": self.losses})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state` of the same run; where several processes train, all of them pass that of rank 0.
 
         Raises:
-            InputError: the state of another model.
+            RuntimeError: the state of another model.
         """
-        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-        own = self._tensors()
-        needed = {f"model.{name}": tensor.shape for name, tensor in own.items()}
-        if needed != {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}:
-            raise InputError(f"state: not of {self.run.encoding!r} under these settings; give the one of this very run")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(self.processes.like(tensors[f"model.{name}"], tensor))
-        for name, parameter in self.model.named_parameters():
-            prefix = f"optimizer.{name}."
-            self._optimizer_of(parameter).state[parameter] = {
-                key.removeprefix(prefix): self.processes.like(value, parameter)
-                for key, value in tensors.items()
-                if key.startswith(prefix)
-            }
-        self.losses[:] = state["losses"]
-        self.order.set_state(tensors["order"])
-        self.random = tensors["random"].clone()
+        from torch.distributed.checkpoint.state_dict import set_state_dict
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """The model's parameters and what else it saves, each once: tied weights go by their first name."""
-        firsts = {
-            id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())
-        }
-        return dict(reversed(firsts.values()))
+        state = deepcopy(dict(state))
+        set_state_dict(
+            self.model, self.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizers"],
+            options=_complete(),
+        )  # fmt: skip
+        self.order.set_state(state["order"])
+        self.random, self.losses = state["random"], state["losses"]
 
-    def _optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
-        return next(o for o in self.optimizers for g in o.param_groups if any(p is parameter for p in g["params"]))
+
+def _complete() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def train(run: Run, part: Any, on_step: Callable[[int], None] = lambda step: None) -> tuple[Any, list[float]]:
@@ -144,49 +128,45 @@ def train(run: Run, part: Any, on_step: Callable[[int], None] = lambda step: Non
 
 
 def diverged(run: Run, when: str) -> InputError:
-    """The error for a loss that is not a number any more."""
+    """The error for a loss that is no longer a number."""
     s = run.settings
     return InputError(
-        f"--learning-rate {s.learning_rate} (--adamw-learning-rate {s.adamw_learning_rate}, --position-learning-rate "
+        f"learning_rate={s.learning_rate} (adamw_learning_rate={s.adamw_learning_rate}, position_learning_rate="
         f"{s.position_learning_rate}): the loss of {run.encoding!r} (seed {run.seed}) is no longer finite {when}; "
         "give smaller ones"
     )
 
 
 def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) -> int:
-    """Memory that one training batch keeps between its forward and its backward pass, parameters apart: of this process
-    and its share of the batch, where several train together."""
-    group = processes()
-    kept: dict[int, int] = {}
+    """Memory that one training batch occupies between its forward and its backward pass, parameters apart: on this process,
+    for its share of the batch, where several train together."""
+    here = world()
+    storages: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        # asked anew each time: FSDP puts a block's parameters in place of their shards when it comes to it
+        # listed anew each time: FSDP replaces a block's shards by its parameters when it comes to it
         own = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    whole = settings.draw(part, torch.Generator().manual_seed(0))
-    inputs, targets, positions = group.share(whole)
+    batch = settings.draw(part, torch.Generator().manual_seed(0))
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
-    devices = [group.device] if group.device.type == "cuda" else []
-    forked, placing = (
-        torch.random.fork_rng(devices=devices),
-        group.placing(model.encoding, settings.batch_size, whole.positions),
-    )
-    with torch.enable_grad(), forked, placing, hooks:
-        loss = F.cross_entropy(model(inputs, positions).flatten(0, -2), targets.flatten())
+    devices = [here.device] if here.device.type == "cuda" else []
+    with torch.enable_grad(), torch.random.fork_rng(devices=devices), hooks:
+        logits, targets, _ = here.forward(model, model.encoding, batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
     del loss
-    return sum(kept.values())
+    return sum(storages.values())
 
 
 def build(run: Run) -> TransformerBase:
     """The untrained model: for one seed, the host starts from the same weights under every encoding."""
-    return _built(run)[0]
+    return _build(run)[0]
 
 
-def _built(run: Run) -> tuple[TransformerBase, Tensor]:
+def _build(run: Run) -> tuple[TransformerBase, Tensor]:
     """The untrained model, and the state that the random generator is in after it."""
     generator: torch.Generator = torch.random.default_generator  # type: ignore[attr-defined]
     with torch.random.fork_rng(devices=[]):
@@ -202,13 +182,19 @@ def schedule(step: int, steps: int) -> float:
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
+    """Set the learning rate of every group to a share of its peak, which is the one that the optimizer was made with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
+
+
 def _optimizers(model: TransformerBase, run: Run) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a rate of theirs.
+    """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a separate rate.
     With AdamW alone a minute of training is too short to tell encodings apart."""
     s = run.settings
     outer = (model.embedding, model.head)
     matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in outer]
-    taken = {id(p) for p in matrices}
+    grouped = {id(p) for p in matrices}
     # Muon's steps do not shrink with a weight: queries that start smaller, to make up for an encoding's larger
     # scale, need steps as much smaller, or that encoding would see a higher rate than the others
     queries = [m.query.weight for m in model.modules() if isinstance(m, Attention)]
@@ -216,9 +202,9 @@ def _optimizers(model: TransformerBase, run: Run) -> list[torch.optim.Optimizer]
     muon: list[dict[str, Any]] = [{"params": others}]
     for layer, query in enumerate(queries):
         muon.append({"params": [query], "lr": s.learning_rate * model.query_damping(model.encoding, layer)})
-    tables = [p for p in model.encoding.parameters() if id(p) not in taken]
-    taken |= {id(p) for p in tables}
-    rest = [p for p in model.parameters() if id(p) not in taken]
+    tables = [p for p in model.encoding.parameters() if id(p) not in grouped]
+    grouped |= {id(p) for p in tables}
+    rest = [p for p in model.parameters() if id(p) not in grouped]
     groups = [{"params": rest, "lr": s.adamw_learning_rate}]
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})

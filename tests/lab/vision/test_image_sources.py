@@ -1,7 +1,6 @@
 """Images from scikit-learn, folders, rows and datasets: pixels, classes, the split, and what is refused."""
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import InputError
-from posenc.lab.vision.pictures import HELD_OUT, ImageCorpus, Pixels, png
-from posenc.lab.vision.sources import load
+from posenc.lab.vision.images import HELD_OUT, ImageCorpus, Pixels, load, png
 
 Image = pytest.importorskip("PIL.Image")
 COLOURS = {"cat": (200, 40, 10), "dog": (10, 90, 220), "10": (0, 0, 0), "9": (255, 255, 255)}
@@ -160,21 +158,8 @@ def test_every_class_is_trained_and_tested_however_rows_are_ordered(small, perio
 
 @pytest.mark.parametrize("source", ["places", "digits"])
 def test_columns_of_what_has_none_are_refused(source):
-    with pytest.raises(InputError, match=rf"--label-column x: --data {source} has no columns"):
+    with pytest.raises(InputError, match=rf"label_column='x': data='{source}' has no columns"):
         load(source, label_column="x")
-
-
-def test_a_corpus_comes_back_from_a_folder(small, tmp_path):
-    corpus, _ = small
-    corpus.write(tmp_path)
-    again = ImageCorpus.read(tmp_path)
-    assert again.facts() == corpus.facts()
-    for part in ("train", "test"):
-        one, two = getattr(corpus, part), getattr(again, part)
-        assert torch.equal(one.labels, two.labels)
-        assert one.sizes.keys() == two.sizes.keys()
-        assert all(torch.equal(one.sizes[size], two.sizes[size]) for size in one.sizes)
-    assert json.dumps(corpus.facts())
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -187,21 +172,21 @@ def test_samples_are_images(channels):
 
 def test_what_cannot_serve_is_named(folder, tmp_path):
     for source, message in (
-        ("", "--data '': name a file or folder of image"),
-        ("nowhere", r"--data nowhere: no such file or folder"),
-        ("hf:", "--data hf:: name a dataset, as in hf:ylecun/mnist"),
+        ("", "data='': no such file or folder"),
+        ("nowhere", r"data='nowhere': no such file or folder"),
+        ("hf:", "data='hf:': name a dataset"),
         (str(folder / "cat" / "0.bmp"), "a folder with a sub-folder of images per class"),
         (str(folder / "cat" / "deeper"), "a folder with a sub-folder of images per class"),
         (str(folder / "cat"), "5 images of 1 classes; needs 10 images of two"),
     ):
         with pytest.raises(InputError, match=message):
             load(source)
-    with pytest.raises(InputError, match=r"--data-images 3: must lie between 10"):
+    with pytest.raises(InputError, match=r"data_images=3: must be at least 10"):
         load("places", data_images=3)
     good = parquet(tmp_path / "a.parquet", rows(["cat", "dog"] * 5))
     for asked, message in (
-        ({"image_column": "label"}, r"--image-column label: .* has the columns image \(struct.*\), label \(string\)"),
-        ({"label_column": "\x1b[31m"}, "--label-column "),
+        ({"image_column": "label"}, r"image_column='label': .* image \(struct.*\), label \(string\)"),
+        ({"label_column": "\x1b[31m"}, "label_column="),
     ):
         with pytest.raises(InputError, match=message):
             load(str(good), **asked)
@@ -233,7 +218,7 @@ def test_an_image_that_would_fill_the_memory_is_not_opened(folder):
     head = png(torch.zeros(1, 1, 1, dtype=torch.uint8))
     bomb = head[:16] + (60_000).to_bytes(4, "big") * 2 + head[24:]
     (folder / "cat" / "bomb.png").write_bytes(bomb)
-    with pytest.raises(InputError, match=r"cat/bomb\.png (has 3600000000 pixels|cannot be read as an image)"):
+    with pytest.raises(InputError, match=r"cat/bomb\.png cannot be read as an image"):
         load(str(folder))
 
 

@@ -88,7 +88,7 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     checkpoint = Checkpoints(tmp_path, 1e-9).of(killed)
     for _ in range(3):
         killed.advance()
-        checkpoint.keep_if_due()
+        checkpoint.save_if_due()
     torch.manual_seed(12345)  # another process has another state
     resumed = Training(run, corpus.train)
     Checkpoints(tmp_path, 1e-9).of(resumed)

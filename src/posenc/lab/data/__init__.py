@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real text as tokens: what every Python carries, files and folders, datasets that are streamed; bytes or any tokenizer."""
+"""Real text as tokens: Python's language reference, files and folders, streamed datasets; bytes or any tokenizer."""
 
 import torch
 from torch import Tensor
 
-from posenc.lab.data.batches import Batch, check_long_enough, draw, inside_documents, window_ends
-from posenc.lab.data.making import build
 from posenc.lab.data.sources import documents
-from posenc.lab.data.text import Corpus, Text
+from posenc.lab.data.text import Batch, Corpus, Text, check_long_enough, draw, inside_documents, window_ends
+from posenc.lab.data.tokens import build
 
 __all__ = [
     "Batch",
@@ -23,7 +22,7 @@ __all__ = [
 ]
 
 DATA_TOKENS = 50_000_000
-"""How much of a text is read."""
+"""How much of a text is read by default."""
 
 
 def load(
@@ -34,22 +33,22 @@ def load(
     text_column: str | None = None,
     max_tokens: int = DATA_TOKENS,
 ) -> Corpus:
-    """The text behind a name, streamed and tokenised once; what does not fit into memory is mapped from disk.
+    """The text behind a name, streamed and tokenized once; what does not fit into memory is mapped from disk.
 
     Args:
         source: "pydoc" (the language reference inside Python's standard library); the path or pattern of files, or a
             folder of them: text, or rows (.jsonl, .parquet); "hf:NAME[:CONFIG]" for a Hugging Face dataset.
         tokenizer: "bytes"; "bpe:N", N byte pairs and bytes learned from the training part of the text; or the name or
             folder of a Hugging Face tokenizer.
-        packed: keep the boundaries of documents (files, rows, pydoc's topics).
-        text_column: the column of rows; None: "text", or the only one that holds strings.
+        packed: remember the boundaries of documents (files, rows, pydoc's topics).
+        text_column: the column of rows; None: "text", or the only one of strings.
         max_tokens: about how many tokens are read.
 
     Raises:
-        InputError: no such text, no text in it, a tokenizer that cannot be had, or a package that is missing.
+        InputError: no such text, no text in it, a tokenizer that cannot be loaded, or a package that is missing.
     """
-    name, found = documents(source, text_column)
-    return build(name, found, tokenizer, packed, max_tokens)
+    name, streamed = documents(source, text_column)
+    return build(name, streamed, tokenizer, packed, max_tokens)
 
 
 def corpus(text: bytes, name: str) -> Corpus:
@@ -58,13 +57,13 @@ def corpus(text: bytes, name: str) -> Corpus:
 
 
 def with_copies(text: Text | Tensor, longest: int, seed: int = 0) -> Tensor:
-    """A text to learn copying from, of one in bytes: by turns a piece of 4 to `longest` of its bytes, another piece twice, and as many
-    random bytes twice (of 64 values), which nothing but copying predicts."""
+    """A text to learn copying from, made of one in bytes: by turns a piece of 4 to `longest` of its bytes, another piece
+    twice, and as many random bytes twice (of 64 values), which nothing but copying predicts."""
     tokens = Text.of(text).tokens
     draws = torch.Generator().manual_seed(seed)
-    found: list[Tensor] = []
+    pieces: list[Tensor] = []
     while len(tokens):
         piece, tokens = tokens.tensor_split([int(torch.randint(4, longest + 1, (), generator=draws))])
         noise = torch.randint(64, piece.shape, generator=draws, dtype=torch.uint8)
-        found.append((piece, piece.repeat(2), noise.repeat(2))[len(found) % 3])
-    return torch.cat(found)
+        pieces.append((piece, piece.repeat(2), noise.repeat(2))[len(pieces) % 3])
+    return torch.cat(pieces)

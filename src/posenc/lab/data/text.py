@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens as they are trained on: a text with its documents, and a corpus of two, written and read as files."""
+"""Tokens as they are trained on: texts and their documents, the batches drawn from them, the held-out passages."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+if TYPE_CHECKING:
+    from posenc.lab.text import Settings
+
 HELD_OUT = 0.1
-"""The share at the end of the text that is kept for testing."""
-DTYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "int32": torch.int32}
-
-
-def dtype_for(vocab_size: int) -> torch.dtype:
-    """The smallest type that holds every id."""
-    return torch.uint8 if vocab_size <= 1 << 8 else torch.uint16 if vocab_size <= 1 << 16 else torch.int32
+"""The share at the end of the text that is reserved for testing."""
+IGNORED = -100
+"""The target that `torch.nn.functional.cross_entropy` leaves out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,7 @@ class Text:
 
     @classmethod
     def of(cls, text: "Text | Tensor") -> "Text":
-        """A text as it is; (n,) ids as one running text."""
+        """A text unchanged; (n,) ids as one running text."""
         return cls(text) if isinstance(text, Tensor) else text
 
     def __len__(self) -> int:
@@ -51,7 +53,7 @@ class Text:
         return torch.cat((starts, torch.tensor([len(self)])))
 
     def document(self, index: Tensor) -> Tensor:
-        """The number of the document that the tokens at these places belong to."""
+        """The number of the document that the tokens with these indices belong to."""
         return torch.searchsorted(self.edges, index, right=True) - 1
 
 
@@ -60,7 +62,7 @@ class Corpus:
     """A text to train on and one that is held out.
 
     digest: identifies tokens, tokenizer and boundaries: equal digests, equal tokens. For running text in bytes it is the
-    SHA-256 of the whole text. tokenizer, vocab_size: what the ids are of. packed: whether boundaries are kept.
+    SHA-256 of the complete text. tokenizer, vocab_size: of the ids. packed: whether the texts know their documents.
     """
 
     name: str
@@ -77,32 +79,17 @@ class Corpus:
         return self.test.bytes / max(1, len(self.test))
 
     def write(self, folder: Path) -> None:
-        """Put the text where other processes can `read` it."""
-        facts = {name: getattr(self, name) for name in ("name", "digest", "tokenizer", "vocab_size", "packed")}
-        for part in ("train", "test"):
-            text: Text = getattr(self, part)
-            text.tokens.numpy().tofile(folder / part)
-            if text.starts is not None:
-                text.starts.numpy().tofile(folder / f"{part}.starts")
-            facts[part] = {"dtype": str(text.tokens.dtype).removeprefix("torch."), "num_bytes": text.num_bytes}
-        (folder / "corpus.json").write_text(json.dumps(facts), encoding="utf-8")
+        """Write the corpus for other processes to `read`."""
+        torch.save(self, folder / "corpus.pt")
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
-        """The text that another process wrote, mapped into memory rather than loaded."""
-        facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        for part in ("train", "test"):
-            starts = folder / f"{part}.starts"
-            about = facts[part]
-            facts[part] = Text(
-                mapped(folder / part, DTYPES[about["dtype"]]),
-                mapped(starts, torch.long) if starts.exists() else None,
-                about["num_bytes"],
-            )
-        return cls(**facts)
+        """The corpus that another process wrote, mapped into memory rather than loaded. The file is trusted: it is a pickle."""
+        corpus: Corpus = torch.load(folder / "corpus.pt", mmap=True, weights_only=False)
+        return corpus
 
     def facts(self) -> dict[str, object]:
-        """What results say of the text."""
+        """The data, as results.json describes them."""
         return {
             "name": self.name,
             "sha256": self.digest,
@@ -117,7 +104,107 @@ class Corpus:
         }
 
 
-def mapped(path: Path, dtype: torch.dtype) -> Tensor:
-    """A file as a tensor, read as far as it is used."""
-    size = path.stat().st_size // dtype.itemsize
-    return torch.from_file(str(path), size=size, dtype=dtype) if size else torch.empty(0, dtype=dtype)
+class Batch(NamedTuple):
+    """Sequences of one step; rows depend on nothing but themselves, so processes may share them.
+
+    tokens: (batch, length + 1), the last one a target only. documents: likewise, the document of each token; None: one
+    running text.
+    """
+
+    tokens: Tensor
+    documents: Tensor | None = None
+
+    def rows(self, which: slice | Tensor) -> "Batch":
+        """Some of the sequences."""
+        return Batch(self.tokens[which], None if self.documents is None else self.documents[which])
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.tokens.to(device), None if self.documents is None else self.documents.to(device))
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Tensor:
+        """(batch, length): the next token, or IGNORED where that is another document's, which cannot be predicted."""
+        if self.documents is None:
+            return self.tokens[:, 1:]
+        return self.tokens[:, 1:].masked_fill(self.documents[:, 1:] != self.documents[:, :-1], IGNORED)
+
+    @property
+    def scored(self) -> int:
+        """How many targets there are."""
+        return self.inputs.numel() if self.documents is None else int((self.targets != IGNORED).sum())
+
+    @property
+    def positions(self) -> Positions | None:
+        """Restarting with each document, which sees only itself; None: plain ones."""
+        return None if self.documents is None else Positions.packed(document_ids=self.documents[:, :-1])
+
+
+def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) -> Batch:
+    """The sequences of one training step: a function of its arguments alone.
+
+    Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
+    and ends in the middle of one, whose rest it leaves to other sequences. A document longer than a sequence counts
+    as several: those that start at multiples of the length, each at position 0. Every token of the text is as likely as
+    any other to select the sequence that starts at or nearest before it.
+    """
+    text, length = Text.of(text), settings.length
+    starts = torch.randint(len(text) - length, (settings.batch_size,), generator=generator)
+    if settings.packed:
+        first = text.edges[text.document(starts)]
+        starts = first + (starts - first) // length * length
+    index = starts[:, None] + torch.arange(length + 1)
+    return Batch(text.tokens[index].long(), text.document(index) if settings.packed else None)
+
+
+def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:
+    """(windows,): the last token of each held-out passage, evenly spread. Packed, a passage lies in one document if there
+    are enough such passages, and else anywhere, see `inside_documents`."""
+    text, s = Text.of(text), settings
+    if not (s.packed and inside_documents(text, s)):
+        return torch.linspace(s.longest, len(text) - 1, s.windows, dtype=torch.float64).long()
+    room = _room(text, s)
+    through = room.cumsum(0)
+    index = torch.linspace(0, int(through[-1]) - 1, s.windows, dtype=torch.float64).long()
+    document = torch.searchsorted(through, index, right=True)
+    return text.edges[document] + s.longest + index - (through - room)[document]
+
+
+def inside_documents(text: Text, settings: "Settings") -> bool:
+    """Whether the documents that are longer than the longest test length have room for all targets."""
+    return int(_room(text, settings).sum()) > settings.windows * settings.targets
+
+
+def _room(text: Text, settings: "Settings") -> Tensor:
+    """(documents,): how many of a document's tokens have the longest context before them."""
+    return (text.edges.diff() - settings.longest).clamp(min=0)
+
+
+def check_long_enough(corpus: Corpus, settings: "Settings") -> None:
+    """Refuse a text in which the windows would not fit, or that is not made for the settings.
+
+    Raises:
+        InputError: with the number of tokens that the settings need, or the argument that differs.
+    """
+    for name in ("tokenizer", "vocab_size", "packed"):
+        of_corpus, given = getattr(corpus, name), getattr(settings, name)
+        if of_corpus != given:
+            raise InputError(f"{name}={given!r}: must be {of_corpus!r}, with which the corpus was loaded")
+    need_test = settings.longest + settings.windows * settings.targets + 1
+    need_train = settings.length * settings.batch_size + 1
+    need = max(round(need_test / HELD_OUT), round(need_train / (1 - HELD_OUT)))
+    have = len(corpus.train) + len(corpus.test)
+    if len(corpus.test) < need_test or len(corpus.train) < need_train:
+        raise InputError(
+            f"data={corpus.name!r}: {have} {settings.unit}s are too short to test at {settings.longest} tokens with "
+            f"{settings.windows} windows; needs about {need} {settings.unit}s: give a longer text, or smaller length, factors, "
+            "windows or batch_size"
+        )
+    if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
+        raise InputError(
+            f"packed=True: no document of {corpus.name} has two {settings.unit}s, so there is nothing to predict; "
+            "packed=False joins documents"
+        )

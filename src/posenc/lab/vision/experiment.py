@@ -28,9 +28,8 @@ from posenc.lab.results import (
 )
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.vision.evaluate import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, evaluate, variants
-from posenc.lab.vision.pictures import ImageBatch, ImageCorpus, Images
-from posenc.lab.vision.places import CELLS
-from posenc.lab.vision.sources import DATA_IMAGES, load
+from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
+from posenc.lab.vision.scenes import CELLS
 from posenc.texts import listed
 from posenc.transformer import TransformerBase
 from posenc.vision import VisionConfig, VisionTransformer

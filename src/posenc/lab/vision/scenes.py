@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures whose label is where one thing stands from another, drawn at any resolution from one seed."""
+"""The data set "places": drawn pictures whose class is where one shape is from another, at any resolution from one seed."""
 
 import hashlib
 from dataclasses import dataclass, fields
@@ -11,13 +11,13 @@ from torch import Tensor
 from posenc.errors import InputError
 
 CELLS = 4
-"""Cells per side; each holds at most one shape, whole."""
+"""Cells per side; each contains at most one shape."""
 LABELS = ("left", "right", "above", "below")
 """Where the triangle is, seen from the disc, along the axis on which they are further apart."""
 COLOURS = ((0.95, 0.35, 0.2), (0.25, 0.5, 1.0), (0.3, 0.8, 0.35), (0.3, 0.8, 0.35))
-"""Of the disc, the triangle, and two squares that do not matter."""
+"""Of the disc, the triangle, and two squares that distract."""
 SHAPES = len(COLOURS)
-TOGETHER = 256
+BATCH = 256
 """Scenes that are drawn at a time."""
 MARGIN = 0.45
 """How far a shape may reach from the middle of its cell, in cells."""
@@ -70,11 +70,14 @@ class Scenes:
         Raises:
             InputError: a size that is not a multiple of CELLS.
         """
-        check_size(size)
+        if size % CELLS:
+            raise InputError(
+                f"data='places': {CELLS} x {CELLS} cells need sizes that are multiples of {CELLS}, not {size}"
+            )
         pixels = size // CELLS
         at = (torch.arange(pixels) + 0.5) / pixels - 0.5
-        places = torch.stack((at.expand(pixels, -1), at[:, None].expand(-1, pixels)), -1)
-        x, y = (places - self.shift[:, :, None, None]).unbind(-1)  # (n, SHAPES, pixels, pixels)
+        points = torch.stack((at.expand(pixels, -1), at[:, None].expand(-1, pixels)), -1)
+        x, y = (points - self.shift[:, :, None, None]).unbind(-1)  # (n, SHAPES, pixels, pixels)
         covered = (0.5 - (_distance(x, y) - self.radius[..., None, None]) * pixels).clamp(0, 1)
         ground = self.ground[:, None, None, None, None]
         colour = (torch.tensor(COLOURS) * self.bright[..., None])[..., None, None]
@@ -86,8 +89,8 @@ class Scenes:
         return rows.reshape(-1, 3, size, size)
 
 
-class Places:
-    """The same scenes as `posenc.lab.vision.pictures.Pictures`."""
+class DrawnScenes:
+    """Scenes as `posenc.lab.vision.images.Pixels` are: images that exist at any size, here drawn anew at each."""
 
     name = "places: where the triangle is from the disc, drawn at every size"
     classes = LABELS
@@ -100,23 +103,14 @@ class Places:
 
     @cached_property
     def digest(self) -> str:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for field in fields(self.scenes):
-            found.update(getattr(self.scenes, field.name).numpy().tobytes())
-        return found.hexdigest()
+            digest.update(getattr(self.scenes, field.name).numpy().tobytes())
+        return digest.hexdigest()
 
     def at(self, size: int, which: Tensor) -> Tensor:
-        return torch.cat([self.scenes.some(few).render(size) for few in which.split(TOGETHER)])
-
-
-def check_size(size: int) -> None:
-    """Raises:
-    InputError: a size at which a cell is no whole number of pixels.
-    """
-    if size % CELLS:
-        raise InputError(
-            f"--data places: is drawn on {CELLS} x {CELLS} cells, so sizes are multiples of {CELLS}, not {size}"
-        )
+        """Some of the images, (len(which), 3, size, size) uint8."""
+        return torch.cat([self.scenes.some(few).render(size) for few in which.split(BATCH)])
 
 
 def _offset(cells: Tensor) -> Tensor:

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From documents to a corpus: written to disk, cut in two, and tokenized piece by piece; tokenizers are bytes, byte pairs
+learned from the text, or those of Hugging Face models."""
+
+import hashlib
+import json
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError, first_line
+from posenc.lab.data.sources import Document
+from posenc.lab.data.text import HELD_OUT, Corpus, Text
+
+BYTES, LARGEST = 256, 1_000_000
+"""The ids of bytes, and more ids than any tokenizer in use has."""
+SEPARATOR = b"\n\n"
+"""Between the documents of a running text, where the tokenizer has no token for the end of one."""
+PIECE, BATCH = 1 << 16, 1 << 19
+"""Bytes of one piece, and of those that are encoded together: encoders need hundreds of bytes for each. A longer document
+is cut at the end of a line, or else of a word."""
+HEAD = 16 << 20
+"""Bytes from which byte pairs are learned, at most."""
+MOST_HELD_OUT = 0.2
+"""The share that is held out at most, for the cut to come where a document starts."""
+
+Span = tuple[int, int, bool]
+"""From where to where, and whether that is the end of a document."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """A way to turn texts into ids below vocab_size.
+
+    eos: the id that ends a document, if there is one. fingerprint: equal for tokenizers that do the same.
+    encode: texts -> ids of each, without special tokens. decode: ids -> text.
+    """
+
+    name: str
+    vocab_size: int
+    eos: int | None
+    fingerprint: str
+    encode: Callable[[list[str]], list[list[int]]]
+    decode: Callable[[list[int]], str]
+
+
+def bpe_size(name: str) -> int | None:
+    """The vocabulary size N of "bpe:N"; None for a tokenizer that is not learned from the text.
+
+    Raises:
+        InputError: an empty name, or N that is no integer above 256.
+    """
+    if not name.strip():
+        raise InputError("tokenizer='': give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer")
+    if name != "bpe" and not name.startswith("bpe:"):
+        return None
+    size = name[4:]
+    if not (size.isascii() and size.isdigit() and BYTES < int(size) <= LARGEST):
+        raise InputError(f"tokenizer={name!r}: must be bpe:N, with N from {BYTES + 1} to {LARGEST}, as in bpe:4096")
+    return int(size)
+
+
+def learn_bpe(name: str, size: int, texts: Iterable[str]) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al. 2016, on bytes as GPT-2) learned from texts by the `tokenizers` library. A text
+    that has too few pairs to merge gives fewer ids than `size`."""
+    try:
+        from tokenizers import Tokenizer as Fast
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    except ImportError:
+        raise InputError(f"tokenizer={name!r}: needs the tokenizers package: pip install 'posenc[lab]'") from None
+    fast = Fast(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    fast.train_from_iterator(texts, trainer)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoded.ids for encoded in fast.encode_batch_fast(texts)]
+
+    return Tokenizer(name, fast.get_vocab_size(), None, _sha256(fast.to_str()), encode, fast.decode)
+
+
+def pretrained(name: str) -> Tokenizer:
+    """The tokenizer of a Hugging Face model, by its name or folder. No code that comes with it is run.
+
+    Raises:
+        InputError: it cannot be loaded, or has no ids.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise InputError(f"tokenizer={name!r}: needs transformers: pip install 'posenc[lab]'") from None
+    try:
+        hf: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        vocabulary = hf.get_vocab()
+    except Exception as error:  # each kind of tokenizer raises others
+        raise InputError(
+            f"tokenizer={name!r}: {first_line(error).rstrip('.')}; give bytes, bpe:4096, or the name or folder of a Hugging "
+            "Face tokenizer"
+        ) from error
+    # ids may have gaps, and added ones lie past what tokenizers call their vocabulary's size
+    size = max(vocabulary.values(), default=-1) + 1
+    eos = hf.eos_token_id
+    if not size or (eos is not None and not 0 <= eos < size):
+        raise InputError(f"tokenizer={name!r}: has {size} ids, and its end of text is id {eos}; give another")
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = hf(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def decode(ids: list[int]) -> str:
+        return str(hf.decode(ids, clean_up_tokenization_spaces=False))
+
+    backend = getattr(hf, "backend_tokenizer", None)
+    facts = json.dumps(sorted(vocabulary.items())) if backend is None else backend.to_str()
+    return Tokenizer(name, size, eos, _sha256(f"{type(hf).__name__} {eos} {facts}"), encode, decode)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -------------------------------------------------------------------- the corpus
+
+
+def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool, max_tokens: int) -> Corpus:
+    """A corpus of about max_tokens tokens; the last tenth of the text's bytes is held out, by every tokenizer the same.
+
+    Raises:
+        InputError: no text, text that is not UTF-8 (but for bytes), or a tokenizer that does not exist or fit.
+    """
+    if max_tokens < 2:
+        raise InputError(f"max_tokens={max_tokens}: must be at least 2")
+    size = bpe_size(tokenizer)
+    known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
+    running = not packed and (known is None or known.eos is None)
+    with TemporaryDirectory(prefix="posenc-text-") as folder:  # an open mapping outlives its file
+        spool = Spool(Path(folder) / "text", documents, SEPARATOR if running else b"", name)
+        if tokenizer == "bytes":
+            spool.fill(max_tokens)
+            return _as_bytes(spool.trim(max_tokens), packed)
+        spool.fill(HEAD)
+        # max_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
+        head = spool.held_out(min(max_tokens, spool.size, HEAD), packed)
+        learned = (text for start, end, _ in spool.spans(0, head) for text in spool.texts(start, end))
+        made = known or learn_bpe(tokenizer, size or 0, learned)
+        limit = round(max_tokens * _bytes_per_token(spool, made))
+        spool.fill(limit)
+        return _as_tokens(spool.trim(limit), made, packed)
+
+
+class Spool:
+    """Documents on disk, end to end, with a separator between them. starts: where each begins."""
+
+    def __init__(self, path: Path, documents: Iterable[Document], separator: bytes, name: str) -> None:
+        self.path = path
+        self.separator = separator
+        self.name = name
+        self.starts: array[int] = array("q")
+        self.size: int = 0
+        self._pieces = ((i == 0, piece) for document in documents for i, piece in enumerate(filter(None, document)))
+        path.touch()
+
+    def fill(self, limit: int) -> None:
+        """Read on until there are `limit` bytes or more."""
+        with self.path.open("ab") as file:
+            while self.size < limit and (following := next(self._pieces, None)):
+                first, piece = following
+                if first and self.starts:
+                    self.size += file.write(self.separator)
+                if first:
+                    self.starts.append(self.size)
+                self.size += file.write(piece)
+
+    def trim(self, limit: int) -> "Spool":
+        """Cut off what exceeds `limit` bytes.
+
+        Raises:
+            InputError: there is no text.
+        """
+        if self.size > limit:
+            self.size = self.boundary(limit)
+            os.truncate(self.path, self.size)
+            while self.starts and self.starts[-1] >= self.size:
+                self.starts.pop()
+        if self.size < 2:
+            raise InputError(f"data={self.name!r}: the text is empty")
+        return self
+
+    def read(self, start: int, end: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    def boundary(self, offset: int) -> int:
+        """The start of the character that a byte belongs to."""
+        before = self.read(max(0, offset - 3), offset + 1)
+        back = next((i for i, byte in enumerate(reversed(before)) if byte & 0xC0 != 0x80), 0)
+        return offset - back if offset < self.size else offset
+
+    def held_out(self, size: int, packed: bool) -> int:
+        """Where the last tenth of the first `size` bytes starts. Packed, it starts with the document that the cut would
+        divide, unless that is too long."""
+        cut = self.boundary(int(size * (1 - HELD_OUT)))
+        start = self.starts[bisect_right(self.starts, cut) - 1] if packed and self.starts else 0
+        return start if start > size * (1 - MOST_HELD_OUT) else cut
+
+    def spans(self, start: int, end: int) -> Iterator[Span]:
+        """The part of each document between two offsets; documents with a separator between them are one."""
+        if self.separator:
+            yield start, end, True
+            return
+        ends = chain(self.starts[1:], (self.size,))
+        for a, b in zip(self.starts, ends, strict=True):
+            if a < end and b > start:
+                yield max(a, start), min(b, end), b <= end
+
+    def texts(self, start: int, end: int) -> Iterator[str]:
+        """The text between two offsets, in pieces that are not too long to encode.
+
+        Raises:
+            InputError: not UTF-8.
+        """
+        while start < end:
+            piece = self.read(start, min(start + PIECE, end))
+            if start + len(piece) < end:
+                words = piece.rfind(b"\n") + 1 or piece.rfind(b" ")
+                piece = piece[: words if words > 0 else self.boundary(start + len(piece)) - start]
+            try:
+                yield piece.decode()
+            except UnicodeDecodeError as error:
+                number = bisect_right(self.starts, start + error.start)
+                raise InputError(
+                    f"data={self.name!r}: byte {start + error.start - self.starts[number - 1]} of document {number} is not "
+                    "UTF-8, which only tokenizer='bytes' reads"
+                ) from None
+            start += len(piece)
+
+    def pieces(self, spans: Iterable[Span]) -> Iterator[list[tuple[str, bool, bool]]]:
+        """The pieces of some spans, about BATCH characters at a time: each with whether a document starts there, and ends."""
+        batch: list[tuple[str, bool, bool]] = []
+        characters = 0
+        for start, end, complete in spans:
+            offset = start
+            for text in self.texts(start, end):
+                first, offset = offset == start, offset + len(text.encode())
+                batch.append((text, first, complete and offset == end))
+                characters += len(text)
+                if characters >= BATCH:
+                    yield batch
+                    batch, characters = [], 0
+        if batch:
+            yield batch
+
+
+def _bytes_per_token(spool: Spool, tokenizer: Tokenizer) -> float:
+    """Measured on the first piece of the text."""
+    text = next(spool.texts(0, spool.boundary(min(PIECE, spool.size))), "")
+    return len(text.encode()) / max(1, len(tokenizer.encode([text])[0]))
+
+
+def _as_bytes(spool: Spool, packed: bool) -> Corpus:
+    cut = spool.held_out(spool.size, packed)
+    tokens = _mapped(spool.path, torch.uint8)
+    with spool.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    if not packed:
+        return Corpus(spool.name, digest.hexdigest(), Text(tokens[:cut]), Text(tokens[cut:]))
+    train, test = (
+        Text(tokens[a:b], torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long))
+        for a, b in ((0, cut), (cut, spool.size))
+    )
+    for text in (train, test):
+        digest.update(b"starts" + text.edges.numpy().tobytes())
+    return Corpus(spool.name, digest.hexdigest(), train, test, packed=True)
+
+
+def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
+    cut = spool.held_out(spool.size, packed)
+    digest = hashlib.sha256(f"{tokenizer.fingerprint} {packed}".encode())
+    train, test = (
+        _encode(spool, spool.spans(a, b), tokenizer, packed, path, digest.update)
+        for a, b, path in ((0, cut, spool.path.with_name("train")), (cut, spool.size, spool.path.with_name("test")))
+    )
+    return Corpus(spool.name, digest.hexdigest(), train, test, tokenizer.name, tokenizer.vocab_size, packed)
+
+
+def _encode(
+    spool: Spool,
+    spans: Iterable[Span],
+    tokenizer: Tokenizer,
+    packed: bool,
+    path: Path,
+    update: Callable[[bytes], object],
+) -> Text:
+    """Documents as ids in a file; the end of one that is not cut has the token for it."""
+    size = tokenizer.vocab_size
+    dtype = torch.uint8 if size <= 1 << 8 else torch.uint16 if size <= 1 << 16 else torch.int32
+    starts, count, num_bytes = array("q"), 0, 0
+    with path.open("wb") as file:
+        for batch in spool.pieces(spans):
+            ids: list[int] = []
+            for (text, first, last), encoded in zip(batch, tokenizer.encode([text for text, *_ in batch]), strict=True):
+                if first:
+                    starts.append(count + len(ids))
+                ids += encoded
+                if tokenizer.eos is not None and last:
+                    ids.append(tokenizer.eos)
+                num_bytes += len(text.encode())
+            tokens = torch.tensor(ids, dtype=torch.long)
+            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
+                raise InputError(
+                    f"tokenizer={tokenizer.name!r}: gives id {int(tokens.max())}, but its vocabulary ends at {size - 1}"
+                )
+            raw = tokens.to(dtype).numpy().tobytes()
+            update(raw)
+            file.write(raw)
+            count += len(ids)
+    edges = torch.tensor(starts, dtype=torch.long).unique()  # documents without a token are left out
+    edges = edges[edges < count] if packed else None
+    if edges is not None:
+        update(b"starts" + edges.numpy().tobytes())
+    update(count.to_bytes(8, "little"))
+    return Text(_mapped(path, dtype), edges, num_bytes)
+
+
+def _mapped(path: Path, dtype: torch.dtype) -> Tensor:
+    """A file as a tensor, read as far as it is used."""
+    size = path.stat().st_size // dtype.itemsize
+    return torch.from_file(str(path), size=size, dtype=dtype) if size else torch.empty(0, dtype=dtype)
