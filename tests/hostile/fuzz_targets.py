@@ -9,7 +9,6 @@ import io
 import json
 import tempfile
 import warnings
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +17,7 @@ from typing import Any
 import torch
 
 import posenc
-from posenc import cli, frequencies, position_maps
-from posenc.cli.config import dump, read
-from posenc.cli.refusal import MESSAGE, one_line
+from posenc import frequencies, position_maps
 from posenc.conformance.kinds import the_kind
 from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
@@ -41,7 +38,6 @@ from posenc.texts import COLON, literal, named, split, write
 
 SHAPE = {"dim": 8, "num_heads": 2, "head_dim": 4, "num_layers": 2, "max_positions": 16, "causal": True}
 LENGTHS = Lengths(64, 256)
-COMPARE = cli.build("compare")
 RUN = Run(
     "learned", 0, Settings(length=8, factors=(1,), steps=3, batch_size=1, dim=4, num_layers=1, num_heads=1, head_dim=2,
                            windows=2, targets=2), "digest",
@@ -120,13 +116,6 @@ def explorer(data: bytes) -> None:
     assert checked(state) == state
 
 
-def line(data: bytes) -> None:
-    """Whatever is told is one short line that no terminal obeys."""
-    told = one_line(text_of(data))
-    assert told.isprintable()
-    assert len(told) <= 2 * MESSAGE
-
-
 def gguf(data: bytes) -> None:
     """What the check accepts, the library reads without end neither of time nor of memory."""
     from gguf import GGUFReader
@@ -153,19 +142,6 @@ def index(data: bytes) -> None:
         check_folder(Path(folder))
         for shard in json.loads(data)["weight_map"].values():
             assert (Path(folder) / shard).parent == Path(folder)
-
-
-def settings(data: bytes) -> None:
-    """A file of settings, TOML where its first line has a "=": what is read is written, and read again as it was."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / ("run.toml" if b"=" in data.partition(b"\n")[0] else "run.yaml")
-        file.write_bytes(data)
-        found = read(file, COMPARE)
-        again = Path(folder) / "config.yaml"
-        told = Namespace(command="compare", typed=text_of(data), parser=COMPARE, **found)
-        again.write_text(dump(told), encoding="utf-8")
-        kept = {name: value for name, value in found.items() if name != "out" and value != []}
-        assert not kept or repr(sorted(read(again, COMPARE).items())) == repr(sorted(kept.items()))
 
 
 def cell(data: bytes) -> None:
@@ -214,8 +190,7 @@ def _taken(store: Records, name: str, data: bytes, load: Callable[[], Any]) -> A
 
 
 TARGETS = {f.__name__: f for f in (
-    encoding, schedule, method, position_map, task, words, kind, target, explorer, line, gguf, config, index, settings,
-    cell, measured, checkpoint,
+    encoding, schedule, method, position_map, task, words, kind, target, explorer, gguf, config, index, cell, measured, checkpoint,
 )}  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from hostile.fuzz_corpus import GGUFS, OPTIONS, VALUES, mutated
 from hostile.fuzz_targets import TARGETS, accepts
-from posenc.cli.refusal import one_line
 from posenc.errors import InputError
 from posenc.texts import split
 
@@ -16,7 +15,7 @@ def test_an_input_is_refused_or_holds_its_property(target):
     count = 50 if target in ("cell", "measured", "checkpoint") else 300  # these write files, or train
     taken = [accepts(target, data) for data in mutated(target, count)]
     assert any(taken)
-    assert target == "line" or not all(taken)
+    assert not all(taken)
 
 
 @pytest.mark.parametrize("name", [name for name in GGUFS if name not in ("plain", "array", "alignment 0")])
@@ -56,10 +55,3 @@ def test_long_texts_are_refused_at_once():
         split("+".join(["rope"] * 100))
     with pytest.raises(InputError, match=r"has 200000 characters; write at most 100000"):
         split("a" * 200_000)
-
-
-def test_a_message_keeps_its_start_and_its_remedy():
-    told = one_line(f"--dim {'9' * 10**5}\x1b[2J\n: give a smaller one")
-    assert told.startswith("--dim 9999")
-    assert "(100004 characters)" in told
-    assert told.endswith(": give a smaller one")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -42,10 +43,10 @@ class Settings:
     """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether other packages take part."""
 
     device: str = "cpu"
-    threads: int = 1
+    threads: Annotated[int, "threads of the measuring process (default: 1)"] = 1
     clock: str = "cpu"
-    flush_denormal: bool = False
-    peers: bool = True
+    flush_denormal: Annotated[bool, "torch.set_flush_denormal(True) while measuring"] = False
+    peers: Annotated[bool, "measure other packages too (default: True)"] = True
     effort: Effort = field(default_factory=Effort)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 
@@ -41,15 +41,15 @@ class Recipe:
         "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
     }  # fmt: skip
 
-    steps: int
-    batch_size: int
-    dim: int
-    num_layers: int
-    num_heads: int
-    head_dim: int | None
-    learning_rate: float
-    adamw_learning_rate: float
-    position_learning_rate: float
+    steps: Annotated[int, "training steps"]
+    batch_size: Annotated[int, "texts or images per step"]
+    dim: Annotated[int, "width of the model"]
+    num_layers: Annotated[int, "layers of the model"]
+    num_heads: Annotated[int, "attention heads"]
+    head_dim: Annotated[int | None, "width of a head"]
+    learning_rate: Annotated[float, "of Muon, for the model's matrices"]
+    adamw_learning_rate: Annotated[float, "of AdamW, for embedding and norms"]
+    position_learning_rate: Annotated[float, "of AdamW, for an encoding's tables"]
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -167,8 +167,10 @@ class Settings(Recipe):
     loaded with the same three. The rest: see `Recipe`.
     """
 
-    length: int = 128
-    factors: tuple[int, ...] = (1, 2, 4, 8)
+    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"] = (
+        128
+    )
+    factors: Annotated[tuple[int, ...], "test lengths over the training length"] = (1, 2, 4, 8)
     steps: int = 120
     batch_size: int = 12
     dim: int = 128
@@ -178,11 +180,14 @@ class Settings(Recipe):
     learning_rate: float = 0.05
     adamw_learning_rate: float = 0.01
     position_learning_rate: float = 0.05
-    windows: int = 24
-    targets: int = 64
-    tokenizer: str = "bytes"
+    windows: Annotated[int, "held-out passages"] = 24
+    targets: Annotated[int, "scored tokens at the end of each passage"] = 64
+    tokenizer: Annotated[
+        str,
+        "bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
+    ] = "bytes"
     vocab_size: int = 256
-    packed: bool = False
+    packed: Annotated[bool, "fill training sequences with complete documents, each with its own positions"] = False
 
     task = "text"
     tokens_by = "length"

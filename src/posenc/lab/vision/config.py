@@ -2,6 +2,7 @@
 """What a comparison of images is, as data: settings and presets."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from posenc.checks import check_value
 from posenc.encoding import Encoding
@@ -22,9 +23,11 @@ class ImageSettings(Recipe):
     decide them. The rest: see `Recipe`.
     """
 
-    image_size: int = 32
-    patch_size: int = 4
-    test_sizes: tuple[int, ...] = (16, 32, 48, 64)
+    image_size: Annotated[int, "pixels of a training image's side"] = 32
+    patch_size: Annotated[int, "pixels of a patch's side"] = 4
+    test_sizes: Annotated[tuple[int, ...], "sides of the test images; that of training is always among them"] = (
+        16, 32, 48, 64,
+    )  # fmt: skip
     steps: int = 140
     batch_size: int = 32
     dim: int = 64
@@ -34,7 +37,7 @@ class ImageSettings(Recipe):
     learning_rate: float = 0.03
     adamw_learning_rate: float = 0.005
     position_learning_rate: float = 0.03
-    images: int = 200
+    images: Annotated[int, "held-out images that are tested"] = 200
     channels: int = 3
     num_classes: int = 2
 
