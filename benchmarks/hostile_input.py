@@ -18,7 +18,7 @@ START, END = "<!-- hostile: made by benchmarks/hostile_input.py -->", "<!-- host
 
 def flags() -> tuple[list[str], int]:
     """A row for each command, and how often something was wrong."""
-    from hostile.commands import actions, cases, prepare, wrong
+    from hostile.commands import arguments, cases, prepare, wrong
 
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -34,12 +34,12 @@ def flags() -> tuple[list[str], int]:
             if faults:
                 print(case, faults, file=sys.stderr)
     rows = [
-        f"| `posenc {command}` | {len(actions(command))} | {found.total() - found['wrong']} | {found['refused']} | "
+        f"| `posenc {command}` | {len(arguments(command))} | {found.total() - found['wrong']} | {found['refused']} | "
         f"{found['accepted']} | {found['failed']} | {found['wrong']} |"
         for command, found in counts.items()
     ]
     head = [
-        "| command | flags and places | inputs | refused | done | stopped or failed | wrong |",
+        "| command | flags and positionals | inputs | refused | done | stopped or failed | wrong |",
         "|---|---|---|---|---|---|---|",
     ]
     return head + rows, sum(found["wrong"] for found in counts.values())

@@ -185,7 +185,7 @@ def commands(draw):
         text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not text.startswith("-"))
         kinds = {bool: st.booleans(), int: st.integers(0), float: st.floats(0, allow_nan=False), str: text}
         one = kinds[setting.type] if setting.type in kinds else st.sampled_from(get_args(setting.type))
-        if setting.default is MISSING or (not setting.how.exclusive and draw(st.booleans())):
+        if setting.default is MISSING or (not setting.how.unless and draw(st.booleans())):
             values[name] = draw(st.lists(one, min_size=1, max_size=4).map(tuple) if setting.many else one)
     given = {name: values.pop(name) for name in list(values) if name not in own}
     return command(**values, given=given)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from posenc.cli.command import How, record
-from posenc.cli.common import DONE, Writes, check_limits, load_model
+from posenc.cli.common import DONE, WithOutput, check_limits, load_model
 from posenc.errors import InputError, unknown
 from posenc.texts import printable
 
@@ -24,7 +24,7 @@ LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "hea
 
 
 @dataclass(kw_only=True)
-class Analyze(Writes):
+class Analyze(WithOutput):
     """Describe and plot what an encoding, your own function or a model does with positions."""
 
     subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True)]

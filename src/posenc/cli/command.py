@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
+from importlib import import_module
 from inspect import cleandoc, get_annotations
 from pathlib import Path
 from types import NoneType
@@ -43,7 +44,6 @@ class How:
         flag: its name on the command line and in files, where that is not the field's.
         positional: it is given without a flag.
         append: the flag takes one value and may be repeated.
-        exclusive: a name shared by settings of which one alone may be given.
         unless: settings which, given as flags, make the value in a file out of date.
     """
 
@@ -51,15 +51,16 @@ class How:
     flag: str = ""
     positional: bool = False
     append: bool = False
-    exclusive: str = ""
     unless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field as the command line and files have it. type: of one value; many: it takes several."""
+    """A field as the command line and files have it. section: of help, "" for a command's own fields; type: of one value;
+    many: it takes several."""
 
     field: str
+    section: str
     type: Any
     many: bool
     default: Any
@@ -78,11 +79,11 @@ class Setting:
 
     def add(self, container: Any) -> None:
         """Add it to an argparse parser or group."""
-        help_text, how = self.help, self.how
-        if self.default not in (MISSING, None, False, (), "") and "(default" not in help_text:
+        text, how = self.help, self.how
+        if not self.section and self.default not in (MISSING, None, False, (), "") and "(default" not in text:
             default = " ".join(map(str, self.default)) if isinstance(self.default, tuple) else self.default
-            help_text += f" (default: {default})"
-        more: dict[str, Any] = {"help": help_text.replace("%", "%%")}
+            text += f" (default: {default})"
+        more: dict[str, Any] = {"help": text.replace("%", "%%")}
         if self.type is bool:
             more["action"] = argparse.BooleanOptionalAction
         elif get_origin(self.type) is Literal:
@@ -115,27 +116,21 @@ class Setting:
         return [self.written, *values] if self.many and not self.how.append else [f"{self.written}={v}" for v in values]
 
 
-def settings_in(cls: type, *, defaults: bool = True) -> dict[str, Setting]:
-    """The fields of a class that have a help text, its own before those that it inherits. defaults: whether help says what
-    they are."""
+def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
+    """The fields of a class that have a help text, its own before those that it inherits."""
     found: dict[str, Setting] = {}
     for base in cls.__mro__:
         for name, hint in get_annotations(base).items():
-            if get_origin(hint) is Annotated and name not in found:
-                kind, text, *how = get_args(hint)
-                kind = (
-                    next((each for each in get_args(kind) if each is not NoneType), kind) if _optional(kind) else kind
-                )
-                many = get_origin(kind) is tuple
-                default = getattr(cls, name, MISSING) if defaults else None
-                found[name] = Setting(
-                    name, get_args(kind)[0] if many else kind, many, default, text, how[0] if how else How()
-                )
+            origin: Any = get_origin(hint)
+            if origin is not Annotated or name in found:
+                continue
+            kind, text, how = (*get_args(hint), How())[:3]
+            if NoneType in get_args(kind):
+                kind = next(each for each in get_args(kind) if each is not NoneType)
+            if many := get_origin(kind) is tuple:
+                kind = get_args(kind)[0]
+            found[name] = Setting(name, section, kind, many, getattr(cls, name, MISSING), text, how)
     return found
-
-
-def _optional(kind: Any) -> bool:
-    return NoneType in get_args(kind)
 
 
 @dataclass(kw_only=True)
@@ -175,8 +170,8 @@ class Command:
     def settings(cls) -> dict[str, Setting]:
         """Everything that a flag or a file may say, by field."""
         found = settings_in(cls)
-        for group in cls.groups().values():
-            found |= {name: each for name, each in settings_in(group, defaults=False).items() if name not in found}
+        for section, group in cls.groups().items():
+            found |= {name: each for name, each in settings_in(group, section).items() if name not in found}
         return found
 
     def config(self) -> dict[str, Any]:
@@ -202,19 +197,11 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def build(command: type[Command]) -> Parser:
     """The parser of a command; what is not given is not in its namespace."""
     parser = Parser(prog=f"posenc {command.name}", description=cleandoc(command.__doc__ or ""), epilog=command.epilog())
-    containers: dict[str, Any] = {"": parser}
-    added = settings_in(command)
-    for setting in added.values():
-        exclusive = setting.how.exclusive
-        if exclusive not in containers:
-            containers[exclusive] = parser.add_mutually_exclusive_group()
-        setting.add(containers[exclusive])
-    for title, cls in command.groups().items():
-        section = parser.add_argument_group(title)
-        new = {name: each for name, each in settings_in(cls, defaults=False).items() if name not in added}
-        for setting in new.values():
-            setting.add(section)
-        added |= new
+    sections: dict[str, Any] = {"": parser}
+    for setting in command.settings().values():
+        if setting.section not in sections:
+            sections[setting.section] = parser.add_argument_group(setting.section)
+        setting.add(sections[setting.section])
     text = "read settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence"
     parser.add_argument("--config", metavar="FILE", help=text)
     text = "print all settings as YAML, presets resolved, and do nothing else"
@@ -230,7 +217,7 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
         InputError: flags or a file that the command does not take.
         SystemExit: --help or --print-config was asked for, and printed.
     """
-    parser, known, own = build(command), command.settings(), settings_in(command)
+    parser, known = build(command), command.settings()
     flags, unread = parser.parse_known_intermixed_args(arguments)
     for word in sorted(unread, key=lambda word: not word.startswith("-")):
         name = word.partition("=")[0]
@@ -241,13 +228,8 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     path, as_json, printing = values.pop("config", None), values.pop("json", False), values.pop("print_config", False)
     if path is not None:
         in_file = read_settings(path, command)
-        exclusive = {known[name].how.exclusive for name in values} - {""}
-        current = {
-            name: value
-            for name, value in in_file.items()
-            if known[name].how.exclusive not in exclusive and values.keys().isdisjoint(known[name].how.unless)
-        }
-        values = current | values
+        values = {n: v for n, v in in_file.items() if values.keys().isdisjoint(known[n].how.unless)} | values
+    own = {name: each for name, each in known.items() if not each.section}
     missing = [each.written for name, each in own.items() if each.default is MISSING and name not in values]
     if missing:
         raise InputError(f"the following arguments are required: {', '.join(missing)}")
@@ -308,7 +290,7 @@ def _load(path: Path) -> Any:
     if path.suffix.lower() == ".toml":
         return tomllib.loads(text)
     try:
-        import yaml
+        yaml = import_module("yaml")
     except ImportError:
         raise InputError("needs PyYAML, or write TOML: pip install 'posenc[lab]'") from None
     try:

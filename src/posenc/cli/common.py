@@ -30,7 +30,7 @@ P = TypeVar("P")
 
 
 @dataclass(kw_only=True)
-class Writes(Command):
+class WithOutput(Command):
     """A command that prints a result, and may write it into a folder as well."""
 
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
@@ -147,7 +147,7 @@ def conclude(
     if command.json:
         print(json.dumps(results))
     else:
-        show(_printable(results))
+        show(results)
     if results["complete"]:
         return DONE
     print(
@@ -156,15 +156,6 @@ def conclude(
         file=sys.stderr,
     )
     return FAILED
-
-
-def _printable(value: Any) -> Any:
-    """Results with every text in them as a terminal may show it."""
-    if isinstance(value, dict):
-        return {_printable(key): _printable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_printable(each) for each in value]
-    return printable(value) if isinstance(value, str) else value
 
 
 def recording(progress: P, write: Callable[[], object]) -> P:

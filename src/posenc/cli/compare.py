@@ -16,24 +16,16 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class TextData:
-    """How text is read."""
+class Data:
+    """How data are read; what is None is the task's own."""
 
-    text_column: Annotated[str | None, "column of rows (default: text, or the only one with strings)", How("NAME")] = (
-        None
-    )
-    data_tokens: Annotated[int | None, "how much is read (default: 50 million tokens)"] = None
-
-
-@dataclass
-class ImageData:
-    """How images are read."""
-
+    text_column: Annotated[str | None, "text: column of rows (default: text, or the only one with strings)"] = None
+    data_tokens: Annotated[int | None, "text: how much is read (default: 50 million tokens)"] = None
     image_column: Annotated[
-        str | None, "column of rows with the images (default: image, or the only one that can be)", How("NAME")
+        str | None, "images: column of rows with them (default: image, or the only one that can be)"
     ] = None
     label_column: Annotated[
-        str | None, "column of rows with their classes (default: label, or the only one that can be)", How("NAME")
+        str | None, "images: column of rows with their classes (default: label, or the only one that can be)"
     ] = None
     data_images: Annotated[int | None, "how many images are drawn or read (default: 5000)"] = None
 
@@ -55,9 +47,7 @@ class Compare(Study):
     data_sha256: Annotated[
         str | None,
         "refuse data with another SHA-256 than this, which is in the config.yaml of a run",
-        How(
-            "HEX", unless=("task", "data", "tokenizer", "packed", *TextData.__annotations__, *ImageData.__annotations__)
-        ),
+        How("HEX", unless=("task", "data", "tokenizer", "packed", *Data.__annotations__)),
     ] = None
     out: str = "posenc-compare"
     seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
@@ -84,9 +74,8 @@ class Compare(Study):
         return {
             "model and training (default: the preset's)": Recipe,
             "--task text (default: the preset's)": Settings,
-            "text": TextData,
             "--task vision (default: the preset's)": ImageSettings,
-            "images": ImageData,
+            "reading --data": Data,
         }
 
     @classmethod

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, Writes
+from posenc.cli.common import DONE, FAILED, WithOutput
 
 
 @dataclass(kw_only=True)
-class Conform(Writes):
+class Conform(WithOutput):
     """Check your implementation against the authors' formulas, and say what is wrong with it."""
 
     function: Annotated[

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from posenc.cli.command import How
-from posenc.cli.common import Writes, check_limits
+from posenc.cli.common import WithOutput, check_limits
 
 if TYPE_CHECKING:
     from posenc.frequencies import Difference
@@ -15,7 +15,7 @@ BAR = 24
 
 
 @dataclass(kw_only=True)
-class Diff(Writes):
+class Diff(WithOutput):
     """Compare two frequency schedules of RoPE: what each does to every pair of channels."""
 
     first: Annotated[str, "a frequency schedule", How("SCHEDULE", positional=True)]

@@ -3,11 +3,11 @@
 
 from dataclasses import dataclass
 
-from posenc.cli.common import DONE, FAILED, WithModel, Writes
+from posenc.cli.common import DONE, FAILED, WithModel, WithOutput
 
 
 @dataclass(kw_only=True)
-class Doctor(WithModel, Writes):
+class Doctor(WithModel, WithOutput):
     """Report how a pretrained model encodes positions, and what is wrong with it."""
 
     @classmethod

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, WithModel, Writes, no_progress_bars
+from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
 from posenc.texts import literal
 
@@ -39,7 +39,7 @@ class Training:
 
 
 @dataclass(kw_only=True)
-class Extend(WithModel, Writes):
+class Extend(WithModel, WithOutput):
     """Extend a pretrained model to longer texts, or larger images; verify it and save it."""
 
     method: Annotated[
@@ -47,12 +47,14 @@ class Extend(WithModel, Writes):
         "how (below); of a vision model how tables are interpolated (default: as its source does)",
         How("M"),
     ] = None
-    factor: Annotated[float | None, "the new length over the trained one", How("F", exclusive="length")] = None
-    target_length: Annotated[int | None, "the new length in tokens", How(exclusive="length")] = None
+    factor: Annotated[
+        float | None, "the new length over the trained one", How("F", unless=("target_length", "image_size"))
+    ] = None
+    target_length: Annotated[int | None, "the new length in tokens", How(unless=("factor", "image_size"))] = None
     image_size: Annotated[
         str | None,
         "of a vision model: pixels of a square image, or height x width",
-        How("H[xW]", exclusive="length"),
+        How("H[xW]", unless=("factor", "target_length")),
     ] = None
     window_size: Annotated[int | None, "with --image-size: patches of the windows of Swin and Swin v2"] = None
     option: Annotated[
@@ -100,7 +102,7 @@ class Extend(WithModel, Writes):
             raise InputError("--method: is required; name one (posenc extend --help), or give --image-size")
         if self.window_size is not None:
             raise InputError(f"--window-size {self.window_size}: is for vision models, give --image-size with it")
-        options, training = self._options(), self._training()
+        method, options, training = self.method, self._options(), self._training()
         if self.verify_tokens is not None and self.verify_tokens < 2:
             raise InputError(f"--verify-tokens {self.verify_tokens}: must be at least 2")
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
@@ -110,7 +112,7 @@ class Extend(WithModel, Writes):
             raise InputError(f"{self.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
 
         def extended() -> Any:
-            return extend(model, self.method, factor=self.factor, target_length=self.target_length, **options)
+            return extend(model, method, factor=self.factor, target_length=self.target_length, **options)
 
         report = extended()  # a mistake shows before anything is measured
         if training is not None:
@@ -159,7 +161,7 @@ class Extend(WithModel, Writes):
         """The same for a vision model and another image size."""
         from posenc.pretrained.vision.resize import resize
 
-        for name in ("option", "text", "verify_tokens", "finetune"):
+        for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune"):
             if getattr(self, name):
                 raise InputError(f"{name}: is for language models, leave it out beside --image-size")
         self._training()  # refuses settings of a fine-tuning

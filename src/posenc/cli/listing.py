@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from posenc.cli.command import How
-from posenc.cli.common import Writes
+from posenc.cli.common import WithOutput
 
 
 @dataclass(kw_only=True)
-class List(Writes):
+class List(WithOutput):
     """List every encoding, schedule, method and task: what it is, its paper, its options."""
 
     def run(self) -> int:
@@ -19,7 +19,7 @@ class List(Writes):
 
 
 @dataclass(kw_only=True)
-class Cite(Writes):
+class Cite(WithOutput):
     """Print the BibTeX entries of an encoding's papers."""
 
     encoding: Annotated[str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True)]
