@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
-from posenc.measuring.machine import describe
-from posenc.measuring.memory import peak
+from posenc.lab.machine import describe, peak
 from posenc.transformer import Transformer, TransformerConfig
 
 KEPT, PAGE = Path("benchmarks/plan.json"), Path("docs/plan.md")

@@ -19,8 +19,7 @@ from pydoc_data.topics import topics
 import torch
 
 from posenc.lab.data import load
-from posenc.measuring.machine import cores, cpu
-from posenc.measuring.memory import peak
+from posenc.lab.machine import cores, cpu, peak
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
 START, END = "<!-- speed: made by benchmarks/reading_data.py -->", "<!-- speed ends -->"

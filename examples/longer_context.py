@@ -16,7 +16,7 @@ import torch
 from rich.progress import track
 
 import posenc
-from posenc.measuring.statistics import estimate
+from posenc.lab.statistics import estimate
 from posenc.pretrained import anatomy, loss_by_position
 
 ARMS = (

@@ -20,7 +20,7 @@ import torch
 
 from posenc.encodings import LogN, Mapped, Rotary
 from posenc.lab import config, data, evaluate, train
-from posenc.measuring.statistics import estimate
+from posenc.lab.statistics import estimate
 
 S = config.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
 ROPE = Rotary(32)

@@ -15,7 +15,7 @@ import posenc
 from posenc.analysis import analyze
 from posenc.bias import Relative
 from posenc.conformance import check
-from posenc.engines import Here
+from posenc.lab.engines import Here
 from posenc.lab import compare, config, data
 from posenc.report.page import page
 

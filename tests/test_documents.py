@@ -19,12 +19,12 @@ from unittest.mock import patch
 import pytest
 
 from posenc import cli
-from posenc.bench.plan import plan
 from posenc.conformance.kinds import KINDS
 from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
-from posenc.evals.config import settings_of
 from posenc.frequencies import diff
+from posenc.lab.bench.study import plan
+from posenc.lab.evals.config import settings_of
 from posenc.pretrained.methods import Lengths
 from posenc.pretrained.methods import plan as plan_extension
 from posenc.report import explorer

@@ -10,8 +10,8 @@ import torch
 from posenc.lab import data
 from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import accuracy
+from posenc.lab.statistics import estimate
 from posenc.lab.train import build
-from posenc.measuring.statistics import estimate
 from posenc.tasks.haystack import pydoc
 from test_examples import EXAMPLES, example
 

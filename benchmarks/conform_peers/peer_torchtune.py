@@ -4,7 +4,7 @@ from functools import cache
 
 from shared import LONGEST, from_angles
 
-from posenc.bench.case import single_file
+from posenc.lab.bench.case import single_file
 
 PACKAGE = "torchtune"
 rope = single_file("torchtune", "modules/position_embeddings.py")

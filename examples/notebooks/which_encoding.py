@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 import posenc
 from posenc.analysis import plots, scores
-from posenc.engines import Here
+from posenc.lab.engines import Here
 from posenc.lab import compare, config, data
 
 NAMES = ("sinusoidal", "learned", "rope", "alibi")

@@ -17,7 +17,7 @@ from posenc.positions import Positions
 if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.bibliography import cite
-    from posenc.evals.run import evaluate
+    from posenc.lab.evals.study import evaluate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
     from posenc.pretrained.extend import extend, restore
@@ -48,7 +48,7 @@ _LAZY = {
     "cite": "posenc.bibliography",
     "convert_layout": "posenc.rotation.layout",
     "doctor": "posenc.pretrained.doctor",
-    "evaluate": "posenc.evals.run",
+    "evaluate": "posenc.lab.evals.study",
     "extend": "posenc.pretrained.extend",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",

@@ -4,15 +4,15 @@ from functools import partial
 
 import pytest
 import torch
+from posenc.measuring import memory
 
 from posenc import ALiBi, Encoding, InputError, Positions, create, explain
 from posenc.attention import attention, posed
 from posenc.backends import call, fused, sdpa, tiles
 from posenc.backends.lower import lower, obstacle
 from posenc.backends.operator import attend
-from posenc.bench.memory import apart
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
-from posenc.measuring import memory
+from posenc.lab.bench.measure import apart
 from posenc.positions.regions import Region
 
 B, H, D = 2, 4, 6

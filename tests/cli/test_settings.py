@@ -14,14 +14,14 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evals.conftest import VOCABULARY
+from lab.evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli.command import as_yaml, parse, settings_in, with_flags
 from posenc.cli.common import one_line, one_line_warnings
 from posenc.errors import InputError
-from posenc.evals.config import PRESETS as EVALUATIONS
-from posenc.evals.config import preset_of, settings_of
 from posenc.lab.compare import Comparison
+from posenc.lab.evals.config import PRESETS as EVALUATIONS
+from posenc.lab.evals.config import preset_of, settings_of
 from posenc.lab.tasks import TASKS
 from references import PATIENCE
 from references.small_models import small_model
@@ -149,6 +149,8 @@ def test_without_pyyaml_toml_is_read(tmp_path, monkeypatch):
     ("message", "shown"),
     [
         ("num_layers=0: must be at least 1", "--num-layers 0: must be at least 1"),
+        ("directory='/proc/x': No such file", "--out /proc/x: No such file"),
+        ("out='': name a folder", "--out '': name a folder"),
         ("data_sha256: has changed", "--data-sha256: has changed"),
         ("--steps 0: must be at least 1", "--steps 0: must be at least 1"),
         ("encodings=rope:x=1: unknown option", "--encodings rope:x=1: unknown option"),
@@ -223,9 +225,9 @@ def test_every_command_with_a_folder_writes_it(tmp_path, capsys):
 def test_a_comparison_comes_back_complete_without_its_preset(task, preset, tmp_path, monkeypatch, capsys):
     asked = []
 
-    def planned(comparison, corpus, directory, *, progress, **_):
+    def planned(comparison, corpus, directory, *, begin, **_):
         asked.append((comparison, corpus.digest))
-        progress.planned(0, 0, 0)
+        begin()
         raise InputError("far enough")
 
     monkeypatch.setattr("posenc.lab.compare.compare", planned)

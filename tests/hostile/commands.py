@@ -13,7 +13,6 @@ import transformers
 from tokenizers import models, pre_tokenizers
 
 from posenc import cli
-from posenc.lab.sweep import Interrupted
 from references.small_models import small_model
 
 VALUES = {
@@ -113,14 +112,14 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
     out, err = io.StringIO(), io.StringIO()
-    stop = mock.Mock(side_effect=Interrupted), mock.Mock(side_effect=KeyboardInterrupt)
+    stop = mock.Mock(side_effect=KeyboardInterrupt)
     arguments = case.arguments(files)
     with (
         contextlib.chdir(here),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        mock.patch("posenc.lab.compare.sweep", stop[0]),
-        mock.patch("posenc.bench.run.Workers.measure", stop[1]),
+        mock.patch("posenc.lab.engines.ProcessPool.run", stop),
+        mock.patch("posenc.lab.bench.worker.Workers.measure", stop),
         mock.patch("webbrowser.open"),
         mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):

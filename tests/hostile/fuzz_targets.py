@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from posenc.measuring.records import Damaged, Records
 
 import posenc
 from posenc import frequencies, position_maps
@@ -22,14 +23,13 @@ from posenc.conformance.kinds import the_kind
 from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
-from posenc.evals import store as evaluation
-from posenc.evals.config import Cell
 from posenc.lab.checkpoint import loaded
 from posenc.lab.config import Run, Settings
 from posenc.lab.data import Text
+from posenc.lab.evals import store as evaluation
+from posenc.lab.evals.config import Cell
 from posenc.lab.store import Store
 from posenc.lab.train import Training
-from posenc.measuring.records import Damaged, Records
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
 from posenc.report.explorer import checked

@@ -28,7 +28,7 @@ from posenc import Encoding, InputError, Positions
 from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
 from posenc.frequencies import Frequencies
-from posenc.measuring.statistics import estimate, t_quantile, wilson
+from posenc.lab.statistics import estimate, t_quantile, wilson
 from posenc.transformer import Transformer, TransformerConfig
 from posenc.vision import VisionConfig, VisionTransformer
 

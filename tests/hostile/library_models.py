@@ -14,8 +14,8 @@ import torch
 import posenc
 from hostile.library import HEADS, Row
 from posenc import analysis, tasks
-from posenc.evals.config import Settings as EvalSettings
 from posenc.lab.config import Settings
+from posenc.lab.evals.config import Settings as EvalSettings
 from posenc.lab.vision.config import ImageSettings
 from posenc.pretrained.nbce import combine
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from hostile.faults import Calls, damages, scratch, snapshot
 from hostile.runs import Tally, _plain
-from posenc.engines import Here
 from posenc.errors import InputError
 from posenc.lab import data
 from posenc.lab.compare import Comparison, Progress, compare
 from posenc.lab.config import Settings
 from posenc.lab.data import Corpus
+from posenc.lab.engines import Here
 
 TEXT = b"".join(b"line %d says that %d follows.\n" % (n, n + 1) for n in range(400))
 SIZES = Settings(

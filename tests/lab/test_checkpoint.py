@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from posenc.measuring.records import Damaged, Records
 from safetensors.torch import load, save
 
 from hostile.faults import damages
@@ -15,7 +16,6 @@ from posenc.lab.checkpoint import Checkpoints, _digest, loaded, names
 from posenc.lab.config import Run
 from posenc.lab.measure import measure
 from posenc.lab.train import Training
-from posenc.measuring.records import Damaged, Records
 
 OFTEN = 1e-9
 """Minutes between two checkpoints."""

@@ -12,7 +12,7 @@ from lab.conftest import spelled
 from posenc import InputError
 from posenc.lab.data import Corpus, load, making
 from posenc.lab.data.tokenizers import Tokenizer
-from posenc.measuring.memory import measurable, peak
+from posenc.lab.machine import measurable, peak
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from posenc.measuring.statistics import estimate, wilson
+from posenc.lab.statistics import estimate, wilson
 
 METHODS = ("none", "cut_off", "ntk:factor=4", "rerope:window=256")
 LENGTHS = (512, 2048, 4096)

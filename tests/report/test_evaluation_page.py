@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from posenc.evals.run import evaluate
+from posenc.lab.evals.study import evaluate
 from posenc.report import eval_figures as figures
+from posenc.report import evaluation
 from posenc.report.eval_figures import newcombe
-from posenc.report.evaluation import Terminal, difference, methods, page, value, within
-from posenc.report.terminal import ShowsProgress
+from posenc.report.evaluation import difference, methods, page, show, value, within
+from posenc.report.terminal import Display
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer
 from report.eval_results import DEPTHS, LENGTHS, METHODS, results, without
@@ -200,7 +201,7 @@ def test_running_text_has_its_loss_alone(html, found):
 
 def test_newcombe_is_that_of_his_paper():
     """56/70 against 48/80, and 10/10 against 0/20: Newcombe 1998, table II, method 10."""
-    from posenc.measuring.statistics import wilson
+    from posenc.lab.statistics import wilson
 
     def share(hits, count):
         low, high = wilson(hits, count)
@@ -280,7 +281,7 @@ def test_names_cannot_inject_markup():
 
 
 def test_the_terminal_shows_every_task(found, tmp_path, capsys):
-    Terminal(str(tmp_path)).show(found)
+    show(found, str(tmp_path))
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines()[:-2])) <= 140
     for sentence in found["answer"]:
@@ -294,7 +295,7 @@ def test_the_terminal_shows_every_task(found, tmp_path, capsys):
 
 def test_the_terminal_fits_many_depths_and_what_was_interrupted(tmp_path, capsys):
     many = results(depths=[i / 8 for i in range(9)], methods=(*METHODS, "self_extend:window=512:group=8"))
-    Terminal(str(tmp_path)).show(without(many, lambda method, cell: (method, cell["depth"]) != ("cut_off", 0.0)))
+    show(without(many, lambda method, cell: (method, cell["depth"]) != ("cut_off", 0.0)), str(tmp_path))
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines()[:-2])) <= 140
     assert "depth 50 %" in told
@@ -306,9 +307,9 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
     """At 80 columns and five depths the columns tokens and method were squeezed to nothing."""
     shown = StringIO()
     monkeypatch.setattr(
-        Terminal, "stdout", staticmethod(lambda: Console(file=shown, width=width, highlight=False, color_system=None))
+        evaluation, "stdout", lambda: Console(file=shown, width=width, highlight=False, color_system=None)
     )
-    Terminal(str(tmp_path)).show(found)
+    show(found, str(tmp_path))
     table = shown.getvalue().partition("passkey: right")[2].partition("variable_tracking: right")[0]
     for length in (2048, 4096):
         for method in METHODS:
@@ -320,48 +321,14 @@ def test_no_name_is_lost_in_a_narrow_terminal(found, tmp_path, monkeypatch, widt
     assert "Computed in bfloat16, in which this machine" in " ".join(shown.getvalue().split())
 
 
-def test_the_terminal_says_how_long_the_rest_takes_from_the_first_cell_on(tmp_path, capsys, monkeypatch):
-    """Also where there is no terminal. What was here already tells nothing of the speed."""
-    clock = iter([0.0, 100.0, 160.0, 160.0, 550.0, 550.0, 1000.0, 1000.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    terminal = Terminal(str(tmp_path))
-    terminal.progress.planned(10, 2, 1000)
-    terminal.progress.advanced("passkey, none", 100)
-    terminal.progress.finished("passkey, none, depth 0")
-    terminal.progress.told("passkey, none")
-    for _ in range(7):
-        terminal.progress.finished("all cells")
-    for method, work in (("none", 400), ("yarn", 495)):  # after the last cell, and rounded
-        terminal.progress.advanced(f"attention, {method}", work)
-        terminal.progress.told(f"attention, {method}: 3 texts of 512 tokens")
-    first, second, last = capsys.readouterr().err.splitlines()[1:]
-    assert first == "[3/10] elapsed 1:00, about 9:00 left: passkey, none"
-    assert second == "[10/10] elapsed 7:30, about 7:30 left: attention, none: 3 texts of 512 tokens"
-    assert last == "[10/10] elapsed 15:00: attention, yarn: 3 texts of 512 tokens"
-
-
 def test_elapsed_and_left_are_told_apart():
     clock = iter([0.0, *[30.0] * 20])
-    bar = Progress(
-        *ShowsProgress(".").bar.columns, console=Console(file=StringIO(), width=120), get_time=lambda: next(clock)
-    )
+    bar = Progress(*Display(".").bar.columns, console=Console(file=StringIO(), width=120), get_time=lambda: next(clock))
     task = bar.add_task("facts", total=100)
     rows = [bar.columns[-1].render(bar.tasks[0])]
     bar.update(task, completed=25)
     rows.append(bar.columns[-1].render(bar.tasks[0]))
     assert [str(each) for each in rows] == ["elapsed 0:30", "elapsed 0:30, about 1:30 left"]
-
-
-def test_the_terminal_counts_cells(tmp_path, capsys):
-    terminal = Terminal(str(tmp_path))
-    with terminal:
-        terminal.progress.planned(3, 1, 100)
-        terminal.progress.advanced("passkey, none", 50)
-        terminal.progress.finished("passkey, none, depth 0")
-        terminal.progress.told("passkey, none: 50 % right")
-    told = capsys.readouterr().err
-    assert "1 of 3 cells are here already" in told
-    assert re.search(r"\[2/3\] .*passkey, none: 50 % right\n$", told)
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +354,7 @@ def test_what_the_engine_measures_makes_a_page(measured, capsys):
         assert ranked["method"] in seen
     for task in found["tasks"]:
         assert task["source"].replace("`", "") in seen.replace(" , ", ", ").replace(" )", ")").replace("( ", "(")
-    Terminal(str(directory)).show(found)
+    show(found, str(directory))
     assert max(map(len, capsys.readouterr().out.splitlines()[:-2])) <= 140
 
 

@@ -18,7 +18,7 @@ from posenc.blocks import Block
 from posenc.checks import checked
 from posenc.encodings import from_spec
 from posenc.errors import InputError
-from posenc.measuring.statistics import estimate
+from posenc.lab.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.anatomy import unwrapped
 from posenc.transformer import Transformer

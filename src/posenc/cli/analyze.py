@@ -56,7 +56,7 @@ class Analyze(WithOutput):
         from posenc.files import Folder
         from posenc.pretrained.load import needs
         from posenc.report.analysis import page, results
-        from posenc.report.terminal import ShowsProgress
+        from posenc.report.terminal import Display
 
         needs("matplotlib", "lab")
         check_limits(self, **LIMITS)
@@ -64,7 +64,7 @@ class Analyze(WithOutput):
             self.out = os.path.abspath(self.out)  # the analysed code may change the folder
         sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         started = time.perf_counter()
-        with prints_aside(), ShowsProgress(self.out or ".") as shown:  # what the analysed code prints goes to stderr
+        with prints_aside(), Display(self.out or ".") as shown:  # what the analysed code prints goes to stderr
             target, tokenizer = self._target()
             subject = subject_of(
                 target,

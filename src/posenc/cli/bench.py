@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc bench."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from posenc.cli.command import Command, How, record
-from posenc.cli.common import FAILED, conclude, one_line_warnings, recording
+from posenc.cli.common import FAILED, conclude, one_line_warnings
 
 
 @dataclass(kw_only=True)
@@ -24,14 +25,14 @@ class Bench(Command):
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        from posenc.bench.harness import Effort
-        from posenc.bench.plan import Settings
+        from posenc.lab.bench.study import Settings
+        from posenc.lab.bench.timing import Effort
 
         return {"how it is measured": Settings, "effort (default: the preset's)": Effort}
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.bench.cases import CASES
+        from posenc.lab.bench.cases import CASES
 
         width = max(map(len, CASES))
         return (
@@ -44,12 +45,14 @@ class Bench(Command):
     def run(self) -> int:
         import torch
 
-        from posenc.bench.harness import Effort
-        from posenc.bench.plan import QUICK, QUICK_EFFORT, STANDARD, Settings, plan
-        from posenc.bench.run import bench
-        from posenc.bench.table import markdown
-        from posenc.measuring.machine import check_present
-        from posenc.report.speed import Terminal, page
+        from posenc.lab.bench import study
+        from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, Settings, plan
+        from posenc.lab.bench.table import markdown
+        from posenc.lab.bench.timing import Effort
+        from posenc.lab.machine import check_present
+        from posenc.lab.study import Interrupted, run
+        from posenc.report.speed import page, show
+        from posenc.report.terminal import Display
 
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         check_present(device)
@@ -62,15 +65,19 @@ class Bench(Command):
         trials = plan(self.cases, self.lengths, self.modes, self.dtypes, self.memory, preset)
         resolved = {"device": device, "threads": settings.threads, "peers": settings.peers}
         resolved |= {"flush_denormal": settings.flush_denormal, "rounds": effort.rounds, "patience": effort.patience}
-        with Terminal(self.out) as terminal, one_line_warnings(self.name):
-            results = bench(
-                trials,
-                settings,
-                self.out,
-                progress=recording(terminal.progress, lambda: record(self.out, self, **resolved)),
-                command=self.typed,
-                render={"table.md": markdown, "report.html": page},
-            )
-        code = conclude(self, results, terminal.show, results["trials_finished"], results["trials_planned"], "trials")
+        with Display(self.out) as display, one_line_warnings(self.name):
+            try:
+                results = run(
+                    study.Bench(trials, settings),
+                    self.out,
+                    progress=display,
+                    command=self.typed,
+                    pages={"table.md": markdown, "report.html": page},
+                    begin=lambda: record(self.out, self, **resolved),
+                )
+            except Interrupted:
+                print("posenc bench: interrupted before a trial had finished; nothing was stored", file=sys.stderr)
+                return FAILED
+        code = conclude(self, results, show, results["trials_finished"], results["trials_planned"], "trials")
         ours = [row for trial in results["trials"] for row in trial["rows"] if row["package"] is None]
         return FAILED if any(row["status"] in ("failed", "differs") for row in ours) else code

@@ -7,23 +7,21 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import Command, How, record
 from posenc.errors import InputError
 from posenc.texts import printable
 
 if TYPE_CHECKING:
-    from posenc.engines import Engine
+    from posenc.lab.engines import Engine
 
 DONE, FAILED, USAGE = 0, 1, 2
 LONGEST_MESSAGE = 2400
 """Characters of an error message that are shown."""
-
-P = TypeVar("P")
 
 
 # ---------------------------------------------------------------- settings
@@ -111,9 +109,9 @@ def make_engine(options: Study, local: str = "local", **more: Any) -> "Engine":
     """The engine that a study asks for. local: what "local" is for this command.
 
     Raises:
-        InputError: see `posenc.engines.create`.
+        InputError: see `posenc.lab.engines.create`.
     """
-    from posenc.engines import create
+    from posenc.lab.engines import create
 
     given = {name: getattr(options, name) for name in ("address", "cpus_per_cell", "gpus_per_cell")}
     return create(local if options.engine == "local" else options.engine, **given, **more)
@@ -136,9 +134,9 @@ def check_unchanged(what: str, setting: str, stated: str | None, actual: str) ->
 
 
 def conclude(
-    command: Command,
+    command: Any,
     results: dict[str, Any],
-    show: Callable[[dict[str, Any]], object],
+    show: Callable[[dict[str, Any], str], object],
     finished: int,
     planned: int,
     what: str,
@@ -147,7 +145,7 @@ def conclude(
     if command.json:
         print(json.dumps(results))
     else:
-        show(results)
+        show(results, command.out)
     if results["complete"]:
         return DONE
     print(
@@ -156,18 +154,6 @@ def conclude(
         file=sys.stderr,
     )
     return FAILED
-
-
-def recording(progress: P, write: Callable[[], object]) -> P:
-    """A study's progress hooks, of which `planned` also writes config.yaml: all checks have passed by then, and nothing
-    has been measured."""
-    hooks: Any = progress
-
-    def planned(*counts: int) -> None:
-        write()
-        hooks.planned(*counts)
-
-    return replace(hooks, planned=planned)
 
 
 def one_line(message: object) -> str:
@@ -223,7 +209,7 @@ def load_model(
     `posenc.load`."""
     import torch
 
-    from posenc.measuring.machine import check_present
+    from posenc.lab.machine import check_present
     from posenc.pretrained.load import load, needs
     from posenc.pretrained.precision import chosen_because, stored_dtype
 

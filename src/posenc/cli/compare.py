@@ -2,11 +2,12 @@
 """posenc compare."""
 
 import sys
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How, record
-from posenc.cli.common import FAILED, Study, check_unchanged, conclude, make_engine, one_line_warnings, recording
+from posenc.cli.common import FAILED, Study, check_unchanged, conclude, make_engine, one_line_warnings
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ class Compare(Study):
     sequence_shards: Annotated[
         int, "how many of those processes share each sequence, for long ones; the others share the batch"
     ] = 1
-    checkpoint_every: Annotated[
+    checkpoint_minutes: Annotated[
         float,
         "store unfinished trainings this often, so that a killed comparison continues from there; 0: never",
-        How("MINUTES"),
+        How("MINUTES", flag="checkpoint_every"),
     ] = 10.0
 
     @classmethod
@@ -93,14 +94,13 @@ class Compare(Study):
             return self._compare()
 
     def _compare(self) -> int:
-        from posenc.engines import Interrupted
         from posenc.lab.compare import compare
-        from posenc.lab.config import Run
         from posenc.lab.launcher import launched
-        from posenc.lab.store import Cell
+        from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
+        from posenc.report.compared import show
         from posenc.report.page import page
-        from posenc.report.terminal import Terminal
+        from posenc.report.terminal import Display, about
 
         for flag, value, default in (("workers", self.workers, None), ("engine", self.engine, "local")):
             if value != default and launched():
@@ -111,26 +111,29 @@ class Compare(Study):
         engine = make_engine(self, workers=self.workers)
         comparison, corpus = self.read()
         tracking = Tracking(self.track, self.out)
-        with (
-            Terminal(self.out, lambda: self.share_of_quick(comparison)) as terminal,
-            one_line_warnings(self.name),
-        ):
 
-            def finished(run: Run, cell: Cell) -> None:
-                terminal.progress.finished(run, cell)
-                tracking.finished(run, cell)
+        def hint(seconds: float) -> str:
+            share = self.share_of_quick(comparison)
+            if share is None:
+                return ""
+            return f"; --preset quick would take about {about(seconds * share)} (Ctrl-C stops and keeps finished runs)"
 
+        class Tracked(Display):
+            def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
+                super().finished(what, measured, done)
+                for run, cell in measured.items():
+                    tracking.finished(run, cell)
+
+        with Tracked(self.out, hint) as display, one_line_warnings(self.name):
             try:
                 results = compare(
                     comparison,
                     corpus,
                     self.out,
                     engine=engine,
-                    checkpoint_minutes=self.checkpoint_every,
-                    progress=recording(
-                        replace(terminal.progress, finished=finished),
-                        lambda: record(self.out, self, data_sha256=corpus.digest),
-                    ),
+                    checkpoint_minutes=self.checkpoint_minutes,
+                    progress=display,
+                    begin=lambda: record(self.out, self, data_sha256=corpus.digest),
                     command=self.typed,
                     render=page,
                 )
@@ -138,7 +141,7 @@ class Compare(Study):
                 print("posenc compare: interrupted before a run had finished; nothing was stored", file=sys.stderr)
                 return FAILED
         runs = results["runs"]
-        return conclude(self, results, terminal.show, runs["finished"], runs["planned"], "runs")
+        return conclude(self, results, show, runs["finished"], runs["planned"], "runs")
 
     @property
     def _task(self) -> Any:

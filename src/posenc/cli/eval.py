@@ -15,7 +15,6 @@ from posenc.cli.common import (
     conclude,
     make_engine,
     one_line_warnings,
-    recording,
 )
 from posenc.errors import InputError
 
@@ -42,13 +41,13 @@ class Eval(WithModel, Study):
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        from posenc.evals.config import Settings
+        from posenc.lab.evals.config import Settings
 
         return {"what is measured (default: the preset's)": Settings}
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.evals.config import PRESETS
+        from posenc.lab.evals.config import PRESETS
         from posenc.tasks import TASKS
         from posenc.texts import summary
 
@@ -68,19 +67,19 @@ class Eval(WithModel, Study):
         )
 
     def config(self) -> dict[str, Any]:
-        from posenc.evals.config import settings_of
+        from posenc.lab.evals.config import settings_of
 
         return super().config() | asdict(settings_of(self.preset, **self.given)) | {"preset": None}
 
     def run(self) -> int:
-        from posenc.engines import Interrupted
-        from posenc.evals.config import digests, settings_of
-        from posenc.evals.job import fingerprint
-        from posenc.evals.run import evaluate
         from posenc.files import Folder
+        from posenc.lab.evals.config import digests, settings_of
+        from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.launcher import launched
+        from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
-        from posenc.report.evaluation import Terminal, page
+        from posenc.report.evaluation import page, show
+        from posenc.report.terminal import Display
 
         if launched():
             raise InputError(
@@ -100,7 +99,7 @@ class Eval(WithModel, Study):
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")
         check_unchanged(self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
-        with Terminal(self.out) as terminal, one_line_warnings(self.name):
+        with Display(self.out) as display, one_line_warnings(self.name):
             try:
                 results = evaluate(
                     model,
@@ -110,9 +109,10 @@ class Eval(WithModel, Study):
                     name=self.model,
                     engine=engine,
                     attention=self.attention,
-                    progress=recording(terminal.progress, lambda: record(self.out, self, **resolved)),
+                    progress=display,
                     command=self.typed,
                     render=page,
+                    begin=lambda: record(self.out, self, **resolved),
                     **self.given,
                 )
             except Interrupted:
@@ -121,4 +121,4 @@ class Eval(WithModel, Study):
         if results["complete"]:
             tracking.evaluated(results)
         cells = results["cells"]
-        return conclude(self, results, terminal.show, cells["finished"], cells["planned"], "cells")
+        return conclude(self, results, show, cells["finished"], cells["planned"], "cells")

@@ -94,7 +94,7 @@ class Extend(WithModel, WithOutput):
         from posenc.pretrained.precision import AUTO, HALF, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.resuming import Checkpoint, remove
         from posenc.pretrained.verify import TUNED
-        from posenc.report.terminal import ShowsProgress
+        from posenc.report.terminal import Display
 
         if self.image_size is not None:
             return self._resize(self.image_size)
@@ -125,7 +125,7 @@ class Extend(WithModel, WithOutput):
         tuned: Finetuning | None = None
         results["precision"] = chosen_because(model)
         printed: list[object] = [report, f"computed in {results['precision']}"]
-        with ShowsProgress(self.out or ".") as shown:
+        with Display(self.out or ".") as shown:
             reader = self._before_and_after(text, model, tokenizer, report, extended, shown) if self.verify else None
             if training is not None:
                 tuned = self._finetuned(model, tokenizer, training, shown)

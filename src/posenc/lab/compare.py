@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-import json
-import os
-import platform
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import posenc
 from posenc.composites import PerLayer
-from posenc.engines import Engine, Interrupted, Pace, create
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Recipe, Run
+from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.launcher import Together, follow
-from posenc.lab.measure import work
+from posenc.lab.machine import describe, flushed_denormals
+from posenc.lab.measure import measure, work
 from posenc.lab.parallel import Processes, processes
-from posenc.lab.store import Cell, Store
-from posenc.lab.sweep import sweep
+from posenc.lab.results import Cell
+from posenc.lab.study import Progress, Results, Study, run
 from posenc.lab.task import Corpus
 from posenc.lab.tasks import task_of
 from posenc.lab.train import build
-from posenc.measuring.machine import cpu
 
-__all__ = ["Comparison", "Progress", "compare"]
+__all__ = ["Compare", "Comparison", "Progress", "compare"]
 
-SCHEMA = 1
 MOST_SEEDS = 1000
 
 
@@ -69,18 +62,18 @@ class Comparison:
             InputError: unknown encodings or ones that do not fit the model, no seed, data that do not serve.
         """
         if not 1 <= self.seeds <= MOST_SEEDS:
-            raise InputError(f"--seeds {self.seeds}: must lie between 1 and {MOST_SEEDS}")
+            raise InputError(f"seeds={self.seeds}: must lie between 1 and {MOST_SEEDS}")
         if not self.encodings:
-            raise InputError("--encodings: name at least one")
+            raise InputError("encodings: name at least one")
         twice = {e for e in self.encodings if self.encodings.count(e) > 1}
         if twice:
-            raise InputError(f"--encodings: {', '.join(sorted(twice))} is named twice")
+            raise InputError(f"encodings: {', '.join(sorted(twice))} is named twice")
         task_of(self.settings).check(corpus, self.settings)
         for encoding in self.encodings:
             try:
                 _try(Run.of(encoding, 0, self.settings, corpus.digest))
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                raise InputError(f"--encodings {encoding}: {first_line(error)}") from None
+                raise InputError(f"encodings={encoding}: {first_line(error)}") from None
 
 
 @torch.no_grad()
@@ -89,9 +82,7 @@ def _try(run: Run) -> None:
     task, model = task_of(run.settings), build(run)
     parts, layers = model.encoding, run.settings.num_layers
     if isinstance(parts, PerLayer) and len(list(parts)) > layers:
-        raise InputError(
-            f"names {len(list(parts))} layers, the model has {layers}: pass --num-layers {len(list(parts))}"
-        )
+        raise InputError(f"names {len(list(parts))} layers, the model has {layers}: pass num_layers={len(list(parts))}")
     for arm in task.arms(run.encoding, model.encoding, run.settings):
         for condition in run.settings.conditions:
             model.encoding = arm.at(condition)
@@ -99,19 +90,62 @@ def _try(run: Run) -> None:
                 model(task.example(run.settings, condition), arm.positions(condition))
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a comparison tells about its course: hooks that default to silence.
+class Compare(Study[Run, Cell]):
+    """A comparison as a study: a cell is a run."""
 
-    estimated: how many seconds it will take, once a few steps have shown it. reported: results of some seeds, of how
-    many, are written.
-    """
+    name = "compare"
+    unit = "runs"
 
-    planned: Callable[[int, int, int], None] = lambda runs, kept, work: None
-    advanced: Callable[[Run, int], None] = lambda run, work: None
-    finished: Callable[[Run, Cell], None] = lambda run, cell: None
-    estimated: Callable[[float], None] = lambda seconds: None
-    reported: Callable[[int, int], None] = lambda seeds, planned: None
+    def __init__(self, comparison: Comparison, corpus: Corpus, checkpoints: Checkpoints) -> None:
+        self.comparison = comparison
+        self.corpus = corpus
+        self.checkpoints = checkpoints
+
+    def check(self) -> None:
+        self.comparison.check(self.corpus)
+
+    def cells(self) -> list[Run]:
+        return self.comparison.runs(self.corpus)
+
+    def record(self, cell: object) -> type[Any]:
+        return Cell
+
+    def facts(self, cell: Run) -> Mapping[str, Any]:
+        return cell.facts()
+
+    def work(self, job: Sequence[Run]) -> float:
+        return sum(map(work, job))
+
+    def describe(self, job: Sequence[Run]) -> str:
+        return f"{job[0].encoding}, seed {job[0].seed}"
+
+    def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, Cell]:
+        with flushed_denormals():
+            return {run: measure(run, self.corpus, tick, self.checkpoints) for run in job}
+
+    def stored(self, cell: Run, measured: Cell) -> None:
+        self.checkpoints.remove(cell)
+
+    def presentable(self, done: Mapping[Run, Cell]) -> list[Run]:
+        seeds = self.comparison.seeds_in(done)
+        return [run for run in done if run.seed < seeds]
+
+    def results(self, done: Mapping[Run, Cell]) -> dict[str, Any]:
+        settings, corpus = self.comparison.settings, self.corpus
+        task = task_of(settings)
+        rows = task.ranked(done, settings)
+        return {
+            "task": task.name,
+            "settings": settings.said() | {"encodings": list(self.comparison.encodings)},
+            "seeds": list(range(self.comparison.seeds)),
+            "seeds_finished": self.comparison.seeds_in(done),
+            "data": corpus.facts(),
+            "machine": describe(torch.device("cpu")),
+            "answer": task.answer(rows, corpus, settings),
+            **task.numbers(rows, corpus, settings),
+            "limits": task.limits(rows, corpus, settings),
+            "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
+        }
 
 
 def compare(
@@ -122,130 +156,35 @@ def compare(
     workers: int | None = None,
     engine: Engine | None = None,
     checkpoint_minutes: float = 0,
-    progress: Progress = Progress(),
+    progress: Progress | None = None,
     command: str = "",
-    render: Callable[[dict[str, Any]], str] | None = None,
+    render: Callable[[Results], str] | None = None,
+    begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Run a comparison into a folder; finished runs that are there already are kept. Returns what results.json holds;
-    `render`, such as `posenc.report.page.page`, makes report.html of it; both are written as soon as every encoding has a
-    seed in common, with "running": true, and again with every further one. engine: where runs are trained, see
-    `posenc.engines`; unless there is one, in `workers` processes of this machine, one a core. Inside
-    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. Trainings are kept on their
-    way every `checkpoint_minutes`, 0 is never. Files that are there and cannot be used are set aside with a warning.
+    """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
+    what results.json holds; `render`, such as `posenc.report.page.page`, makes report.html of it. Both are written as soon
+    as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
+    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. Inside
+    `posenc.lab.launcher.together` all processes call this alike, and they are the engine. A training is saved every
+    `checkpoint_minutes`, 0 is never, and goes on from there.
 
     Raises:
-        InputError: settings, data or folder that cannot serve, another run in the folder, or a loss that diverged.
-        Interrupted: Ctrl-C before a single run had finished; afterwards what was measured is reported, with
-        "complete": false.
+        InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
+        Interrupted: Ctrl-C before a single run had finished.
     """
-    comparison.check(corpus)
     group = processes()
     if isinstance(group, Processes):
+        comparison.check(corpus)
         if group.rank:
             return follow(group, corpus)
         engine = Together()
+    study = Compare(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes))
+    pages = {"report.html": render} if render is not None else {}
     engine = engine or create("local", workers=workers)
-    store, checkpoints = Store(directory), Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    with store.writing(command or "a comparison from Python", "compare", SCHEMA):
-        results = _run(comparison, corpus, store, engine, checkpoints, progress, command, render)
+    results = run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
     if results["complete"]:  # else the others were stopped as well
         group.tell(results)
     return results
-
-
-def _run(
-    comparison: Comparison,
-    corpus: Corpus,
-    store: Store,
-    engine: Engine,
-    checkpoints: Checkpoints,
-    progress: Progress,
-    command: str,
-    render: Callable[[dict[str, Any]], str] | None,
-) -> dict[str, Any]:
-    """A comparison in a folder that is ours."""
-    runs, settings = comparison.runs(corpus), comparison.settings
-    task = task_of(settings)
-    cells = {run: cell for run in runs if (cell := store.load(run)) is not None}
-    todo = [run for run in runs if run not in cells]
-    for run in cells:
-        checkpoints.remove(run)  # of a run that was killed after its cell was written
-    total = sum(map(work, todo))
-    pace, estimated = Pace(total), None
-    progress.planned(len(runs), len(cells), total)
-
-    def advanced(run: Run, size: int) -> None:
-        nonlocal estimated
-        pace.tick(run, size)
-        progress.advanced(run, size)
-        if estimated is None and (left := pace.left()) is not None:
-            estimated = time.perf_counter() - started + left
-            progress.estimated(estimated)
-
-    def write(cells: dict[Run, Cell], running: bool) -> dict[str, Any]:
-        rows = task.ranked(cells, settings)
-        results = {
-            "schema": SCHEMA,
-            "kind": "compare",
-            "task": task.name,
-            "complete": len(cells) == len(runs),
-            "running": running,
-            "runs": {"planned": len(runs), "finished": len(cells), "kept_from_before": len(runs) - len(todo)},
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - started, 1),
-            "estimated_seconds": None if estimated is None else round(estimated, 1),
-            "command": command,
-            "settings": settings.said() | {"encodings": list(comparison.encodings)},
-            "seeds": list(range(comparison.seeds)),
-            "seeds_finished": comparison.seeds_in(cells),
-            "data": corpus.facts(),
-            "machine": machine(engine),
-            "answer": task.answer(rows, corpus, settings),
-            **task.numbers(rows, corpus, settings),
-            "limits": task.limits(rows, corpus, settings),
-            "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in cells},
-            "set_aside": store.set_aside(),
-        }
-        store.write("results.json", json.dumps(results, indent=1))
-        if render is not None:
-            store.write("report.html", render(results))
-        return results
-
-    reported = comparison.seeds_in(cells)
-
-    def keep(run: Run, cell: Cell) -> None:
-        nonlocal reported
-        cells[run] = cell
-        checkpoints.remove(run)
-        store.warn()
-        progress.finished(run, cell)
-        if reported < (seeds := comparison.seeds_in(cells)) < comparison.seeds:
-            reported = seeds
-            write({run: cells[run] for run in runs if run.seed < seeds}, running=True)
-            progress.reported(seeds, comparison.seeds)
-
-    started = time.perf_counter()
-    try:
-        sweep(todo, corpus, store, engine, advanced, keep, checkpoints)
-    except Interrupted:  # it may have come after a cell was written and before it was counted
-        cells |= {run: cell for run in todo if run not in cells and (cell := store.load(run)) is not None}
-        if not cells:
-            raise
-    return write({run: cells[run] for run in runs if run in cells}, running=False)
-
-
-def machine(engine: Engine) -> dict[str, Any]:
-    """What the numbers were measured on."""
-    return {
-        "posenc": posenc.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": cpu(),
-        "cores": os.cpu_count(),
-        "engine": engine.name,
-        "workers": engine.workers,
-    }
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a comparison is, as data: frozen settings, presets, and runs whose id is the hash of their content."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Self
@@ -16,6 +14,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
 from posenc.lab.own import classes, digest, targets
+from posenc.lab.study import identity
 from posenc.texts import flag_of, split
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -285,13 +284,16 @@ class Run:
         """A run of an encoding as its file is now."""
         return cls(encoding, seed, settings, data, digest(encoding))
 
+    def facts(self) -> dict[str, Any]:
+        """All that its numbers depend on, on one machine: its content and the versions of the libraries."""
+        facts = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.task}
+        facts |= {"settings": self.settings.said(), "posenc": posenc.__version__, "torch": torch.__version__}
+        return facts | ({"code": self.code} if self.code else {})
+
     @property
     def id(self) -> str:
-        """Hash of the content and of the library versions: equal ids give equal numbers on one machine."""
-        content = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.task}
-        content |= {"settings": self.settings.said(), "posenc": posenc.__version__, "torch": torch.__version__}
-        content |= {"code": self.code} if self.code else {}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        """What its files are called: a hash of `facts`."""
+        return identity(self.facts())
 
     def make_encoding(self) -> Encoding:
         """The encoding for the host."""

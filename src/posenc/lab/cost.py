@@ -5,7 +5,7 @@ import torch
 
 from posenc.errors import InputError
 from posenc.lab.config import Recipe
-from posenc.measuring.machine import free_bytes
+from posenc.lab.machine import free_bytes
 from posenc.texts import flag_of
 
 MOST_WORKERS = 4096

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from posenc.engines import Here, Interrupted, Work, silent
-from posenc.engines.work import Result, Shared, Task, Tick, Ticks
 from posenc.errors import InputError
+from posenc.lab.engines import InProcess, Job, Result, Shared, Tick, Ticks, Work
 from posenc.lab.parallel import DDP, FSDP, Processes, joint, processes
+from posenc.lab.study import Interrupted
 from posenc.lab.task import Corpus
 
 __all__ = ["Together", "follow", "launched", "together"]
@@ -96,16 +96,16 @@ class Together:
         return 1
 
     def run(
-        self, work: Work[Shared, Task, Result], on_tick: Ticks[Task] = silent
-    ) -> Generator[tuple[Task, Result], None, None]:
-        """See `posenc.engines.Engine`."""
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """See `posenc.lab.engines.Engine`."""
         group = processes()
 
-        def train(shared: Shared, task: Task, tick: Tick) -> Result:
-            group.tell((work.function, task))
-            return work.function(shared, task, tick)
+        def train(shared: Shared, job: Job, tick: Tick) -> Result:
+            group.tell((work.function, job))
+            return work.function(shared, job, tick)
 
-        yield from Here().run(replace(work, function=train), on_tick)
+        yield from InProcess().run(replace(work, function=train), ticks)
 
 
 def _common(error: Exception, store: Any, rank: int, world_size: int) -> Exception:

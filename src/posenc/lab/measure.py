@@ -8,7 +8,7 @@ import torch
 
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.config import Run
-from posenc.lab.store import ArmScores, Cell, named
+from posenc.lab.results import ArmScores, Cell
 from posenc.lab.task import Corpus
 from posenc.lab.tasks import task_of
 from posenc.lab.train import Training, activation_bytes, diverged
@@ -54,7 +54,7 @@ def measure(
         paired = _by_condition(scores.paired)
         scored.append(ArmScores(arm.name, arm.trained, paired, by_position, round(rate, 1), also))
     return Cell(
-        run=named(run),
+        run={"id": run.id, "encoding": run.encoding, "seed": run.seed},
         arms=scored,
         losses=[round(loss, 5) for loss in losses],
         parameters=sum(p.numel() for p in model.parameters()),

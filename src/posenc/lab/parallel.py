@@ -20,8 +20,8 @@ from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Run
+from posenc.lab.machine import flushed_denormals
 from posenc.lab.task import Batch
-from posenc.measuring.machine import flushed_denormals
 from posenc.positions import Positions
 
 DDP, FSDP = "ddp", "fsdp"

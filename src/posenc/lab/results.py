@@ -4,7 +4,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -12,14 +12,45 @@ from torch import Tensor
 
 from posenc.lab.config import Run, Settings
 from posenc.lab.evaluate import BINS_PER_LENGTH
-from posenc.lab.store import ArmScores, Cell
-from posenc.measuring.statistics import Estimate, estimate
+from posenc.lab.statistics import Estimate, estimate
 
 HOLDS = 0.05
 """An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
 CURVE_POINTS = 50
 LOSS = "loss"
 """The measure that every task has: nats per target."""
+
+
+@dataclass(frozen=True)
+class ArmScores:
+    """What one arm of a run measured, as plain numbers."""
+
+    name: str
+    trained: bool
+    paired: dict[str, list[float]]
+    """condition -> loss of each example, in nats"""
+    by_position: list[list[float]]
+    """example -> loss of each bin of positions; empty where the task has none"""
+    tokens_per_second: float
+    """tested tokens per second, all conditions together"""
+    also: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """what else is measured -> condition -> value of each example"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One finished run."""
+
+    run: dict[str, Any]
+    arms: list[ArmScores]
+    losses: list[float]
+    """training loss of each step"""
+    parameters: int
+    position_parameters: int
+    training_seconds: float
+    tokens_per_second: float
+    memory_bytes: int
+    """what one training batch keeps for its backward pass"""
 
 
 @dataclass(frozen=True, eq=False)

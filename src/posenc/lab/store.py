@@ -1,86 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison's folder: one file per finished run, written whole or not at all, so that nothing is lost or doubled.
+"""The folder of a study: every file is written completely or not at all, and by one run at a time.
 
-DIR/cells/<run id>.json     what one run measured; a run whose file is there is not run again
-DIR/checkpoints/            trainings on their way, see `posenc.lab.checkpoint`
-DIR/set-aside/              files that could not be used, see `posenc.measuring.records`
-DIR/results.json            every number of the report
-DIR/report.html             the report
+DIR/cells/<id>.json     what one cell measured; a cell whose file is there is not measured again
+DIR/results.json        every number of the report
+DIR/report.html         the report
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
 
-from posenc.lab.config import Run
-from posenc.measuring.records import Damaged, Records, typed
+from posenc.errors import InputError
+from posenc.files import Folder
 
-
-@dataclass(frozen=True)
-class ArmScores:
-    """What one arm of a run measured, as plain numbers."""
-
-    name: str
-    trained: bool
-    paired: dict[str, list[float]]
-    """condition -> loss of each example, in nats"""
-    by_position: list[list[float]]
-    """example -> loss of each bin of positions; empty where the task has none"""
-    tokens_per_second: float
-    """tested tokens per second, all conditions together"""
-    also: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """what else is measured -> condition -> value of each example"""
+T = TypeVar("T")
+LOCK, OWNER = ".lock", ".running.json"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One finished run."""
+class Store(Folder):
+    """A folder of measurements."""
 
-    run: dict[str, Any]
-    arms: list[ArmScores]
-    losses: list[float]
-    """training loss of each step"""
-    parameters: int
-    position_parameters: int
-    training_seconds: float
-    tokens_per_second: float
-    memory_bytes: int
-    """what one training batch keeps for its backward pass"""
+    def __init__(self, directory: str | Path) -> None:
+        super().__init__(directory)
+        self.damaged: list[dict[str, str]] = []
+        """Files that could not be read: what each was, where it is now, and why."""
+
+    def save(self, cell: str, record: object) -> None:
+        """Store what a cell measured: a dataclass; with a checksum."""
+        import msgspec
+
+        content = msgspec.json.encode(record)
+        self.write(f"cells/{cell}.json", b'{"sha256":"%s","record":%s}' % (_digest(content), content))
+
+    def load(self, cell: str, kind: type[T]) -> T | None:
+        """What a cell measured; None where it has not been measured, or where the file is damaged: that is renamed, with a
+        warning, and the cell is measured again."""
+        import msgspec
+
+        path = self.directory / "cells" / f"{cell}.json"
+        try:
+            sealed = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+            if sealed.keys() != {"sha256", "record"} or bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["record"]):
+                raise msgspec.DecodeError("its checksum is wrong")
+            return msgspec.json.decode(sealed["record"], type=kind)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            aside = path.with_name(f"{path.name}.damaged")
+            os.replace(path, aside)
+            file, renamed = (str(each.relative_to(self.directory)) for each in (path, aside))
+            self.damaged.append({"file": file, "kept_as": renamed, "why": str(error)})
+            warnings.warn(
+                f"posenc: {path} is damaged ({error}): it is renamed to {aside.name} and measured again", stacklevel=2
+            )
+            return None
+
+    @contextlib.contextmanager
+    def lock(self, command: str) -> Iterator[None]:
+        """Be the only run that writes into the folder.
+
+        Raises:
+            InputError: another run is writing; names its command, process, machine and start.
+        """
+        from filelock import FileLock, Timeout
+
+        owner = self.directory / OWNER
+        try:
+            with FileLock(self.directory / LOCK, blocking=False):
+                since = datetime.now(UTC).isoformat(timespec="seconds")
+                self.write(
+                    OWNER,
+                    json.dumps(
+                        {"command": command[:1000], "pid": os.getpid(), "host": platform.node(), "since": since}
+                    ),
+                )
+                try:
+                    yield
+                finally:
+                    owner.unlink(missing_ok=True)
+                    (self.directory / LOCK).unlink(missing_ok=True)
+        except Timeout:
+            raise InputError(
+                f"directory={str(self.directory)!r}: {_described(owner)} is writing there; wait for it, stop it, or give another folder"
+            ) from None
 
 
-class Store(Records):
-    """The folder of one comparison."""
-
-    def save(self, run: Run, cell: Cell) -> None:
-        """Keep what a run measured."""
-        self.keep(f"cells/{run.id}.json", asdict(cell))
-
-    def load(self, run: Run) -> Cell | None:
-        """What a run measured, or None if it has not finished here; a damaged file is set aside."""
-        return self.kept(f"cells/{run.id}.json", lambda raw: _of(run, typed(Cell, raw)))
+def _described(owner: Path) -> str:
+    try:
+        facts: dict[str, Any] = json.loads(owner.read_bytes())
+        return "{command} (process {pid} on {host}, since {since})".format_map(facts)
+    except (OSError, ValueError, KeyError):
+        return "another run"
 
 
-def _of(run: Run, cell: Cell) -> Cell:
-    """The cell, if it can be what the run measured.
-
-    Raises:
-        Damaged: it is another run's, or lacks something.
-    """
-    s = run.settings
-    if cell.run != named(run):
-        raise Damaged(f"it is of another run: {cell.run!r:.100}")
-    if not cell.arms or len(cell.losses) != s.steps:
-        raise Damaged(f"it has {len(cell.arms)} arms and {len(cell.losses)} training losses, not {s.steps}")
-    for arm in cell.arms:
-        wanted = {"loss": s.conditions, **s.also}
-        measured = {"loss": arm.paired, **arm.also}
-        counts = {name: {at: len(each) for at, each in values.items()} for name, values in measured.items()}
-        if counts != {name: {str(at): s.examples for at in conditions} for name, conditions in wanted.items()}:
-            raise Damaged(f"{arm.name} has not {s.examples} examples under every condition: {counts!r:.100}")
-        if len(arm.by_position) != s.bins * s.examples or len(set(map(len, arm.by_position))) > 1:
-            raise Damaged(f"the examples of {arm.name} differ in their bins")
-    return cell
-
-
-def named(run: Run) -> dict[str, Any]:
-    """What a cell says of its run."""
-    return {"id": run.id, "encoding": run.encoding, "seed": run.seed}
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

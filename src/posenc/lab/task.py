@@ -16,8 +16,7 @@ from posenc.lab.config import Preset, Recipe, Run
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
-    from posenc.lab.results import Row
-    from posenc.lab.store import Cell
+    from posenc.lab.results import Cell, Row
 
 
 class Batch(Protocol):

@@ -14,8 +14,7 @@ from posenc.lab import results, wording
 from posenc.lab.config import PRESETS, Preset, Run, Settings
 from posenc.lab.data import DATA_TOKENS, Batch, Corpus, Text, check_long_enough, draw, load
 from posenc.lab.evaluate import arms, evaluate
-from posenc.lab.results import Row
-from posenc.lab.store import Cell
+from posenc.lab.results import Cell, Row
 from posenc.lab.task import Arm, Scores, Task
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from posenc.errors import InputError, first_line, unknown
 from posenc.lab.config import Run
-from posenc.lab.store import Cell
+from posenc.lab.results import Cell
 from posenc.lab.train import schedule
 
 Values = Mapping[str, float]

@@ -12,7 +12,7 @@ from posenc.functional import t5_bucket
 from posenc.lab.config import Recipe, Run, Settings
 from posenc.lab.data import Corpus, inside_documents, window_ends
 from posenc.lab.results import Row, change, difference, level, verdict
-from posenc.measuring.statistics import Estimate
+from posenc.lab.statistics import Estimate
 from posenc.texts import listed
 
 UNDERTRAINED = 0.3

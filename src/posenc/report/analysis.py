@@ -21,7 +21,7 @@ from posenc.analysis.subject import Subject
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
-from posenc.measuring.machine import describe
+from posenc.lab.machine import describe
 from posenc.report.explorer import block, fields
 from posenc.report.template import filled
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from posenc.lab.config import unit
+from posenc.report.terminal import about, print_files, stdout
 
 Results = Mapping[str, Any]
 
@@ -121,14 +122,6 @@ class VisionLook(Look):
         return Ranking(titles, rows, note)
 
 
-def about(seconds: float) -> str:
-    """A time in words, to the minute or to ten seconds."""
-    if seconds < 90:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
 def busy(results: Results) -> str:
     """What to say where a comparison took more than twice, or less than half, of what its first steps let expect; "" where
     it did not, or was over within a minute."""
@@ -153,3 +146,27 @@ def _with_half_width(estimate: Mapping[str, float], form: str) -> str:
 
 def _in_points(estimate: Mapping[str, float]) -> str:
     return f"{100 * estimate['mean']:+.1f} ± {50 * (estimate['high'] - estimate['low']):.1f}"
+
+
+def show(results: Results, directory: str) -> None:
+    """The answer, the ranked table, and where the files are, on stdout."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = stdout()
+    for sentence in results["answer"]:
+        out.print(f"- {sentence}", markup=False)
+    ranking = look(results).ranking(results)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    last = len(ranking.titles)
+    for column, title in enumerate(("", *ranking.titles)):
+        table.add_column(title, justify="left" if column in (1, last) else "right", no_wrap=True)
+    for rank, row in enumerate(ranking.rows, 1):
+        table.add_row(str(rank), *map(escape, row))
+    out.print()
+    out.print(table)
+    out.print()
+    out.print(ranking.note, markup=False)
+    if line := busy(results):
+        out.print(f"{line[0].upper()}{line[1:]}.", markup=False)
+    print_files(out, directory, Report="report.html", Numbers="results.json")

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An evaluation as a page, and on the terminal while it runs."""
+"""An evaluation as a page, and its tables on the terminal."""
 
 import re
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 
-from posenc.evals.config import Cell
-from posenc.evals.run import Progress
-from posenc.evals.wording import signed
+from posenc.lab.evals.wording import signed
 from posenc.report import attention_figures
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import BASES, MEASURES, Measure
@@ -20,16 +16,16 @@ from posenc.report.page import rendered
 from posenc.report.panel import Choice, Panel, plot
 from posenc.report.terminal import (  # before rich: it says what to install if that is missing
     Rows,
-    ShowsProgress,
+    print_files,
     print_table,
     spread_out,
+    stdout,
 )
 
 # isort: split
 from rich.markup import escape
-from rich.progress import TaskID
 
-__all__ = ["Section", "Terminal", "difference", "difference_within", "methods", "page", "value", "within"]
+__all__ = ["Section", "difference", "difference_within", "methods", "page", "show", "value", "within"]
 
 Results = Mapping[str, Any]
 Task = Mapping[str, Any]
@@ -287,57 +283,19 @@ def _kibibytes(count: float) -> str:
     return f"{count / 1024:.4g} KiB"
 
 
-class Terminal(ShowsProgress):
-    """Shows an evaluation's progress and its results. Where there is no terminal, a line says what was found whenever a
-    task has been measured under a method at a length."""
-
-    def __init__(self, directory: str) -> None:
-        super().__init__(directory)
-        self.bar_of_work: TaskID = self.bar.add_task("", total=None)
-        self.cells: int = 0
-        self.done: int = 0
-        self.work: int = 0
-        self.worked: int = 0
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._planned, self._advanced, self._finished, self._told)
-
-    def _planned(self, cells: int, kept: int, work: int) -> None:
-        self.cells = cells
-        self.done = kept
-        if kept:
-            print(f"{kept} of {cells} cells are here already", file=sys.stderr)
-        self.work, self.started = work, time.perf_counter()
-        self.bar.reset(self.bar_of_work, total=work)
-
-    def _advanced(self, what: str, work: int) -> None:
-        self.worked += work
-        self.bar.update(self.bar_of_work, advance=work, description=escape(what))
-
-    def _finished(self, cell: Cell) -> None:
-        self.done += 1
-
-    def _told(self, found: str) -> None:
-        elapsed = time.perf_counter() - self.started
-        rest = self.work - self.worked
-        # shares of work are rounded, so that a little of it is never reported
-        left = elapsed * rest / self.worked if self.worked and rest > self.work / 100 else None
-        self.line(self.done, self.cells, found, left)
-
-    def show(self, results: Results) -> None:
-        """The answer, a table per task, and the files, on stdout."""
-        out = self.stdout()
-        for sentence in results["answer"]:
-            out.print(f"- {sentence}", markup=False)
-        for task in results["tasks"]:
-            measure = _measures(results, task)[0]
-            out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-            print_table(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
-        out.print()
-        out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
-        out.print(f"Computed in {results['model']['precision']}.", markup=False)
-        self.tell_files(out, Report="report.html", Numbers="results.json")
+def show(results: Results, directory: str) -> None:
+    """The answer, a table per task, and the files, on stdout."""
+    out = stdout()
+    for sentence in results["answer"]:
+        out.print(f"- {sentence}", markup=False)
+    for task in results["tasks"]:
+        measure = _measures(results, task)[0]
+        out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
+        print_table(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
+    out.print()
+    out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
+    out.print(f"Computed in {results['model']['precision']}.", markup=False)
+    print_files(out, directory, Report="report.html", Numbers="results.json")
 
 
 def _by_length(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison on the terminal: a bar with the time left while it runs, the ranked table and where the report is at the end."""
+"""A study on the terminal: a bar with the time left while it runs, and tables as wide as the terminal has room for."""
 
 import sys
 import time
@@ -8,12 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
-from posenc.engines import Pace
 from posenc.errors import InputError
-from posenc.lab.compare import Progress
-from posenc.lab.config import Run
-from posenc.lab.store import Cell
-from posenc.report.compared import about, busy, look
+from posenc.lab.study import Pace, Progress, Study
 from posenc.texts import printable
 
 try:
@@ -28,8 +24,8 @@ except ImportError:
     raise InputError("the lab needs rich and plotly, which are not installed: pip install 'posenc[lab]'") from None
 
 
-LONG = 8 * 60
-"""Seconds from which on a smaller preset is offered."""
+NOTED, LONG = 20, 8 * 60
+"""Seconds from which on a run's time is announced, and from which on a hint is added to it."""
 
 
 def times(elapsed: float, left: float | None) -> str:
@@ -103,16 +99,31 @@ def spread_out(every: Sequence[Any], most: int) -> list[Any]:
     return [every[i * (len(every) - 1) // max(most - 1, 1)] for i in range(most)]
 
 
-class ShowsProgress:
-    """A bar with the time left on stderr, while it is entered; nothing where that is no terminal."""
+def about(seconds: float) -> str:
+    """A time in words, to the minute or to ten seconds."""
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
-    def __init__(self, directory: str) -> None:
+
+class Display(Progress):
+    """What a run reports, on stderr while it is entered: a bar with the time left, or a line per finished job where that is
+    no terminal. directory: where the results go. hint: what to add, from its seconds, to an estimate of a long run."""
+
+    def __init__(self, directory: str | Path, hint: Callable[[float], str] = lambda seconds: "") -> None:
         share = TextColumn("{task.percentage:>3.0f} %")
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), share, Times())
         self.directory: Path = Path(printable(str(directory)))
+        self.hint = hint
         self.err: Console = Console(stderr=True, highlight=False)
         self.bar: Bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
-        self.started: float = time.perf_counter()
+        self.begun: float = time.perf_counter()
+        self.task: TaskID | None = None
+        self.pace: Pace = Pace(0)
+        self.unit: str = "cells"
+        self.cells: int = 0
+        self.done: int = 0
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -121,112 +132,57 @@ class ShowsProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def counter(self, what: str) -> Callable[..., None]:
-        """A bar for one piece of work, told how much is done and how much there is (None: nobody knows), and what to call
-        it from now on."""
-        task = self.bar.add_task(what, total=None)
+    def started(self, study: Study[Any, Any], cells: int, before: int, pace: Pace) -> None:
+        self.unit, self.cells, self.done, self.pace, self.begun = study.unit, cells, before, pace, time.perf_counter()
+        if before:
+            self.say(f"{before} of {cells} {self.unit} are here already")
+        self.task = self.bar.add_task(self._title(), total=pace.total or None, left=pace.left)
 
-        def told(done: int, count: int | None, called: str = what) -> None:
-            self.bar.update(task, completed=done, total=count, description=called)
+    def _title(self, what: str = "") -> str:
+        return f"{self.done}/{self.cells} {what or self.unit}"
 
-        return told
+    def advanced(self, size: float, what: str) -> None:
+        if self.task is not None:
+            self.bar.update(self.task, advance=size, description=self._title(printable(what)))
 
-    @staticmethod
-    def stdout() -> Console:
-        """Where results go; wide enough for their tables where that is no terminal."""
-        return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
+        self.done = done
+        if self.task is not None:
+            self.bar.update(self.task, description=self._title())
+        self.line(done, self.cells, what, self.pace.left() if done < self.cells else None)
 
-    def tell_files(self, out: Console, **files: str) -> None:
-        """Say where the files of the results are, by what they are called."""
-        for what, name in files.items():
-            out.print(f"{what + ':':8} {(self.directory / name).resolve()}", markup=False, soft_wrap=True)
-
-    def line(self, done: int, count: int, what: str, left: float | None = None) -> None:
-        """Say what has been finished, where there is no bar. left: seconds until all is."""
-        if not self.err.is_terminal:
-            elapsed = time.perf_counter() - self.started
-            print(f"[{done}/{count}] {times(elapsed, left)}: {printable(what)}", file=sys.stderr)
+    def estimated(self, seconds: float, cells: int) -> None:
+        if seconds >= NOTED:
+            what = f"{cells} {self.unit} take" if cells > 1 else f"1 of the {self.unit} takes"
+            hint = self.hint(seconds) if seconds > LONG and cells == self.cells else ""
+            self.say(f"{what} about {about(seconds)} on this machine{hint}")
 
     def say(self, sentence: str) -> None:
-        """A line on stderr, above the bar where there is one."""
         self.err.print(printable(sentence), markup=False, soft_wrap=True)
 
+    def line(self, done: int, count: int, what: str, left: float | None = None) -> None:
+        """What has been finished, where there is no bar. left: seconds until all is."""
+        if not self.err.is_terminal:
+            spent = times(time.perf_counter() - self.begun, left)
+            print(f"[{done}/{count}] {spent}: {printable(what)}", file=sys.stderr)
 
-class Terminal(ShowsProgress):
-    """Shows a comparison's progress, with a line per finished run where there is no terminal, and its results.
+    def counter(self, what: str) -> Callable[..., None]:
+        """A bar for another piece of work, to be called with how much is done, how much there is (None: unknown), and what to
+        call it from now on."""
+        task = self.bar.add_task(what, total=None)
 
-    quick: what the preset of that name takes over what this comparison does, asked when it is needed; None where it is no
-    smaller.
-    """
+        def advance(done: int, count: int | None, called: str = what) -> None:
+            self.bar.update(task, completed=done, total=count, description=called)
 
-    def __init__(self, directory: str, quick: Callable[[], float | None] = lambda: None) -> None:
-        super().__init__(directory)
-        self.quick = quick
-        self.task: TaskID | None = None
-        self.pace: Pace = Pace(0)
-        self.runs: int = 0
-        self.kept: int = 0
-        self.done: int = 0
+        return advance
 
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._planned, self._advanced, self._finished, self._estimated, self._reported)
 
-    def _planned(self, runs: int, kept: int, work: int) -> None:
-        self.runs = runs
-        self.kept = self.done = kept
-        self.pace = Pace(work)
-        if kept:
-            self.say(f"{kept} of {runs} runs are here already")
-        self.task = self.bar.add_task(f"{kept}/{runs} runs", total=work, left=self.pace.left)
+def stdout() -> Console:
+    """Where results go; wide enough for their tables where that is no terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
-    def _estimated(self, seconds: float) -> None:
-        offer = ""
-        if seconds > LONG and not self.kept and (quick := self.quick()) is not None:
-            offer = f"; --preset quick would take about {about(seconds * quick)} (Ctrl-C stops, and keeps what is done)"
-        todo = self.runs - self.kept
-        what = f"{todo} runs take" if todo > 1 else "1 run takes"
-        self.say(f"{what} about {about(seconds)} on this machine{offer}")
 
-    def _reported(self, seeds: int, planned: int) -> None:
-        if seeds == 1:
-            place = (self.directory / "report.html").resolve()
-            self.say(
-                f"First results, 1 of {planned} seeds of each encoding: {place} (with every further seed it is written anew)"
-            )
-
-    def _advanced(self, run: Run, work: int) -> None:
-        self.pace.tick(run, work)
-        if self.task is not None:
-            self.bar.advance(self.task, work)
-
-    def _finished(self, run: Run, cell: Cell) -> None:
-        self.done += 1
-        if self.task is not None:
-            self.bar.update(self.task, description=f"{self.done}/{self.runs} runs")
-        self.line(
-            self.done,
-            self.runs,
-            f"{run.encoding}, seed {run.seed}",
-            self.pace.left() if self.done < self.runs else None,
-        )
-
-    def show(self, results: Mapping[str, Any]) -> None:
-        """The answer, the ranked table, and the files, on stdout."""
-        out = self.stdout()
-        for sentence in results["answer"]:
-            out.print(f"- {sentence}", markup=False)
-        ranking = look(results).ranking(results)
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        last = len(ranking.titles)
-        for column, title in enumerate(("", *ranking.titles)):
-            table.add_column(title, justify="left" if column in (1, last) else "right", no_wrap=True)
-        for rank, row in enumerate(ranking.rows, 1):
-            table.add_row(str(rank), *map(escape, row))
-        out.print()
-        out.print(table)
-        out.print()
-        out.print(ranking.note, markup=False)
-        if line := busy(results):
-            out.print(f"{line[0].upper()}{line[1:]}.", markup=False)
-        self.tell_files(out, Report="report.html", Numbers="results.json")
+def print_files(out: Console, directory: str | Path, **files: str) -> None:
+    """Where the files of the results are, by what they are called."""
+    for what, name in files.items():
+        out.print(f"{what + ':':8} {(Path(printable(str(directory))) / name).resolve()}", markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ a model makes of them.
     task.sample(tokenizer, 2048, depth=0.5, seed=0, index=3) -> Sample
     task.score(generated, sample) -> 0 .. 1
 
-`task` is the interface, the other files are one task or one family each. `posenc.evals` runs them.
+`task` is the interface, the other files are one task or one family each. `posenc.lab.evals` runs them.
 """
 
 from dataclasses import fields

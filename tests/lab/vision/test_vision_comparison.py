@@ -11,10 +11,10 @@ import torch
 
 from lab.vision.conftest import TINY
 from posenc import InputError, cli
-from posenc.engines import create
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, Progress, compare
 from posenc.lab.config import Run
+from posenc.lab.engines import create
 from posenc.lab.results import Row
 from posenc.lab.store import ArmScores, Cell, Store
 from posenc.lab.tasks import TASKS

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from posenc.errors import InputError
 from posenc.lab.data.text import mapped
+from posenc.lab.machine import free_bytes
 from posenc.lab.vision.config import ImageSettings
-from posenc.measuring.machine import free_bytes
 from posenc.positions import Positions
 
 HELD_OUT = 5

@@ -6,10 +6,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from posenc.lab.config import Run
-from posenc.lab.results import Row, change, collect, course, difference, identity, level, told
-from posenc.lab.store import Cell
+from posenc.lab.results import Cell, Row, change, collect, course, difference, identity, level, told
+from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, ImageSettings
-from posenc.measuring.statistics import Estimate, estimate
 
 HOLDS = 0.05
 """An arm holds when its accuracy at the last size has fallen by less than this (share of the images, upper bound)."""

@@ -12,8 +12,7 @@ from posenc.blocks import Host
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.lab.config import Preset, Run
-from posenc.lab.results import Row
-from posenc.lab.store import Cell
+from posenc.lab.results import Cell, Row
 from posenc.lab.task import Arm, Scores, Task
 from posenc.lab.vision import results, wording
 from posenc.lab.vision.config import PRESETS, ImageSettings

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the table of README.md and those of docs/bench.md from the committed results.
+
+    python -m posenc.lab.bench.readme [DIR/results.json]
+
+With a file, that becomes the committed result of its device first. Run from the root of the repository.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.errors import InputError
+from posenc.lab.bench.study import MEMORY, TIME
+from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
+
+RESULTS = Path("benchmarks/results")
+BEGIN, END = "<!-- speed: written by python -m posenc.lab.bench.readme -->", "<!-- end of speed -->"
+LENGTH, MEMORY_LENGTH = 2048, 4096
+"""What the README shows; docs/bench.md has all."""
+NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
+
+
+def summary(results: Results) -> str:
+    """The README's table: a line per encoding, posenc and the best of the others, forward, with backward, and in memory."""
+    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
+    columns = ((TIME, "forward", LENGTH), (TIME, "train", LENGTH), (MEMORY, "forward", MEMORY_LENGTH))
+    cases = list(dict.fromkeys(key[1] for key in trials))
+    rows = []
+    for case in cases:
+        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
+        rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
+    first = cases[0] if cases else None
+    plain = _told(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
+    head = ["", *(cell for name in ("forward", "with backward", "MiB") for cell in (f"{name}: posenc", "best other"))]
+    intro = (
+        f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, "
+        f"{LENGTH} tokens; peak memory in a forward pass over {MEMORY_LENGTH}{f' (without position: {plain} MiB)' if plain else ''}."
+    )
+    return f"{intro}\n\n{_markdown(head, rows)}\n"
+
+
+def _key(trial: Results) -> tuple[Any, ...]:
+    return trial["what"], trial["case"], trial["mode"], trial["dtype"], trial["length"]
+
+
+def _row(trial: Results | None, name: str) -> Results | None:
+    return next((row for row in trial["rows"] if row["name"] == name), None) if trial is not None else None
+
+
+def _told(row: Results | None) -> str:
+    """A ratio, mebibytes, or why there is neither."""
+    if row is None:
+        return ""
+    if row["bytes"] is not None:
+        return f"{row['bytes'] / 2**20:.0f}"
+    return ratio(row["ratio"]["median"]) if row["ratio"] is not None else in_words(row)
+
+
+def _pair(trial: Results | None) -> list[str]:
+    """posenc's cell, and the best other candidate's with its name."""
+    if trial is None:
+        return ["", ""]
+    measured = [row for row in trial["rows"] if row["bytes"] is not None or row["ratio"] is not None]
+    others = [row for row in measured if row["name"] != trial["limit"] and row["name"].split(",")[0] != "posenc"]
+    best = min(others, key=lambda row: row["ratio"]["median"] if row["ratio"] else row["bytes"], default=None)
+    if best is None:
+        return [_told(_row(trial, "posenc")), ""]
+    name = "naive" if best["name"] in NAIVE else best["name"].removeprefix("transformers ")
+    return [_told(_row(trial, "posenc")), f"{_told(best)} ({name})"]
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+DOCUMENTS: dict[str, Callable[[Results], str]] = {"README.md": summary, "docs/bench.md": markdown}
+
+
+def generated(text: str, make: Callable[[Results], str], committed: Sequence[Results]) -> str:
+    """A document with what stands between its marks made anew.
+
+    Raises:
+        InputError: no marks.
+    """
+    if BEGIN not in text or END not in text:
+        raise InputError(f"the document lacks the marks {BEGIN} and {END}: put them where the tables belong")
+    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
+    return before + "\n".join([BEGIN, *(make(results) for results in committed), END]) + after
+
+
+def committed(root: Path) -> list[Results]:
+    """The results of the repository, by device."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((root / RESULTS).glob("*.json"))]
+
+
+def adopt(path: Path, root: Path) -> Path:
+    """Make a benchmark's results the committed ones of its device.
+
+    Raises:
+        InputError: no such file, or an interrupted benchmark.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        results = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}; give a results.json of posenc bench") from None
+    if not results["complete"]:
+        raise InputError(f"{path}: the benchmark was interrupted; give its command again")
+    target = root / RESULTS / f"{results['settings']['device'].split(':')[0]}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text.rstrip() + "\n", encoding="utf-8")
+    return target
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, metavar="RESULTS", help="a results.json to commit")
+    options, root = parser.parse_args(argv), Path()
+    try:
+        if options.results is not None:
+            print(adopt(options.results, root))
+        for name, make in DOCUMENTS.items():
+            path = root / name
+            path.write_text(generated(path.read_text(encoding="utf-8"), make, committed(root)), encoding="utf-8")
+            print(path)
+    except InputError as error:
+        print(f"posenc.lab.bench.readme: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

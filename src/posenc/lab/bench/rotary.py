@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary alone: queries (1, 32, n, 128) and keys (1, 8, n, 128) in a model's strides, against a copy of the same bytes."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import posenc
+from posenc.functional import Layout, rotary
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Peer, Problem, Tensors, load
+from posenc.lab.bench.transformers_peers import TRANSFORMERS
+
+QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
+SAMPLED_ROWS = 48
+ROTARY_EMBEDDING_TORCH = Peer("rotary-embedding-torch", "rotary_embedding_torch")
+X_TRANSFORMERS = Peer("x-transformers", "x_transformers")
+TORCHTUNE = Peer("torchtune", "torchtune")
+
+Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def inverse_frequencies(device: torch.device) -> Tensor:
+    """theta^(-2c/head_dim), float64."""
+    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float64, device=device) / HEAD_DIM
+    return THETA**-exponents
+
+
+class Inputs:
+    """Queries, keys, their upstream gradients, and the positions that they are at."""
+
+    def __init__(self, problem: Problem) -> None:
+        generator = torch.Generator().manual_seed(0)
+        asked = 1 if problem.mode == "decode" else problem.length
+
+        def normal(heads: int) -> Tensor:  # storage (batch, n, heads, head_dim), as projections leave it
+            x = torch.randn(1, asked, heads, HEAD_DIM, generator=generator)
+            return x.to(problem.device, problem.dtype).transpose(1, 2)
+
+        self.problem = problem
+        self.q: Tensor = normal(QUERY_HEADS)
+        self.k: Tensor = normal(KEY_HEADS)
+        self.q_upstream: Tensor = normal(QUERY_HEADS)
+        self.k_upstream: Tensor = normal(KEY_HEADS)
+        self.positions: Tensor = torch.arange(problem.length - asked, problem.length, device=problem.device)
+        self.rows: Tensor = torch.linspace(0, asked - 1, min(asked, SAMPLED_ROWS)).long().unique().to(problem.device)
+
+    def angles(self, positions: Tensor | None = None) -> Tensor:
+        """float64, (n, head_dim / 2)"""
+        at = self.positions if positions is None else positions
+        return at[:, None] * inverse_frequencies(self.problem.device)
+
+    def truth(self, layout: Layout) -> Tensors:
+        """Sampled rows turned in float64, and their gradients turned back."""
+        angles = self.angles(self.positions[self.rows])
+        cos, sin = angles.cos(), angles.sin()
+        found = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
+        if self.problem.mode == "train":
+            ups = (self.q_upstream, self.k_upstream)
+            found += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
+        return tuple(found)
+
+
+def measured(inputs: Inputs, turn: Turn, layout: Layout | None) -> Built:
+    """A pair of rotations as a candidate; layout None: there is nothing to compare."""
+
+    def once() -> Tensors:
+        if inputs.problem.mode != "train":
+            with torch.no_grad():
+                return turn(inputs.q, inputs.k)
+        q, k = (x.detach().requires_grad_() for x in (inputs.q, inputs.k))
+        turned = turn(q, k)
+        return *turned, *torch.autograd.grad(turned, (q, k), (inputs.q_upstream, inputs.k_upstream))
+
+    def results() -> Tensors:
+        return tuple(x.detach()[:, :, inputs.rows] for x in once())
+
+    if layout is None:
+        return Built(once, results)
+    # peers make angles in float32: the last position is off by this much, whoever is right elsewhere
+    tolerance = TOLERANCES[inputs.problem.dtype] + inputs.problem.length * 2.0**-24
+    return Built(once, results, lambda: inputs.truth(layout), tolerance)
+
+
+def copy(inputs: Inputs) -> Built:
+    """The limit: read every byte once, write every byte once."""
+    tensors = [inputs.q, inputs.k]
+    if inputs.problem.mode == "train":
+        tensors += [inputs.q_upstream, inputs.k_upstream]
+
+    def run() -> Tensors:
+        return tuple(x.clone() for x in tensors)
+
+    return Built(run, run)
+
+
+def encoding(layout: Layout, inputs: Inputs) -> Built:
+    """posenc.Rotary on its own, with the tables that the layers of a model share."""
+    made = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
+    positions = posenc.Positions.from_ids(inputs.positions)
+    return measured(inputs, lambda q, k: made.rotate(q, k, positions), layout)
+
+
+def function(layout: Layout, compiled: bool, inputs: Inputs) -> Built:
+    """posenc.functional.rotary with tables at hand."""
+    angles = inputs.angles()
+    wide = torch.promote_types(inputs.problem.dtype, torch.float32)
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+
+    def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
+
+    return measured(inputs, torch.compile(turn, dynamic=False) if compiled else turn, layout)
+
+
+@cache
+def llama_embedding() -> Any:
+    """transformers' tables for the case's shape."""
+    config = load(TRANSFORMERS).LlamaConfig(
+        hidden_size=QUERY_HEADS * HEAD_DIM, num_attention_heads=QUERY_HEADS, num_key_value_heads=KEY_HEADS,
+        head_dim=HEAD_DIM, rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )  # fmt: skip
+    return load(TRANSFORMERS, "transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
+
+
+def transformers(compiled: bool, inputs: Inputs) -> Built:
+    apply = load(TRANSFORMERS, "transformers.models.llama.modeling_llama").apply_rotary_pos_emb
+    cos, sin = llama_embedding().to(inputs.problem.device)(inputs.q, inputs.positions[None])
+    apply = torch.compile(apply, dynamic=False) if compiled else apply
+    return measured(inputs, lambda q, k: apply(q, k, cos, sin), "half")
+
+
+def rotary_embedding_torch(inputs: Inputs) -> Built:
+    module = load(ROTARY_EMBEDDING_TORCH).RotaryEmbedding(HEAD_DIM, theta=THETA).to(inputs.problem.device)
+    first = int(inputs.positions[0])
+    one = partial(module.rotate_queries_or_keys, offset=first)
+    return measured(inputs, lambda q, k: (one(q), one(k)), "interleaved")
+
+
+def x_transformers(inputs: Inputs) -> Built:
+    package = load(X_TRANSFORMERS, "x_transformers.x_transformers")
+    module = package.RotaryEmbedding(HEAD_DIM, base=THETA).to(inputs.problem.device)
+    angles, scale = module(inputs.positions)
+    one = partial(package.apply_rotary_pos_emb, freqs=angles, scale=scale)
+    return measured(inputs, lambda q, k: (one(q), one(k)), "interleaved")
+
+
+def torchtune_module(length: int, device: torch.device) -> Any:
+    # its package's import asks for an older torchao; the file by itself needs torch alone
+    found = load(TORCHTUNE, file="modules/position_embeddings.py")
+    return found.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
+
+
+def torchtune(inputs: Inputs) -> Built:
+    module = torchtune_module(inputs.problem.length, inputs.problem.device)
+    at = inputs.positions[None] if inputs.problem.mode == "decode" else None
+
+    def one(x: Tensor) -> Tensor:
+        return module(x.transpose(1, 2), input_pos=at).transpose(1, 2)
+
+    return measured(inputs, lambda q, k: (one(q), one(k)), "interleaved")
+
+
+ROTARY = Case(
+    "rotary",
+    "rotary",
+    "Rotary embedding alone, q (1, 32, n, 128) and k (1, 8, n, 128), over a copy of the same bytes",
+    Inputs,
+    (
+        Candidate("copy of the same bytes", copy),
+        Candidate("posenc", partial(encoding, "half")),
+        Candidate("posenc, interleaved", partial(encoding, "interleaved")),
+        Candidate("posenc, functional", partial(function, "half", False)),
+        Candidate("posenc, functional, compiled", partial(function, "half", True)),
+        Candidate("transformers", partial(transformers, False), TRANSFORMERS),
+        Candidate("transformers, compiled", partial(transformers, True), TRANSFORMERS),
+        Candidate("torchtune", torchtune, TORCHTUNE),
+        Candidate("x-transformers", x_transformers, X_TRANSFORMERS),
+        Candidate("rotary-embedding-torch", rotary_embedding_torch, ROTARY_EMBEDDING_TORCH),
+    ),
+)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as tables: one for each kind of measurement, lengths across, a line per candidate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.lab.bench.study import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
+
+MODE_NAMES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decoding one token"}
+Results = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A candidate of a case: a cell for each length, "" where it was not asked."""
+
+    case: str
+    name: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was measured of one family in one mode and dtype. unit: what the cells hold."""
+
+    title: str
+    unit: str
+    lengths: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        """In markdown."""
+        head = ["case", "", *(f"n = {length}" for length in self.lengths)]
+        rows = [head, ["---"] * 2 + ["---:"] * len(self.lengths)]
+        for before, line in zip((None, *self.lines), self.lines, strict=False):
+            same = before is not None and before.case == line.case
+            rows.append(["" if same else f"`{line.case}`", line.name, *line.cells])
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def tables(results: Results) -> list[Table]:
+    """Every table of some results."""
+    groups: dict[tuple[str, str, str, str], list[Results]] = {}
+    for trial in results["trials"]:
+        family = trial["family"]
+        groups.setdefault((trial["what"], family, trial["mode"], trial["dtype"]), []).append(trial)
+    return [_table(*key, found) for key, found in sorted(groups.items(), key=lambda item: _order(item[0]))]
+
+
+def _order(key: tuple[str, str, str, str]) -> tuple[Any, ...]:
+    what, family, mode, dtype = key
+    return what == MEMORY, family, list(MODE_NAMES).index(mode), dtype != "float32"
+
+
+def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Results]) -> Table:
+    lengths = tuple(sorted({trial["length"] for trial in trials}))
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for trial in trials:
+        for row in trial["rows"]:
+            told = in_mebibytes(row) if what == MEMORY else in_ratio(row, trial["limit"])
+            cells.setdefault((trial["case"], row["name"]), {})[trial["length"]] = told
+    lines = tuple(Line(*key, tuple(at.get(n, "") for n in lengths)) for key, at in cells.items())
+    subject = {
+        "attention": "attention",
+        "call": "calls alone",
+        "rotary": "rotary alone",
+        "tables": "tables of cos and sin",
+    }[family]
+    if what == MEMORY:
+        return Table(
+            f"Peak memory: {subject}, {MODE_NAMES[mode].lower()}, {dtype}",
+            "MiB above inputs and weights",
+            lengths,
+            lines,
+        )
+    return Table(f"{MODE_NAMES[mode]}: {subject}, {dtype}", f"time over {trials[0]['limit']}", lengths, lines)
+
+
+def in_ratio(row: Results, limit: str) -> str:
+    """ "1.05 (1.02..1.09)"; the limit's own cell is its time."""
+    if row["name"] == limit and row["seconds"] is not None:
+        return in_seconds(row["seconds"]["median"])
+    if row["ratio"] is not None:
+        return f"{ratio(row['ratio']['median'])} ({ratio(row['ratio']['low'])}..{ratio(row['ratio']['high'])})"
+    return in_words(row)
+
+
+def in_mebibytes(row: Results) -> str:
+    return f"{row['bytes'] / 2**20:.0f}" if row["bytes"] is not None else in_words(row)
+
+
+def in_words(row: Results) -> str:
+    """Why there is no number."""
+    if row["status"] == DIFFERS:
+        return "differs" if row["error"] is None else f"differs by {row['error']:.1g}"
+    status: str = row["status"]
+    return {MEASURED: "not timed", MISSING: "not installed"}.get(status, status)
+
+
+def ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def in_seconds(value: float) -> str:
+    """With a unit that suits."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def notes(results: Results) -> list[str]:
+    """A line for every reason why something was not measured or not right. What was left out at a length is not told
+    again of longer ones."""
+    found: dict[tuple[str, str], list[str]] = {}
+    told = set()
+    for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
+        memory = ", memory" if trial["what"] == MEMORY else ""
+        series = f"{trial['case']} {trial['mode']} {trial['dtype']}{memory}"
+        for row in trial["rows"]:
+            key = (series, row["name"], row["status"] == LEFT_OUT)
+            if row["status"] != MEASURED and not (row["status"] == LEFT_OUT and key in told):
+                told.add(key)
+                found.setdefault((row["name"], row["note"]), []).append(f"{series} n={trial['length']}")
+    return [
+        f"{name}: {note}" + ("" if note.startswith("not installed") else f" ({'; '.join(where)})")
+        for (name, note), where in found.items()
+    ]
+
+
+def machine_words(results: Results) -> str:
+    """The machine and the settings, in some words."""
+    m, s = results["machine"], results["settings"]
+    where = m.get("gpu") or f"{m['cpu']} ({m['cores']} cores, {m['instruction_set']})"
+    clock = {"cpu": "processor time", "wall": "wall time", "cuda": "CUDA events"}[s["clock"]]
+    threads = f"{s['threads']} thread{'s' if s['threads'] > 1 else ''}"
+    flushed = ", denormals flushed" if s["flush_denormal"] else ""
+    return f"{where}, {threads}, {clock}{flushed}"
+
+
+def machine_line(results: Results) -> str:
+    """The machine, the settings and the versions, in a sentence."""
+    libraries = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    python = results["machine"]["python"]
+    return f"{machine_words(results)}; Python {python}, {libraries}; {results['created'][:10]}."
+
+
+def markdown(results: Results) -> str:
+    """All tables, and below them what is not in them."""
+    parts = [machine_line(results)]
+    for table in tables(results):
+        parts += [f"**{table.title}** ({table.unit})", str(table)]
+    if found := notes(results):
+        parts.append("Not measured, or not right:")
+        parts.append("\n".join(f"- {note}" for note in found))
+    return "\n\n".join(parts) + "\n"

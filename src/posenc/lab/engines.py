@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where jobs are computed: in this process, in worker processes of this machine, or on a Ray cluster."""
+
+import contextlib
+import importlib.util
+import os
+import platform
+import queue
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import multiprocessing
+
+import posenc
+from posenc.errors import InputError, unknown
+from posenc.lab.machine import cores, keep_freed_memory
+
+__all__ = ["ENGINES", "Engine", "InProcess", "ProcessPool", "Ray", "Tick", "Work", "create"]
+
+Shared = TypeVar("Shared")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class Tick(Protocol):
+    """Reports the work done since the last call, and what is done now."""
+
+    def __call__(self, size: float, what: str = "") -> None: ...
+
+
+Ticks = Callable[[int, float, str], None]
+"""The same for the job of an index."""
+
+
+@dataclass(frozen=True)
+class Work(Generic[Shared, Job, Result]):
+    """function(shared, job, tick) for every job.
+
+    Other processes unpickle all of it: the function is one of a module. name: what to call a job in an error. gpu: a job
+    computes on a GPU. memory: bytes that a job takes, 0: unknown.
+    """
+
+    function: Callable[[Shared, Job, Tick], Result]
+    shared: Shared
+    jobs: Sequence[Job]
+    name: Callable[[Job], str] = str
+    gpu: bool = False
+    memory: int = 0
+
+
+class Engine(Protocol):
+    """Computes jobs, and yields every result as soon as it is there, in no particular order.
+
+    An engine that is closed, or meets an error or Ctrl-C, drops what is under way and leaves no process behind:
+    `with contextlib.closing(engine.run(work, ticks)) as results: for job, result in results: ...`.
+    """
+
+    name: ClassVar[str]
+    in_process: ClassVar[bool]
+    """Jobs run in the caller's own process: what they share need not be picklable."""
+
+    @property
+    def workers(self) -> int | None:
+        """Jobs at a time; None: the cluster decides."""
+
+    def run(
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """Every job with its result.
+
+        Raises:
+            InputError: a job's own, or an engine that cannot be reached.
+            RuntimeError: a worker died.
+        """
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """One job after the other, in this process."""
+
+    name: ClassVar[str] = "here"
+    in_process: ClassVar[bool] = True
+    workers: ClassVar[int] = 1
+
+    def run(
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """See `Engine`."""
+        for index, job in enumerate(work.jobs):
+            yield job, work.function(work.shared, job, _tick(ticks, index))
+
+
+def _tick(ticks: Ticks, index: int) -> Tick:
+    return lambda size, what="": ticks(index, size, what)
+
+
+# -------------------------------------------------------------------- processes of this machine
+
+
+@dataclass(frozen=True)
+class ProcessPool:
+    """Worker processes of one thread each: two threads of one process wait for each other at every small operation, while
+    two processes use both cores fully. workers: how many; by default one a core."""
+
+    name: ClassVar[str] = "local"
+    in_process: ClassVar[bool] = False
+    workers: int = field(default_factory=cores)
+
+    def __post_init__(self) -> None:
+        _check_workers(self.workers)
+
+    def run(
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """See `Engine`. A worker's death ends all: it takes the queue of the ticks with it."""
+        if not work.jobs:
+            return
+        context = multiprocessing.get_context("spawn")
+        reported = context.Queue()
+        watched, held = context.Pipe(duplex=False)  # workers leave when `held` is closed, or this process dies
+        with tempfile.TemporaryDirectory(prefix="posenc-") as folder:
+            shared = Path(folder) / "shared.pt"
+            torch.save(work.shared, shared)  # which workers map into their memory
+            count = min(self.workers, len(work.jobs))
+            pool = ProcessPoolExecutor(count, context, _start, (str(shared), reported, watched))
+            try:
+                pending: dict[Future[Any], int] = {
+                    pool.submit(_perform, work.function, index, job): index for index, job in enumerate(work.jobs)
+                }
+                while pending:
+                    finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                    with contextlib.suppress(queue.Empty):
+                        while True:
+                            ticks(*reported.get_nowait())
+                    # results first: none is lost to another job's error
+                    for future in sorted(finished, key=lambda future: future.exception() is not None):
+                        yield work.jobs[pending.pop(future)], future.result()
+            except BrokenProcessPool:
+                raise RuntimeError(
+                    "a worker process died (out of memory, or called from a script without the guard "
+                    "if __name__ == '__main__'); what had finished is stored, the same command goes on from there"
+                ) from None
+            finally:
+                held.close()
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+_worker: tuple[Any, Any]
+
+
+def _start(shared: str, reported: Any, watched: Any) -> None:
+    """In a new worker."""
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_leave, args=(watched,), daemon=True).start()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    _worker = torch.load(shared, mmap=True, weights_only=False), reported
+
+
+def _leave(watched: Any) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        watched.recv()
+    os._exit(1)
+
+
+def _perform(function: Callable[[Any, Any, Tick], Any], index: int, job: Any) -> Any:
+    shared, reported = _worker
+    return function(shared, job, lambda size, what="": reported.put((index, size, what)))
+
+
+# -------------------------------------------------------------------- a Ray cluster
+
+RETRIES = 3
+"""How often Ray begins a job anew whose worker died."""
+ANSWER_SECONDS = 10
+"""How long a cluster may take to answer at its address; Ray itself goes on asking for minutes."""
+TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Tasks of Ray, each with the resources that it asks for.
+
+    address: HOST:PORT of a cluster, or "auto" for the one that runs on this machine; None: what RAY_ADDRESS says, or a
+    cluster on this machine for the time of the run. workers: CPUs of such a cluster; by default one a core.
+    cpus_per_cell: a job's CPUs, and its threads. gpus_per_cell: a job's share of a GPU, where it computes on one.
+    A program that has called ray.init() keeps its connection, which is used as it is.
+
+    Raises:
+        InputError: Ray is not installed, or a value that does not serve.
+    """
+
+    name: ClassVar[str] = "ray"
+    in_process: ClassVar[bool] = False
+    address: str | None = None
+    workers: int | None = None
+    cpus_per_cell: int = 1
+    gpus_per_cell: float = 1.0
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise InputError("engine='ray': needs Ray, which is not installed: pip install 'posenc[ray]'")
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        object.__setattr__(self, "address", address)
+        host, _, port = address.rpartition(":")
+        if address.startswith("ray://"):
+            raise InputError(f"address={address}: is Ray Client; start on a machine of the cluster, with address=auto")
+        if address not in ("local", "auto") and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise InputError(f"address={address}: write HOST:PORT, such as 10.0.0.1:6379, or auto")
+        if address == "local":
+            object.__setattr__(self, "workers", cores() if self.workers is None else self.workers)
+            _check_workers(self.workers)
+        elif self.workers is not None:
+            raise InputError(
+                f"workers={self.workers}: the cluster at {address} takes as many jobs at a time as it has room for; leave it "
+                "out, or give cpus_per_cell"
+            )
+        if self.cpus_per_cell < 1:
+            raise InputError(f"cpus_per_cell={self.cpus_per_cell}: must be at least 1")
+        share = self.gpus_per_cell
+        if not (0 < share <= 1 or (share > 1 and share == int(share))):
+            raise InputError(f"gpus_per_cell={share}: must be a share such as 0.25, or an integer")
+
+    def run(
+        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
+    ) -> Generator[tuple[Job, Result], None, None]:
+        """See `Engine`. A job whose worker dies is begun anew on another, at most RETRIES times; then the others go on to
+        their end, and the error names it."""
+        if not work.jobs:
+            return
+        with self._connected():
+            yield from self._results(work, ticks)
+
+    def _results(self, work: Work[Shared, Job, Result], ticks: Ticks) -> Generator[tuple[Job, Result], None, None]:
+        import ray
+        from ray.util.queue import Queue
+
+        asked = self._resources(work)
+        options: dict[str, Any] = {"num_cpus": asked["CPU"], "num_gpus": asked["GPU"], "max_retries": RETRIES}
+        if asked["memory"]:
+            options["memory"] = int(asked["memory"])
+        perform: Any = ray.remote(**options)(_perform_on_ray)
+        shared = ray.put((work.function, work.shared, self.cpus_per_cell, versions()))
+        reported: Any = Queue(actor_options={"num_cpus": 0})
+        ticked = [0.0] * len(work.jobs)
+        lost: list[str] = []
+        pending = {
+            perform.options(name=work.name(job)).remote(shared, index, job, reported): index
+            for index, job in enumerate(work.jobs)
+        }
+        try:
+            while pending:
+                finished, _ = ray.wait(list(pending), timeout=TICK_SECONDS)
+                for index, total, what in reported.get_nowait_batch(reported.qsize()):
+                    if total > ticked[index]:  # a job that is begun anew reports nothing until it is where it was
+                        ticks(index, total - ticked[index], what)
+                        ticked[index] = total
+                for reference in finished:
+                    index = pending.pop(reference)
+                    try:
+                        total, result = ray.get(reference)
+                    except ray.exceptions.RayTaskError as error:
+                        raise _cause(error) from None
+                    except ray.exceptions.RayError:  # its workers died
+                        lost.append(work.name(work.jobs[index]))
+                        continue
+                    if total > ticked[index]:
+                        ticks(index, total - ticked[index], "")
+                    yield work.jobs[index], result
+        finally:
+            for reference in pending:
+                ray.cancel(reference, force=True)
+            reported.shutdown(force=True)
+        if lost:
+            raise RuntimeError(
+                f"the worker of {', '.join(lost)} died {RETRIES + 1} times (out of memory, or killed); everything else is "
+                "stored, the same command goes on from there"
+            )
+
+    @contextlib.contextmanager
+    def _connected(self) -> Generator[None, None, None]:
+        import ray
+
+        if ray.is_initialized():
+            yield
+            return
+        if self.address not in ("local", "auto"):
+            _check_answers(str(self.address))
+        quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+        try:
+            if self.address == "local":
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+                ray.init(address="local", num_cpus=self.workers, include_dashboard=False, **quiet)
+            else:
+                shipped = {"py_modules": [str(Path(posenc.__file__).parent)]}
+                ray.init(address=self.address, runtime_env=shipped, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            ray.shutdown()
+            raise InputError(f"address={self.address}: no Ray cluster that this Ray can use: {error}") from error
+        try:
+            yield
+        finally:
+            ray.shutdown()  # of a cluster that runs elsewhere this ends our connection alone
+
+    def _resources(self, work: Work[Any, Any, Any]) -> dict[str, float]:
+        """What a job asks for.
+
+        Raises:
+            InputError: no machine of the cluster has that much, so that it would wait for ever.
+        """
+        import ray
+
+        asked = {"CPU": float(self.cpus_per_cell), "GPU": self.gpus_per_cell * work.gpu, "memory": float(work.memory)}
+        nodes: list[Any] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        if not any(all(node.get(what, 0) >= amount for what, amount in asked.items()) for node in nodes):
+            most = {what: max((node.get(what, 0) for node in nodes), default=0) for what in asked}
+            raise InputError(
+                f"engine='ray': a job asks for {_amounts(asked)}, and no machine of the cluster has that much (the most "
+                f"there is of each: {_amounts(most)}); add machines, or give a smaller cpus_per_cell or gpus_per_cell, or "
+                "shorter texts"
+            )
+        return asked
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return f"{resources['CPU']:g} CPU, {resources['GPU']:g} GPU, {resources['memory'] / 2**30:.1f} GiB of memory"
+
+
+def _check_answers(address: str) -> None:
+    """Raises:
+    InputError: nothing listens at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"address={address}: {reason}; is the cluster up (ray start --head), and this its port?"
+        ) from None
+
+
+def _cause(error: Any) -> BaseException:
+    """A job's error without Ray's wrapping; one that cannot be unpickled here as a RuntimeError."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else RuntimeError(str(error))
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on every machine for the same numbers."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"posenc": posenc.__version__, "torch": str(torch.__version__), "python": python}
+
+
+def check_versions(expected: dict[str, str]) -> None:
+    """Raises:
+    InputError: this machine has others."""
+    here = versions()
+    others = [f"{name} {here[name]} instead of {expected[name]}" for name in expected if here[name] != expected[name]]
+    if others:
+        raise InputError(
+            f"engine='ray': the worker on {platform.node()} has {', '.join(others)}, and would measure something else; "
+            "install the same versions on every machine"
+        )
+
+
+def _perform_on_ray(shared: Any, index: int, job: Any, reported: Any) -> tuple[float, Any]:
+    function, common, threads, expected = shared
+    check_versions(expected)
+    torch.set_num_threads(threads)
+    total, last = 0.0, time.monotonic()
+
+    def tick(size: float, what: str = "") -> None:
+        nonlocal total, last
+        total += size
+        if time.monotonic() - last >= TICK_SECONDS:
+            last = time.monotonic()
+            reported.actor.put_nowait.remote((index, total, what))
+
+    result = function(common, job, tick)
+    return total, result
+
+
+# -------------------------------------------------------------------- by name
+
+ENGINES: dict[str, type[InProcess] | type[ProcessPool] | type[Ray]] = {
+    "here": InProcess,
+    "local": ProcessPool,
+    "ray": Ray,
+}
+
+
+def create(name: str, **options: Any) -> Engine:
+    """An engine by name: "here", "local" (workers) or "ray" (address, workers, cpus_per_cell, gpus_per_cell).
+
+    An option that is None is not given.
+
+    Raises:
+        InputError: an unknown engine, an option that another one takes, or a package that is missing.
+    """
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
+        if name not in takers:
+            raise InputError(f"{option}={value}: is an option of engine {' and '.join(takers)}, and engine is {name}")
+    return ENGINES[name](**given)
+
+
+def _check_workers(workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise InputError(f"workers={workers}: must be at least 1")

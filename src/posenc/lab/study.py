@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One study engine. A study is settings, cells, how a cell is measured, and the results made of all cells; `run` does the
+rest: it locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
+
+A new study is a subclass of `Study` with five methods, and a page: see `posenc.lab.bench` for a small one.
+"""
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Generic, TypeVar
+
+import posenc
+from posenc.lab.engines import Engine, InProcess, Tick, Work
+from posenc.lab.store import Store
+
+C = TypeVar("C", bound=Hashable)
+M = TypeVar("M")
+
+Results = Mapping[str, Any]
+"""What results.json holds."""
+
+
+class Interrupted(Exception):
+    """Stopped from the keyboard before a single cell had finished."""
+
+
+class Study(ABC, Generic[C, M]):
+    """What is measured, cell by cell.
+
+    A cell is frozen data that says what is measured; equal cells give equal numbers. A job is one cell, or several that are
+    measured in one go.
+    """
+
+    name: ClassVar[str]
+    """Of the command; "kind" in results.json."""
+    unit: ClassVar[str]
+    """What cells are called, in the plural; the key of their counts in results.json."""
+    schema: ClassVar[int] = 1
+
+    @abstractmethod
+    def cells(self) -> list[C]:
+        """Every cell, in the order in which they are measured and reported."""
+
+    @abstractmethod
+    def facts(self, cell: C) -> Mapping[str, Any]:
+        """All that the numbers of a cell depend on, as JSON's types: the cell is known by their hash."""
+
+    @abstractmethod
+    def measure(self, job: Sequence[C], tick: Tick) -> dict[C, M]:
+        """Measure the cells of a job, here and now; tick(size, what) after each piece of `work`. Engines call it in other
+        processes, on a copy of what `remote` returns."""
+
+    @abstractmethod
+    def results(self, done: Mapping[C, M]) -> dict[str, Any]:
+        """Every number of the report, from the cells that have finished; among them "settings"."""
+
+    @abstractmethod
+    def record(self, cell: C) -> type[Any]:
+        """What a cell measures: a dataclass of plain numbers, texts, lists and dicts."""
+
+    # ---------------------------------------------------------------- with defaults
+
+    def check(self) -> None:
+        """Refuse, before anything is measured, what could not be measured to its end.
+
+        Raises:
+            InputError: names the argument.
+        """
+
+    def identity(self, cell: C) -> str:
+        """The cell's file name."""
+        return identity(self.facts(cell))
+
+    def jobs(self, cells: Sequence[C]) -> list[list[C]]:
+        """The cells that are still to be measured, in jobs."""
+        return [[cell] for cell in cells]
+
+    def describe(self, job: Sequence[C]) -> str:
+        """A job in a few words, for a line of progress."""
+        return str(job[0])
+
+    def outcome(self, job: Sequence[C], measured: Mapping[C, M]) -> str:
+        """A job that has finished in a few words."""
+        return self.describe(job)
+
+    def work(self, job: Sequence[C]) -> float:
+        """The size of a job, in the unit of its ticks."""
+        return len(job)
+
+    def remote(self) -> Any:
+        """What other processes get: anything picklable with `measure`."""
+        return self
+
+    def resources(self) -> dict[str, Any]:
+        """What a job takes, for `posenc.lab.engines.Work`: gpu, memory."""
+        return {}
+
+    def session(self) -> AbstractContextManager[object]:
+        """What is open while jobs are measured, such as processes that they share."""
+        return nullcontext()
+
+    def stored(self, cell: C, measured: M) -> None:
+        """A cell is in the store, from before or just now."""
+
+    def presentable(self, done: Mapping[C, M]) -> Sequence[C]:
+        """The cells of a first report, while others are still being measured; by default there is none."""
+        return ()
+
+    def sentences(self, results: Results) -> dict[str, Any]:
+        """What follows from all that results.json holds so far, such as the answer in words."""
+        return {}
+
+    def counts(self, planned: int, finished: int, before: int) -> dict[str, Any]:
+        """How many cells there are, as results.json has it."""
+        return {self.unit: {"planned": planned, "finished": finished, "kept_from_before": before}}
+
+
+def identity(facts: Mapping[str, Any]) -> str:
+    """A hash of what numbers depend on."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Progress:
+    """What a run reports on its way; this one reports nothing."""
+
+    def started(self, study: Study[Any, Any], cells: int, before: int, pace: "Pace") -> None:
+        """So many cells, of which some were measured before. Called after every check and before the first measurement."""
+
+    def advanced(self, size: float, what: str) -> None:
+        """So much more work is done, and what is done now."""
+
+    def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
+        """A job has finished, in a few words and by its cells; so many cells are done."""
+
+    def estimated(self, seconds: float, cells: int) -> None:
+        """How long the cells that are left will take, once the first of them have shown it."""
+
+    def say(self, sentence: str) -> None:
+        """A sentence for whoever waits."""
+
+
+class Pace:
+    """How fast work goes. total: the size of all of it.
+
+    What a job reports first does not count: it may have gone on from where it was stopped, and its process had to start.
+    """
+
+    LEAST_SECONDS, LEAST_TICKS = 3.0, 8
+
+    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.clock = clock
+        self.done: float = 0
+        self._start: float | None = None
+        self._counted: list[float] = []
+        self._begun: set[Hashable] = set()
+
+    def tick(self, job: Hashable, size: float) -> None:
+        """A job has done some more."""
+        self.done += size
+        if self._start is None:
+            self._start = self.clock()
+        if job in self._begun:
+            self._counted.append(size)
+        self._begun.add(job)
+
+    def left(self) -> float | None:
+        """Seconds until all is done, at the pace so far; None: it is too early to tell."""
+        if self._start is None or len(self._counted) < self.LEAST_TICKS:
+            return None
+        seconds = self.clock() - self._start
+        return None if seconds < self.LEAST_SECONDS else seconds * (self.total - self.done) / sum(self._counted)
+
+
+def run(
+    study: Study[C, M],
+    directory: str | Path | None = None,
+    *,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+    pages: Mapping[str, Callable[[Results], str]] | None = None,
+    begin: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Measure the cells that the folder does not hold yet, and write what results.json holds; returns it.
+
+    directory: cells that are there are not measured again, and every new one is stored at once; None: nothing is written.
+    engine: where jobs are computed; by default one after the other in this process. pages: file name -> what makes it
+    from the results. begin: called once every check has passed, before the first measurement. Ctrl-C ends the run: what was measured is reported, with "complete": false.
+
+    Raises:
+        InputError: settings or a folder that do not serve, or another run in the folder.
+        Interrupted: Ctrl-C before a single cell had finished.
+    """
+    study.check()
+    with TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
+        store = Store(folder)
+        with store.lock(command or f"posenc.{study.name}, from Python"):
+            return _run(study, store, engine or InProcess(), progress or Progress(), command, pages or {}, begin)
+
+
+def _run(
+    study: Study[C, M],
+    store: Store,
+    engine: Engine,
+    progress: Progress,
+    command: str,
+    pages: Mapping[str, Callable[[Results], str]],
+    begin: Callable[[], object],
+) -> dict[str, Any]:
+    begin()
+    started = time.perf_counter()
+    cells = study.cells()
+    names = {cell: study.identity(cell) for cell in cells}
+    done: dict[C, M] = {}
+
+    def add(cell: C, measured: M) -> None:
+        done[cell] = measured
+        study.stored(cell, measured)
+
+    def read(missing: Sequence[C]) -> None:
+        for cell in missing:
+            if (measured := store.load(names[cell], study.record(cell))) is not None:
+                add(cell, measured)
+
+    read(cells)
+    before = len(done)
+    jobs = study.jobs([cell for cell in cells if cell not in done])
+    pace, estimate = Pace(sum(map(study.work, jobs))), None
+    progress.started(study, len(cells), before, pace)
+
+    def ticked(index: int, size: float, what: str) -> None:
+        nonlocal estimate
+        pace.tick(index, size)
+        progress.advanced(size, what or study.describe(jobs[index]))
+        if estimate is None and (left := pace.left()) is not None:
+            estimate = time.perf_counter() - started + left
+            progress.estimated(estimate, len(cells) - before)
+
+    def write(part: Mapping[C, M], running: bool) -> dict[str, Any]:
+        results = {
+            "schema": study.schema,
+            "kind": study.name,
+            "complete": len(part) == len(cells),
+            "running": running,
+            **study.counts(len(cells), len(part), before),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - started, 1),
+            "estimated_seconds": None if estimate is None else round(estimate, 1),
+            "command": command,
+            "set_aside": store.damaged,
+        }
+        own = study.results(part)
+        machine = own.pop("machine", {}) | {
+            "posenc": posenc.__version__,
+            "engine": engine.name,
+            "workers": engine.workers,
+        }
+        results |= own | {"machine": machine}
+        results |= study.sentences(results)
+        store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
+        for name, make in pages.items():
+            store.write(name, make(results))
+        return results
+
+    presented: Sequence[C] = study.presentable(done)
+    work = Work(_measure, study if engine.in_process else study.remote(), jobs, study.describe, **study.resources())
+    try:
+        with study.session(), closing(engine.run(work, ticked)) as outcomes:
+            for job, measured in outcomes:
+                for cell in job:
+                    store.save(names[cell], measured[cell])
+                    add(cell, measured[cell])
+                progress.finished(study.outcome(job, measured), measured, len(done))
+                part = study.presentable(done)
+                if len(presented) < len(part) < len(cells):
+                    if not presented and pages:
+                        first = (store.directory / next(iter(pages))).resolve()
+                        progress.say(
+                            f"First results, {len(part)} of {len(cells)} {study.unit}: {first} (written anew as more finish)"
+                        )
+                    presented = part
+                    write({cell: done[cell] for cell in part}, running=True)
+    except KeyboardInterrupt:
+        read([cell for cell in cells if cell not in done])  # it may have come between storing a cell and counting it
+        if not done:
+            raise Interrupted from None
+    return write({cell: done[cell] for cell in cells if cell in done}, running=False)
+
+
+def _measure(study: Any, job: Sequence[Any], tick: Tick) -> Any:
+    return study.measure(job, tick)

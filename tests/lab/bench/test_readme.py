@@ -1,0 +1,170 @@
+"""README and docs say what the committed results say, and nothing else; made-up results show how."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posenc.lab.bench import readme
+from posenc.lab.bench.readme import BEGIN, DOCUMENTS, END, adopt, committed, generated, summary
+from posenc.lab.bench.table import in_seconds, markdown, notes
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_are_what_the_generator_makes_of_the_committed_results(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert generated(text, DOCUMENTS[name], committed(ROOT)) == text
+
+
+def row(name, ratio=None, mebibytes=None, package=None, status="measured", note="", error=None):
+    spread = None if ratio is None else {"median": ratio, "low": ratio - 0.1, "high": ratio + 0.25}
+    seconds = None if ratio is None else {"median": ratio / 100, "low": ratio / 101, "high": ratio / 99}
+    size = None if mebibytes is None else mebibytes * 2**20
+    return {
+        "name": name, "status": status, "note": note, "error": error, "tolerance": 1e-4, "bytes": size, "package": package,
+        "rounds": 3, "seconds": seconds, "ratio": spread, "bytes_above_limit": size,
+    }  # fmt: skip
+
+
+def trial(case, mode, length, rows, what="time", dtype="float32", family="attention", limit="plain SDPA"):
+    return {
+        "what": what, "case": case, "mode": mode, "dtype": dtype, "length": length, "family": family, "limit": limit,
+        "rows": rows,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results():
+    plain, ours = row("plain SDPA", 1.0), row("posenc", 1.05)
+    peers = [
+        row("transformers BLOOM", 2.5, package="transformers"),
+        row("transformers MPT", 2.75, package="transformers"),
+    ]
+    far = row(
+        "rotary-embedding-torch", package="rotary-embedding-torch", status="differs", error=0.5, note="differs by 0.5"
+    )
+    gone = row("torchtune", package="torchtune", status="missing", note="not installed: pip install torchtune")
+    return {
+        "schema": 1,
+        "complete": True,
+        "created": "2026-11-21T10:00:00+00:00",
+        "machine": {"cpu": "A CPU", "cores": 2, "instruction_set": "AVX512", "python": "3.11.7"},
+        "versions": {"posenc": "0.1.0", "torch": "2.13.0"},
+        "settings": {"device": "cpu", "threads": 1, "clock": "cpu", "flush_denormal": False},
+        "trials": [
+            trial("alibi", "forward", 512, [plain, ours, *peers]),
+            trial("alibi", "forward", 2048, [plain, ours, row("SDPA with a dense bias", 1.8), *peers]),
+            trial("tupe", "forward", 2048, [plain, ours, row("SDPA with a dense bias", 1.8)]),
+            trial("alibi", "train", 2048, [plain, row("posenc", status="failed", note="ValueError: no")]),
+            trial(
+                "alibi", "forward", 4096, [row("plain SDPA", mebibytes=44), row("posenc", mebibytes=45),
+                row("transformers BLOOM", mebibytes=1598, package="transformers"),
+                row("transformers MPT", mebibytes=1500, package="transformers")], what="memory",
+            ),
+            trial(
+                "rotary", "forward", 4096, [row("copy of the same bytes", 1.0), row("posenc", 1.25), far, gone],
+                dtype="bfloat16", family="rotary", limit="copy of the same bytes",
+            ),
+        ],
+    }  # fmt: skip
+
+
+def test_the_summary_shows_ours_and_the_best_peer(results):
+    lines = summary(results).splitlines()
+    assert "| `alibi` | 1.05 | 1.80 (naive) | failed |  | 45 | 1500 (MPT) |" in lines
+    assert "| `tupe` | 1.05 | 1.80 (naive) |  |  |  |  |" in lines
+    assert not any("torchtune" in line for line in lines)  # rotary alone is in docs/bench.md
+    assert lines[0].startswith(
+        "A CPU (2 cores, AVX512), 1 thread, processor time, 2026-11-21. Time over the same module"
+    )
+    assert "(without position: 44 MiB)" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("fastest", "told"),
+    [
+        (row("transformers T5, bias given", 1.35, package="transformers"), "1.35 (T5, bias given)"),
+        (row("flex_attention, compiled", 1.2), "1.20 (flex_attention, compiled)"),
+        (row("transformers T5", 1.3, package="transformers"), "1.30 (T5)"),
+        (row("posenc, rotated cache", 1.01), "1.76 (BLOOM)"),
+        (row("transformers MPT", package="transformers", status="differs"), "1.76 (BLOOM)"),
+    ],
+)  # fmt: skip
+def test_the_best_of_the_others_is_shown_whoever_it_is(results, fastest, told):
+    slow = row("transformers BLOOM", 1.76, package="transformers")
+    rows = [row("plain SDPA", 1.0), row("posenc", 1.02), row("SDPA with a dense bias", 1.8), slow, fastest]
+    results["trials"] = [trial("t5", "forward", 2048, rows)]
+    assert f"| `t5` | 1.02 | {told} |  |  |  |  |" in summary(results).splitlines()
+
+
+def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
+    slow = row("transformers BLOOM", status="left out", note="takes 3 s", package="transformers")
+    for index in (0, 1, 2):  # at 512 and 2048 tokens of one series, and of another one
+        rows = results["trials"][index]["rows"]
+        results["trials"][index]["rows"] = [r for r in rows if r["name"] != "transformers BLOOM"] + [slow]
+    text = markdown(results)
+    assert "| case |  | n = 512 | n = 2048 |" in text
+    assert "| `alibi` | plain SDPA | 10 ms | 10 ms |" in text
+    assert "|  | posenc | 1.05 (0.95..1.30) | 1.05 (0.95..1.30) |" in text
+    assert "|  | SDPA with a dense bias |  | 1.80 (1.70..2.05) |" in text
+    assert "|  | transformers MPT | 1500 |" in text
+    assert notes(results) == [
+        "transformers BLOOM: takes 3 s (alibi forward float32 n=512; tupe forward float32 n=2048)",
+        "posenc: ValueError: no (alibi train float32 n=2048)",
+        "rotary-embedding-torch: differs by 0.5 (rotary forward bfloat16 n=4096)",
+        "torchtune: not installed: pip install torchtune",
+    ]
+    assert text.index("Forward: attention") < text.index("Forward: rotary alone") < text.index("Peak memory")
+
+
+def test_times_have_a_unit_that_suits():
+    assert [in_seconds(x) for x in (2.5, 0.0305, 4.2e-6)] == ["2.5 s", "30.5 ms", "4.2 us"]
+
+
+def test_only_what_stands_between_the_marks_changes(results):
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    made = generated(text, summary, [results])
+    assert made.startswith(f"before\n{BEGIN}\nA CPU")
+    assert made.endswith(f"{END}\nafter\n")
+    assert generated(made, summary, [results]) == made
+    assert generated(made, summary, []) == f"before\n{BEGIN}\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="lacks the marks"):
+        generated("no marks", summary, [results])
+
+
+def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, results):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in DOCUMENTS:
+        (tmp_path / name).write_text(f"{BEGIN}\n{END}\n")
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results))
+    assert readme.main([str(path)]) == 0
+    assert json.loads((tmp_path / "benchmarks" / "results" / "cpu.json").read_text()) == results
+    assert "(MPT)" in (tmp_path / "README.md").read_text()
+    assert "transformers MPT" in (tmp_path / "docs" / "bench.md").read_text()
+    path.write_text(json.dumps(results | {"complete": False}))
+    assert readme.main([str(path)]) == 2
+    assert "was interrupted" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="give a results"):
+        adopt(tmp_path / "nothing.json", tmp_path)
+
+
+def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):
+    from posenc.lab.bench.table import tables
+    from posenc.report.speed import page
+
+    full = results | {"cases": {"alibi": "ALiBi <b>", "tupe": "T", "rotary": "R"}, "trials_finished": 6, "trials_planned": 9,
+                      "trials_kept_from_before": 2, "seconds": 70.0, "command": "posenc bench --out '<i>'"}  # fmt: skip
+    text = page(full | {"complete": False})
+    assert "Stopped early: 6 of 9 trials" in text
+    assert 'id="plot-alibi"' in text
+    assert 'id="plot-tupe"' not in text
+    assert "ALiBi &lt;b&gt;" in text
+    assert "<i>" not in text.split("<script>")[0]
+    for table in tables(full):
+        assert table.title in text
+        assert all(cell in text for line in table.lines for cell in line.cells)
+    assert "not installed: pip install torchtune" in text

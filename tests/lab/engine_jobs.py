@@ -1,0 +1,42 @@
+"""Jobs that engines run in other processes, where they are found by this module's name."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from posenc import InputError
+
+
+def times(shared, task, tick):
+    tick(1, f"begun {task}")
+    tick(2)
+    return shared * task
+
+
+def mapped(shared, task, tick):
+    """Whether the worker maps what is shared into its memory, instead of a copy."""
+    return task * int(shared.sum()), "shared.pt" in Path("/proc/self/maps").read_text()
+
+
+def refuse(shared, task, tick):
+    if task == shared:
+        raise InputError(f"task {task}: too hot")
+    return task
+
+
+def die(shared, task, tick):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def mishaps(folder, task, tick):
+    """What may befall a worker, by the task's name; every beginning leaves a file in the folder."""
+    begun = len(list(Path(folder).glob(f"{task}-*")))
+    (Path(folder) / f"{task}-{begun}").touch()
+    if task == "dies always" or (task == "dies once" and not begun):
+        die(folder, task, tick)
+    if task == "is shot once" and not begun:
+        while True:
+            time.sleep(0.3)
+            tick(1, str(os.getpid()))
+    return begun

@@ -1,0 +1,122 @@
+"""posenc eval on the command line."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from lab.evals.conftest import VOCABULARY
+from posenc import cli
+from posenc.cli.common import DONE, FAILED, USAGE
+from references import PATIENCE
+from references.small_models import small_model
+
+SMALL = ["--tasks", "copying:segment=8", "--methods", "rerope:window=16", "--lengths", "80", "96", "--samples", "2"]
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    small_model("llama", vocab_size=VOCABULARY).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_from_the_command_to_the_report(saved, tmp_path, capsys):
+    command = ["eval", str(saved), *SMALL, "--depths", "0", "1", "--out", str(tmp_path / "out")]
+    assert cli.main(command) == DONE
+    shown, results = capsys.readouterr(), json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["complete"]
+    assert results["model"]["trained_length"] == 64
+    assert results["settings"]["depths"] == [0, 1]
+    assert results["settings"]["preset"] is None  # flags have changed it
+    assert results["command"].startswith("posenc eval ")
+    assert "cut_off" in shown.out
+    assert "[12/12]" in shown.err  # 3 arms, 2 lengths, 2 depths
+    assert shown.err.count("nats a token") == 6  # a line for both depths
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "copying" in page
+    assert cli.main([*command, "--json"]) == DONE
+    again = capsys.readouterr()
+    assert json.loads(again.out)["cells"] == {"planned": 12, "finished": 12, "kept_from_before": 12}
+    assert "12 of 12 cells are here already" in again.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "coping"], "did you mean 'copying'"),
+        (["--methods", "yarm"], "did you mean 'yarn'"),
+        (["--preset", "quik"], "invalid choice: 'quik'"),
+        (["--depths", "5"], "--depths 5: 0 is the start"),
+        (["--samples", "1"], "--samples 1: must be a whole number, at least 2"),
+        (["--lengths", "10"], "--lengths 10: "),
+        (["--lengths", "many"], "invalid int value"),
+        (["--out", ""], "name a folder"),
+        (["--text", "nowhere.txt", "--tasks", "perplexity"], "nowhere.txt: No such file"),
+        (["--device", "tpu"], "--device tpu: not here"),
+    ],
+)
+def test_mistakes_are_one_line(flags, message, saved, tmp_path, capsys):
+    assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path), *flags]) == USAGE
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.startswith("posenc eval: error: ")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "cells").exists()
+
+
+def test_threads_are_set_where_they_are_asked_for(saved, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention", "--json"]
+        assert cli.main([*command, "--threads", "3", "--out", str(tmp_path / "out")]) == DONE
+        assert torch.get_num_threads() == 3
+        assert cli.main([*command, "--threads", "0", "--out", str(tmp_path / "no")]) == USAGE
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_dtype_that_was_taken_is_recorded(saved, tmp_path, capsys):
+    command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == DONE
+    assert "Computed in float32." in capsys.readouterr().out
+    assert "\ndtype: float32\n" in (tmp_path / "out" / "config.yaml").read_text()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["model"]["precision"] == "float32"
+
+
+def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
+    assert cli.main(["eval", "no-such-folder/x/y", "--tasks", "coping", "--out", str(tmp_path)]) == USAGE
+    assert "did you mean 'copying'" in capsys.readouterr().err
+
+
+def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path / "out")]) == USAGE
+    assert "WORLD_SIZE=2: an evaluation is not divided" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
+    command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*.json"))) < 3:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == FAILED, told
+    assert "cells are stored and reported, run the same command again to continue" in told
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert not results["complete"]
+    assert results["cells"]["finished"] == len(list(tmp_path.glob("cells/*.json"))) >= 3

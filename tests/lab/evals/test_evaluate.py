@@ -1,0 +1,393 @@
+"""Evaluations end to end on a tiny model: contract, resumption, interruption, refusal before anything is measured."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+import posenc
+from lab.evals.conftest import VOCABULARY
+from posenc import InputError
+from posenc.lab.evals import study
+from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, Settings, planned, settings_of
+from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
+from posenc.lab.study import Interrupted, Progress
+from posenc.pretrained import loss_by_position
+from posenc.tasks import TASKS
+from references import stories15m
+from references.small_models import small_model
+
+SMALL = {
+    "tasks": ("passkey", "copying:segment=8", "perplexity"), "methods": ("rerope:window=64",), "lengths": (320, 450),
+    "depths": (0.0, 0.5, 1.0), "samples": 2,
+}  # fmt: skip
+TRAINED = 384
+
+
+def model():
+    return small_model("llama", vocab_size=VOCABULARY, max_position_embeddings=TRAINED)
+
+
+@pytest.fixture(scope="module")
+def finished(tokenizer, tmp_path_factory):
+    directory, progress = tmp_path_factory.mktemp("eval"), Listening()
+    results = evaluate(model(), tokenizer, directory=directory, name="small", progress=progress, command="it", **SMALL)
+    return directory, results, progress
+
+
+class Listening(Progress):
+    def __init__(self, stop_at=None):
+        self.work, self.cells, self.lines, self.stop_at = 0, [], [], stop_at
+
+    def started(self, study, cells, before, pace):
+        self.planned = pace.total
+
+    def advanced(self, size, what):
+        self.work += size
+
+    def finished(self, what, measured, done):
+        self.cells += measured
+        self.lines.append(what)
+        if self.stop_at is not None and done >= self.stop_at:
+            raise KeyboardInterrupt
+
+
+def numbers(results):
+    """What must be the same whenever it is measured."""
+    kept = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
+    for task in kept["tasks"]:
+        for method in task["methods"]:
+            for cost in ("seconds", "tokens_per_second", "peak_bytes"):
+                del method[cost]
+    return kept
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
+
+
+def test_results_hold_every_number(finished):
+    directory, results, progress = finished
+    assert json.loads((directory / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert (results["schema"], results["kind"], results["complete"], results["command"]) == (1, "eval", True, "it")
+    per_task = {"passkey": 3, "copying:segment=8": 3, "perplexity": 1}
+    methods = {320: 2, 450: 3}  # past 384 tokens the end alone is read too
+    count = sum(per_task.values()) * sum(methods.values()) + 2  # and where it looks, under two methods
+    assert results["cells"] == {"planned": count, "finished": count, "kept_from_before": 0}
+    assert len(list((directory / "cells").iterdir())) == count
+    facts = results["model"]
+    assert (facts["name"], facts["model_type"], facts["trained_length"], facts["dtype"]) == (
+        "small", "llama", TRAINED, "float32",
+    )  # fmt: skip
+    assert (facts["layers"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (2, 4, 2, 16)
+    assert facts["parameters"] == sum(p.numel() for p in model().parameters())
+    assert {row["method"]: row["cache_bytes_per_token"] for row in results["cost"]} == dict.fromkeys(
+        (NONE, "rerope:window=64", CUT_OFF), 2 * 2 * 2 * 16 * 4
+    )
+    for task in results["tasks"]:
+        assert [m["method"] for m in task["methods"]] == [NONE, "rerope:window=64", CUT_OFF]
+        for method in task["methods"]:
+            assert [row["length"] for row in method["by_length"]] == [320, 450]
+            assert len(method["cells"]) == 2 * per_task[task["task"]]
+            assert bool(method["by_position"]) == (task["task"] == "perplexity")
+            assert (method["by_length"][0]["score"] is None) == (task["task"] != "passkey")
+    assert set(results["attention"]) == {NONE, "rerope:window=64"}
+    assert 0.9 * progress.planned < progress.work <= progress.planned
+    assert len(progress.cells) == len(set(progress.cells)) == count
+    lengths = [cell.length for cell in progress.cells if isinstance(cell, Cell)]
+    assert lengths == sorted(lengths)
+
+
+def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
+    _, results, _ = finished
+    cells = next(task for task in results["tasks"] if task["task"] == "perplexity")["methods"]
+    texts = [posenc.tasks.create("perplexity").sample(tokenizer, 450, index=index) for index in range(2)]
+    for method, window in ((cells[0], None), (cells[2], TRAINED)):
+        losses = [float(loss_by_position(model(), text.ids, window=window)[1:].mean()) for text in texts]
+        assert method["cells"][-1]["loss"]["mean"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+    extended = model()
+    posenc.extend(extended, "rerope:window=64", target_length=450)
+    losses = [float(loss_by_position(extended, text.ids)[1:].mean()) for text in texts]
+    assert cells[1]["cells"][-1]["loss"]["mean"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_the_same_again_measures_nothing_and_says_the_same(finished, tokenizer, monkeypatch):
+    directory, results, _ = finished
+    monkeypatch.setattr(study.Reader, "read", None)
+    monkeypatch.setattr(study, "attention_profile", None)
+    again = evaluate(model(), tokenizer, directory=directory, name="small", command="it", **SMALL)
+    assert numbers(again) == numbers(results)
+    assert again["cells"]["kept_from_before"] == again["cells"]["planned"]
+    assert again["attention"] == json.loads(json.dumps(results["attention"]))
+
+
+def test_two_evaluations_agree(finished, tokenizer):
+    _, results, _ = finished
+    assert numbers(evaluate(model(), tokenizer, name="small", command="it", **SMALL)) == numbers(results)
+
+
+def test_side_by_side_and_alone_agree(finished, tokenizer):
+    _, results, _ = finished
+    batched = evaluate(model(), tokenizer, batch_size=3, attention=False, **SMALL)
+    for one, other in zip(results["tasks"], batched["tasks"], strict=True):
+        for mine, theirs in zip(one["methods"], other["methods"], strict=True):
+            for a, b in zip(mine["cells"], theirs["cells"], strict=True):
+                assert a["loss"]["mean"] == pytest.approx(b["loss"]["mean"], rel=1e-4)
+                assert (a["exact"], a["score"]) == (b["exact"], b["score"])
+    assert batched["attention"] is None
+
+
+def test_what_was_interrupted_goes_on(finished, tokenizer, tmp_path):
+    _, results, _ = finished
+    half = evaluate(model(), tokenizer, directory=tmp_path, name="small", progress=Listening(stop_at=10), **SMALL)
+    assert not half["complete"]
+    assert half["cells"] == {"planned": 37, "finished": 10, "kept_from_before": 0}
+    assert any("Only 10 of 37 cells" in note for note in half["limits"])
+    complete = evaluate(model(), tokenizer, directory=tmp_path, name="small", command="it", **SMALL)
+    assert complete["cells"] == {"planned": 37, "finished": 37, "kept_from_before": 10}
+    assert numbers(complete) == rounded(numbers(results))  # other depths beside a cell: another order of reading
+
+
+def test_interrupted_before_anything_had_finished(tokenizer, tmp_path, monkeypatch):
+    def read(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.Reader, "read", read)
+    with pytest.raises(Interrupted):
+        evaluate(model(), tokenizer, directory=tmp_path, **SMALL)
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_models_that_cannot_be_measured_are_refused(tokenizer):
+    settings = {"tasks": ("copying:segment=8",), "samples": 2}
+    bert = BertLMHeadModel(
+        BertConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        )
+    )
+    with pytest.raises(InputError, match=r"BertLMHeadModel is not a causal language model"):
+        evaluate(bert, tokenizer, lengths=(40,), **settings)
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2))
+    assert evaluate(gpt2, tokenizer, lengths=(40, 64), **settings)["complete"]
+    with pytest.raises(InputError, match=r"lengths=65: .* table of 64 positions.* give lengths of at most 64"):
+        evaluate(gpt2, tokenizer, lengths=(65,), **settings)
+    with pytest.raises(InputError, match=r"methods=yarn: .*; methods=none measures the model as it is"):
+        evaluate(gpt2, tokenizer, lengths=(40,), methods=("yarn",), **settings)
+    with pytest.raises(InputError, match=r"text=a\.txt: none of copying:segment=8 takes a text; leave it out"):
+        evaluate(gpt2, tokenizer, lengths=(40,), text="a.txt", **settings)
+
+
+def test_the_model_is_left_as_it_was(tokenizer):
+    ours = model().train()
+    before, ids = fingerprint(ours), torch.arange(3, 60)[None]
+    logits = ours(ids).logits
+    evaluate(ours, tokenizer, **SMALL | {"tasks": ("copying:segment=8",), "lengths": (320,)})
+    assert fingerprint(ours) == before
+    assert ours.training
+    torch.testing.assert_close(ours(ids).logits, logits, rtol=0, atol=0)
+
+
+def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
+    small = {"tasks": ("perplexity",), "lengths": (64,), "samples": 2}
+    evaluate(model(), tokenizer, directory=tmp_path, **small)
+    text = tmp_path / "a:text"
+    text.write_text("All work and no play. " * 200)
+    longer = small | {"lengths": (64, 500)}  # a longer goal: other frequencies
+    for ours, given in (
+        (small_model("llama", seed=1, vocab_size=VOCABULARY, max_position_embeddings=TRAINED), small),
+        (model(), small | {"samples": 3}),
+        (model().bfloat16(), small),
+        (model(), small | {"text": str(text)}),
+        (model(), longer),
+    ):
+        assert evaluate(ours, tokenizer, directory=tmp_path, **given)["cells"]["kept_from_before"] == 0
+    text.write_text("And more of it. " * 300)
+    again = evaluate(model(), tokenizer, directory=tmp_path, **small | {"text": str(text)})
+    assert again["cells"]["kept_from_before"] == 0
+    assert again["tasks"][0]["task"] == rf"perplexity:source={tmp_path}/a\:text"
+    more = evaluate(model(), tokenizer, directory=tmp_path, **small | {"tasks": ("perplexity", "copying")})
+    assert more["cells"]["kept_from_before"] == 1
+
+
+def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
+    monkeypatch.setattr(Evaluation, "check_texts", lambda _: pytest.fail("texts were made"))
+    with pytest.raises(InputError, match=r"reaches \d+ tokens"):
+        evaluate(model(), tokenizer, **SMALL | {"methods": ("rerope:window=100000",), "lengths": (4096,)})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
+        ({"tasks": ()}, r"tasks: name at least one"),
+        ({"tasks": ("passkey", "facts:colour=1")}, r"unknown option of facts 'colour=1'"),
+        ({"methods": ("yarm",)}, r"methods=yarm: unknown method 'yarm': did you mean 'yarn'"),
+        ({"methods": ("linear:factor=x",)}, r"methods=linear:factor=x"),
+        (
+            {"methods": ("rerope:window=100000",)},
+            r"methods=rerope:window=100000: .*reaches \d+ tokens, and \d+ are wanted",
+        ),
+        ({"lengths": (1,)}, r"lengths=1: a text has at least 2 tokens"),
+        ({"lengths": 400.5}, r"lengths=400\.5: pass a whole number of tokens"),
+        ({"depths": ("half",)}, r"depths='half': pass a number from 0 to 1"),
+        ({"methods": (None,)}, r"methods=None: pass a method's name"),
+        ({"lengths": (20, 400)}, r"tasks=passkey at length 20: length=20: passkey needs at least"),
+        ({"depths": (0.5, 5)}, r"depths=5: 0 is the start"),
+        ({"samples": 1}, r"samples=1: must be a whole number, at least 2, at most 10000; one text has no interval"),
+        ({"seeds": 0}, r"seeds=0"),
+        ({"batch_size": 0}, r"batch_size=0"),
+        (
+            {"lengths": (2**24,), "tasks": ("copying",)},
+            r"lengths=16777216: .* and 0\.1 GiB are free; give shorter ones",
+        ),
+        ({"lengths": (10**9,)}, r"lengths=1000000000: must be at most 16777216"),
+        ({"colour": 1}, r"unknown setting 'colour'"),
+        ({"preset": "quik"}, r"unknown preset 'quik': did you mean 'quick'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_measured(given, message, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(study.Reader, "read", None)
+    if given.get("lengths") == (2**24,):
+        monkeypatch.setattr(Evaluation, "check_texts", lambda _: None)
+        monkeypatch.setattr(study, "free_bytes", lambda _: 2**27)
+    with pytest.raises(InputError, match=message):
+        evaluate(model(), tokenizer, directory=tmp_path, **SMALL | given)
+    assert not (tmp_path / "cells").exists()
+
+
+def test_without_a_tokenizer_nothing_can_be_asked():
+    with pytest.raises(InputError, match=r"^small: it has no tokenizer, and every task needs one"):
+        evaluate(model(), None, name="small", **SMALL)
+    with pytest.raises(InputError, match=r"^tokenizer=None: every task needs one; pass the tokenizer that belongs"):
+        evaluate(model(), None, **SMALL)
+
+
+def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatch):
+    """A map inside its own window is the model as it is: its numbers are those of none, which it would reproduce."""
+    given = {
+        "tasks": ("copying",),
+        "methods": ("rerope:window=64", "ntk:factor=2"),
+        "lengths": (48, 64, 96),
+        "samples": 2,
+    }
+    given |= {"attention": False, "depths": (0.5,)}
+    read, measured = study.Reader.read, []
+
+    def counted(reader, *args, **kwargs):
+        measured.append(args[2])
+        return read(reader, *args, **kwargs)
+
+    monkeypatch.setattr(study.Reader, "read", counted)
+    found = evaluate(model(), tokenizer, **given)
+    assert sorted(measured) == [48, 48, 64, 64, 96, 96, 96]  # none and ntk everywhere, rerope at 96
+    assert found["cells"]["planned"] == 7
+    assert found["exact_tokens"] == {"rerope:window=64": 64, "ntk:factor=2": 0}
+    none, rerope, _ = found["tasks"][0]["methods"]
+    assert [cell["length"] for cell in rerope["cells"]] == [48, 64, 96]
+    assert [cell["loss"] for cell in rerope["cells"][:2]] == [cell["loss"] for cell in none["cells"][:2]]
+    assert rerope["by_length"][0]["against_none"]["loss"]["mean"] == 0
+    assert any(
+        "rerope:window=64 reads texts of up to 64 tokens as the model as it is" in note for note in found["limits"]
+    )
+    assert not any("by construction" in sentence for sentence in found["answer"])
+    short = evaluate(model(), tokenizer, **given | {"lengths": [48, 64]})
+    assert "rerope:window=64 reads all of these texts as the model as it is does, by construction." in short["answer"]
+    monkeypatch.setattr("posenc.lab.evals.study.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
+    apart = evaluate(model(), tokenizer, **given)
+    for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):
+        assert one["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=1e-5)
+
+
+def test_where_a_model_looks_is_told_of_the_other_methods_where_one_refuses(tokenizer, monkeypatch):
+    """A refusal took the profiles of this and all later methods along, without a word."""
+    profile = study.attention_profile
+
+    def refuses_once(model, samples, **given):
+        if posenc.pretrained.attach.attached(model) is not None and not refused:
+            refused.append(model)
+            raise InputError("it cannot be seen")
+        return profile(model, samples, **given)
+
+    refused, progress = [], Listening()
+    monkeypatch.setattr(study, "attention_profile", refuses_once)
+    given = {"tasks": ("facts",), "methods": ("ntk:factor=2", "yarn:factor=2"), "lengths": (320,), "samples": 2}
+    found = evaluate(model(), tokenizer, **given, progress=progress)
+    assert list(found["attention"]) == ["none", "yarn:factor=2"]
+    assert found["attention_refused"] == {"ntk:factor=2": "it cannot be seen"}
+    assert "Where the model looks could not be measured under ntk:factor=2: it cannot be seen." in found["limits"]
+    assert [line.partition(":")[0] for line in progress.lines[-3:]] == [
+        "attention, none",
+        "attention, ntk",
+        "attention, yarn",
+    ]
+    assert progress.lines[-2] == "attention, ntk:factor=2: it cannot be seen"
+
+
+def test_an_extended_model_is_measured_as_it_came(tokenizer):
+    ours = model()
+    posenc.extend(ours, "yarn", factor=2)
+    with pytest.raises(InputError, match=r"methods=rerope:window=64: the model comes extended by yarn"):
+        evaluate(ours, tokenizer, **SMALL)
+    found = evaluate(ours, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
+    assert found["model"]["trained_length"] == 2 * TRAINED
+    assert posenc.restore(ours)
+
+
+def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
+    plain = small_model("gpt2", vocab_size=VOCABULARY, n_embd=32, n_head=2, n_layer=1)
+    found = evaluate(plain, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
+    assert found["complete"]
+    assert found["attention"] is None
+    assert set(found["attention_refused"]) == {"none"}
+    assert any("Where the model looks could not be measured under none: " in note for note in found["limits"])
+    with pytest.raises(InputError, match=r"lengths=200: the model as it is has a learned table of 64 positions"):
+        evaluate(plain, tokenizer, tasks=("copying",), lengths=(64, 200), samples=2)
+
+
+def test_the_order_has_something_of_everything_early():
+    assert Settings("passkey", "yarn", 512, 0.5) == Settings(("passkey",), ("yarn",), (512,), (0.5,))
+    settings = Settings(("passkey", "perplexity"), ("yarn", "cut_off"), (512, 256), (1, 0), seeds=2)
+    cells = [cell for group in planned(settings, settings.made(), 256) for cell in group]
+    assert [(cell.seed, cell.length) for cell in cells] == sorted((cell.seed, cell.length) for cell in cells)
+    assert [cell.method for cell in cells[:6]] == ["none"] * 3 + ["yarn"] * 3
+    assert [cell.depth for cell in cells[:3]] == [0.0, 1.0, None]
+    assert {cell.length for cell in cells if cell.method == CUT_OFF} == {512}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_what_there_is(name):
+    settings = settings_of(name)
+    assert {task.name for task in settings.made().values()} <= set(TASKS)
+    for method in settings.methods:
+        llama = small_model("llama", max_position_embeddings=2048)
+        posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
+
+
+@pytest.mark.slow
+def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
+    """Trained at 256 tokens: at 768 the model as it is does worse than with the last 256 tokens, ReRoPE does not."""
+    whole = Tokenizer.from_str(stories15m.tokenizer().to_str())  # the other tests share theirs
+    whole.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", stories15m.BOS)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>")
+    path = tmp_path / "stories.txt"
+    path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts())))
+    story = evaluate(
+        stories15m.load(), tokenizer, tasks=(f"perplexity:source={path}:protocol=last:last=64",), methods=("rerope",),
+        lengths=(256, 768), samples=12, attention=False,
+    )  # fmt: skip
+    none, rerope, cut = story["tasks"][0]["methods"]
+    assert none["by_length"][1]["loss"]["low"] > none["by_length"][0]["loss"]["high"] + 0.5
+    assert cut["by_length"][1]["loss"] == pytest.approx(
+        none["by_length"][0]["loss"]
+    )  # the same tokens, the same before them
+    for arm in (rerope, cut):
+        assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
+    assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
+    assert any("breaks" in line for line in story["answer"])

@@ -1,0 +1,308 @@
+"""The numbers of results.json against a made-up set of outcomes, by formulas written here once more."""
+
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+from typing import ClassVar
+
+import pytest
+import torch
+
+from posenc.lab.evals.config import CUT_OFF, NONE, Cell, Settings
+from posenc.lab.evals.reader import BLOCKS, Outcome
+from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, Measured, change, numbers, share
+from posenc.lab.evals.wording import answer, limits
+from posenc.tasks import Task
+
+T_15 = 2.131  # Student's t, 97.5 %, 15 degrees of freedom
+
+
+@dataclass(frozen=True)
+class Asks(Task):
+    """Something is asked for.
+
+    As in no paper.
+    """
+
+    name: ClassVar[str] = "asks"
+    new_tokens: ClassVar[int] = 4
+
+    def sample(self, tokenizer, length, *, depth=0.5, seed=0, index=0):
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Reads(Asks):
+    """Something is read."""
+
+    name: ClassVar[str] = "reads"
+    new_tokens: ClassVar[int] = 0
+    takes_depth: ClassVar[bool] = False
+
+
+TASKS = {"asks": Asks(), "reads": Reads()}
+SETTINGS = Settings(("asks", "reads"), ("good", "bad"), (64, 128), (0.0, 0.5, 1.0), samples=8, seeds=2)
+TRAINED = 64
+
+
+def outcome(cell, index):
+    """Good finds more than none does, bad less; past the trained length none breaks. Losses wander from text to text."""
+    noise = float(torch.rand(1, generator=torch.Generator().manual_seed(100 * cell.seed + index)))
+    broken = cell.length > TRAINED and cell.method == NONE
+    loss = 2 + noise + {"good": -0.3, "bad": 0.4, CUT_OFF: 0.1}.get(cell.method, 0) + 3 * broken
+    if cell.task == "reads":
+        blocks = (None, *[loss + block for block in range(1, BLOCKS)])
+        return Outcome(cell.length, None, loss, 0.5, 0, blocks=blocks)
+    right = {0.0: noise < 0.9, 0.5: noise < 0.15, 1.0: noise < 0.85}[cell.depth]
+    right = right or cell.method == "good"
+    right = right and not (cell.method in ("bad", CUT_OFF) or broken)
+    return Outcome(cell.length, cell.depth * cell.length, loss, 0.75, int(right), "x", float(right))
+
+
+def measured(settings=SETTINGS, score=True):
+    done = {}
+    for seed in range(settings.seeds):
+        for length in settings.lengths:
+            for method in (*settings.methods, CUT_OFF):
+                if method == CUT_OFF and length <= TRAINED:
+                    continue
+                for task in TASKS:
+                    for depth in settings.depths if task == "asks" else (None,):
+                        cell = Cell(task, method, length, depth, seed)
+                        found = tuple(outcome(cell, index) for index in range(settings.samples))
+                        done[cell] = Measured(found, 2.0, 100.0 * length / 64, 1000 + length)
+    return done
+
+
+@pytest.fixture(scope="module")
+def done():
+    return measured()
+
+
+@pytest.fixture(scope="module")
+def found(done):
+    return numbers(SETTINGS, TASKS, done, TRAINED)
+
+
+def method(found, task, name):
+    (at,) = [t for t in found["tasks"] if t["task"] == task]
+    return next(m for m in at["methods"] if m["method"] == name)
+
+
+def of(done, task, name, length, depth, get):
+    """One number a text, seed by seed."""
+    cells = [done[Cell(task, name, length, depth, seed)] for seed in range(2)]
+    return [get(each) for cell in cells for each in cell.outcomes]
+
+
+def test_what_a_task_is(found):
+    first, second = found["tasks"]
+    assert (first["name"], first["summary"], first["source"]) == ("asks", "Something is asked for.", "As in no paper.")
+    assert (first["takes_depth"], first["generates"]) == (True, True)
+    assert (second["takes_depth"], second["generates"], second["source"]) == (False, False, "As in no paper.")
+    assert [m["method"] for m in first["methods"]] == ["none", "good", "bad", CUT_OFF]
+
+
+def test_cells_pool_the_seeds(found, done):
+    cells = {(c["length"], c["depth"]): c for c in method(found, "asks", "none")["cells"]}
+    assert sorted(cells) == [(n, d) for n in (64, 128) for d in (0.0, 0.5, 1.0)]
+    for (length, depth), cell in cells.items():
+        right = of(done, "asks", NONE, length, depth, lambda o: o.exact)
+        losses = of(done, "asks", NONE, length, depth, lambda o: o.loss)
+        n, p, z = 16, sum(right) / 16, 1.959964
+        middle, spread = (
+            (p + z**2 / 2 / n) / (1 + z**2 / n),
+            z / (1 + z**2 / n) * sqrt(p * (1 - p) / n + z**2 / 4 / n**2),
+        )
+        assert cell["n"] == 16
+        assert cell["position"] == depth * length
+        for share_ in (cell["exact"], cell["score"]):
+            assert share_ == pytest.approx(
+                {
+                    "mean": p,
+                    "low": max(middle - spread, 0),
+                    "high": min(middle + spread, 1),
+                    "n": 16,
+                    "hits": sum(right),
+                }
+            )
+        error = stdev(losses) / 4
+        expected = {"mean": fmean(losses), "error": error}
+        expected |= {"low": fmean(losses) - T_15 * error, "high": fmean(losses) + T_15 * error}
+        assert cell["loss"] == pytest.approx(expected, rel=1e-4)
+        assert cell["accuracy"]["mean"] == 0.75
+
+
+def test_depths_of_one_text_are_no_texts_of_their_own(found, done):
+    rows = {row["length"]: row for row in method(found, "asks", "none")["by_length"]}
+    texts = [of(done, "asks", NONE, 64, depth, lambda o: o.exact) for depth in (0.0, 0.5, 1.0)]
+    each = [sum(values) for values in zip(*texts, strict=True)]  # right answers a text, of 3
+    p = sum(each) / 48
+    assert rows[64]["exact"]["mean"] == pytest.approx(p)
+    assert (rows[64]["n"], rows[64]["exact"]["n"], rows[64]["exact"]["hits"]) == (48, 48, sum(each))
+    between = 16 / 15 * sum((count - 3 * p) ** 2 for count in each) / 48**2
+    effect = max(1.0, between / (p * (1 - p) / 47))
+    n, z = 48 / effect, 1.959964
+    low = (p + z**2 / 2 / n - z * sqrt(p * (1 - p) / n + z**2 / 4 / n**2)) / (1 + z**2 / n)
+    assert rows[64]["exact"]["low"] == pytest.approx(low)
+    losses = [
+        fmean(v) for v in zip(*(of(done, "asks", NONE, 64, d, lambda o: o.loss) for d in (0.0, 0.5, 1.0)), strict=True)
+    ]
+    assert rows[64]["loss"]["error"] == pytest.approx(stdev(losses) / 4)
+
+
+def test_outcomes_that_go_together_count_less():
+    together = share([[1, 1, 1]] * 4 + [[0, 0, 0]] * 4)
+    apart = share([[1]] * 12 + [[0]] * 12)
+    alone = share([[1]] * 4 + [[0]] * 4)
+    assert together["mean"] == apart["mean"] == 0.5
+    assert together["high"] - together["low"] > alone["high"] - alone["low"] > apart["high"] - apart["low"]
+    assert together["n"] == 24
+    assert share([[1]] * 5)["high"] == 1
+
+
+@pytest.mark.parametrize("likely", [0.05, 0.9])
+def test_outcomes_that_are_all_alike_may_go_together(likely):
+    """Texts that are found everywhere or nowhere: whatever the depths, no more is known than from one depth."""
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(300):
+        found = share([[float(hit)] * 10 for hit in torch.rand(8, generator=generator) < likely])
+        covered += found["low"] <= likely <= found["high"]
+    assert covered > 0.9 * 300
+    assert share([[1.0] * 10] * 8)["low"] == share([[1.0]] * 8)["low"]
+
+
+def test_the_middle_of_what_was_interrupted_is_that_of_whole_texts(done):
+    """Stopped while the depths of a group were written: the second seed has its first depth alone."""
+    last = Cell("asks", NONE, 128, 0.5, 1), Cell("asks", NONE, 128, 1.0, 1)
+    part = {cell: m for cell, m in done.items() if cell not in last}
+    one_seed = {cell: m for cell, m in part.items() if cell.seed == 0}
+    row, expected = (
+        method(numbers(SETTINGS, TASKS, cells, TRAINED), "asks", "none")["by_length"][1] for cells in (part, one_seed)
+    )
+    assert (row["n"], expected["n"]) == (32, 24)
+    assert row["middle"] == expected["middle"]
+
+
+def test_methods_are_held_against_none_text_by_text(found, done):
+    row = method(found, "reads", "good")["by_length"][0]
+    assert row["against_none"]["loss"] == pytest.approx({"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3}, abs=1e-6)
+    assert row["against_none"]["score"] is None
+    assert method(found, "reads", "none")["by_length"][0]["against_none"] is None
+    row = method(found, "asks", "good")["by_length"][0]["against_none"]
+    gains = [
+        fmean(values)
+        for values in zip(
+            *(
+                [a - b for a, b in zip(of(done, "asks", "good", 64, d, lambda o: o.exact),
+                                       of(done, "asks", NONE, 64, d, lambda o: o.exact), strict=True)]
+                for d in (0.0, 0.5, 1.0)
+            ), strict=True)
+    ]  # fmt: skip
+    more = [*gains, 1, -1]  # Agresti and Min's half pairs: +1 and -1 with weight 1/2 each, 0 with weight 1
+    weights = [1.0] * 16 + [0.5, 0.5]
+    middle = sum(w * x for w, x in zip(weights, more, strict=True)) / 18
+    error = sqrt((sum(w * x * x for w, x in zip(weights, more, strict=True)) / 18 - middle**2) / 18)
+    expected = {
+        "mean": fmean(gains),
+        "error": error,
+        "low": middle - 1.959964 * error,
+        "high": middle + 1.959964 * error,
+    }
+    assert row["exact"] == pytest.approx(expected)
+    assert row["score"] == row["exact"]
+
+
+def test_a_few_pairs_that_agree_leave_doubt():
+    assert change([[1.0]] * 2).low < 0
+    assert change([[1.0]] * 5).low > 0
+    assert change([[0.0]] * 5).low == -change([[0.0]] * 5).high < 0
+
+
+def test_cut_off_is_none_where_nothing_is_cut(found):
+    for task in ("asks", "reads"):
+        none, cut = (method(found, task, name)["by_length"] for name in (NONE, CUT_OFF))
+        assert cut[0]["loss"] == none[0]["loss"]
+        assert cut[0]["against_none"]["loss"]["mean"] == 0
+        assert cut[1]["loss"]["mean"] == pytest.approx(none[1]["loss"]["mean"] - 2.9)
+    assert method(found, "asks", CUT_OFF)["seconds"] == 2 * 2 * 3  # of its own cells alone
+
+
+def test_losses_by_position(found, done):
+    (short, long) = method(found, "reads", "none")["by_position"]
+    assert (short["length"], long["length"]) == (64, 128)
+    assert [p["position"] for p in short["points"]] == [(block + 0.5) * 4 for block in range(1, BLOCKS)]
+    losses = of(done, "reads", NONE, 64, None, lambda o: o.loss)
+    assert short["points"][2]["loss"] == pytest.approx(fmean(losses) + 3)
+    assert short["points"][2]["low"] == pytest.approx(fmean(losses) + 3 - T_15 * stdev(losses) / 4, rel=1e-4)
+    assert method(found, "asks", "none")["by_position"] == []
+
+
+def test_methods_are_ranked_by_tasks_won_and_lost(found):
+    assert [row["method"] for row in found["ranking"]] == ["good", CUT_OFF, "none", "bad"]
+    verdicts = {row["method"]: [at["verdict"] for at in row["tasks"]] for row in found["ranking"]}
+    assert verdicts == {
+        "good": [BETTER, BETTER],
+        "none": [BASE, BASE],
+        CUT_OFF: [SAME, BETTER],
+        "bad": [WORSE, BETTER],
+    }
+    assert [(row["better"], row["worse"]) for row in found["ranking"]] == [(2, 0), (1, 0), (0, 0), (1, 1)]
+    assert [at["measure"] for at in found["ranking"][0]["tasks"]] == ["score", "loss"]
+    assert found["ranking"][0]["tasks"][0]["value"] == method(found, "asks", "good")["by_length"][0]["score"] | {
+        "low": share([[1] * 6] * 16)["low"], "n": 96, "hits": 96
+    }  # fmt: skip
+
+
+def test_cost_is_of_the_cells_that_were_measured(found, done):
+    none = next(row for row in found["cost"] if row["method"] == NONE)
+    assert none["seconds"] == 2 * 2 * 4 * 2
+    assert none["tokens_per_second"] == round((100 + 200) * 2 * 4 / none["seconds"], 1)
+    assert none["peak_bytes"] == 1128
+
+
+def test_what_was_interrupted_has_its_numbers(done):
+    part = {cell: m for cell, m in done.items() if cell.seed == 0 and (cell.length, cell.method) != (128, "bad")}
+    found = numbers(SETTINGS, TASKS, part, TRAINED)
+    assert [row["length"] for row in method(found, "asks", "bad")["by_length"]] == [64]
+    part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # kept from before
+    here = method(numbers(SETTINGS, TASKS, part, TRAINED), "asks", "good")["by_length"][0]
+    assert here["n"] == 8 * 3 + 8
+    assert here["middle"] == method(numbers(SETTINGS, TASKS, {c: m for c, m in part.items() if c.seed == 0}, TRAINED),
+                                    "asks", "good")["by_length"][0]["middle"]  # fmt: skip
+    only = {cell: m for cell, m in part.items() if cell.method == "good"}
+    found = numbers(SETTINGS, TASKS, only, TRAINED)
+    assert method(found, "asks", "good")["by_length"][0]["against_none"] is None
+    assert found["ranking"][0]["tasks"][0]["verdict"] == SAME
+    assert method(found, "asks", "none")["cells"] == []
+
+
+def results(found, **settings):
+    return {
+        "complete": True, "model": {"trained_length": TRAINED}, "cells": {"planned": 9, "finished": 9},
+        "settings": {"samples": 8, "seeds": 2, "generate": True, "methods": ["none", "good", "bad"], "lengths": [64, 128]}
+        | settings, **found,
+    }  # fmt: skip
+
+
+def test_the_answer_follows_from_the_numbers(found):
+    told = answer(results(found))
+    assert told[0].startswith("asks at 64 tokens, the model as it is: ")
+    assert "Lost in the middle" in told[0]
+    assert told[0].endswith(" So at 1 of 2 lengths.")  # at 128 tokens it is broken everywhere
+    assert told[1].startswith("reads, the model as it is: ")
+    assert told[2].startswith("good against the model as it is: better on asks (+")
+    assert any(line.startswith("bad against the model as it is: better on reads") for line in told)
+    assert (
+        "reads at 128 tokens: the model as it is breaks past the 64 that it was made for; with the last 64 alone it does "
+        "better (−" in " ".join(told)
+    )
+    assert not any("no method does better" in line for line in told)  # good does
+
+
+def test_limits_follow_from_the_settings(found):
+    assert any("no answer was generated" in note.lower() for note in limits(results(found, generate=False)))
+    assert not any("no answer was generated" in note.lower() for note in limits(results(found)))
+    assert any("sees the end of a prompt alone" in note for note in limits(results(found)))
+    assert any("All texts are within the 64 tokens" in note for note in limits(results(found, lengths=[64])))

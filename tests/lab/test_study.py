@@ -1,0 +1,214 @@
+"""The study engine, on a study that squares numbers: what is stored, resumed, interrupted, refused and reported."""
+
+import json
+import os
+import warnings
+from dataclasses import dataclass
+
+import pytest
+
+from posenc import InputError
+from posenc.files import write_atomically
+from posenc.lab.engines import ProcessPool
+from posenc.lab.store import Store
+from posenc.lab.study import Interrupted, Pace, Progress, Study, run
+from posenc.report.terminal import Display, times
+
+
+@dataclass(frozen=True)
+class Square:
+    value: float
+
+
+class Squares(Study[int, Square]):
+    name = "squares"
+    unit = "numbers"
+
+    def __init__(self, numbers, fails_at=None):
+        self.numbers = numbers
+        self.fails_at = fails_at
+        self.measured = []
+
+    def check(self):
+        if min(self.numbers) < 0:
+            raise InputError(f"numbers={self.numbers}: must not be negative")
+
+    def cells(self):
+        return list(self.numbers)
+
+    def record(self, cell):
+        return Square
+
+    def facts(self, cell):
+        return {"number": cell}
+
+    def measure(self, job, tick):
+        self.measured += job
+        tick(len(job), f"squaring {job[0]}")
+        if self.fails_at in job:
+            raise InputError(f"numbers={self.fails_at}: has no square today")
+        return {cell: Square(float(cell**2)) for cell in job}
+
+    def presentable(self, done):
+        return [cell for cell in done if cell % 2 == 0]
+
+    def results(self, done):
+        return {"settings": {}, "squares": {str(cell): square.value for cell, square in done.items()}}
+
+    def sentences(self, results):
+        return {"answer": f"{len(results['squares'])} of {results['numbers']['planned']}"}
+
+
+class Listening(Progress):
+    def __init__(self, stop_at=None):
+        self.heard, self.stop_at = [], stop_at
+
+    def started(self, study, cells, before, pace):
+        self.heard.append((cells, before, pace.total))
+
+    def advanced(self, size, what):
+        self.heard.append(what)
+
+    def finished(self, what, measured, done):
+        self.heard.append((what, done))
+        if done == self.stop_at:
+            raise KeyboardInterrupt
+
+    def say(self, sentence):
+        self.heard.append(sentence.partition(":")[0])
+
+
+@pytest.mark.parametrize("engine", [None, ProcessPool(2)], ids=["here", "processes"])
+def test_every_number_is_in_the_results_and_in_the_folder(engine, tmp_path):
+    results = run(Squares([1, 3, 5]), tmp_path, engine=engine, command="it", pages={"page.txt": lambda r: r["answer"]})
+    assert results["squares"] == {"1": 1.0, "3": 9.0, "5": 25.0}
+    assert (results["schema"], results["kind"], results["complete"], results["running"]) == (1, "squares", True, False)
+    assert results["numbers"] == {"planned": 3, "finished": 3, "kept_from_before": 0}
+    assert (results["answer"], results["command"]) == ("3 of 3", "it")
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert (tmp_path / "page.txt").read_text() == "3 of 3"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells", "page.txt", "results.json"]
+    assert len(list((tmp_path / "cells").iterdir())) == 3
+
+
+def test_what_is_stored_is_not_measured_again_and_what_is_damaged_is(tmp_path):
+    run(Squares([1, 3, 5]), tmp_path)
+    first, second, _ = sorted((tmp_path / "cells").iterdir())
+    first.write_text(first.read_text()[:-3])
+    second.write_text(second.read_text().replace(".0", ".5"))
+    study, progress = Squares([1, 3, 5, 7]), Listening()
+    with pytest.warns(UserWarning, match=r"is damaged .* renamed to .*damaged and measured again"):
+        results = run(study, tmp_path, progress=progress)
+    assert len(study.measured) == 3
+    assert progress.heard[0] == (4, 1, 3)
+    assert results["numbers"] == {"planned": 4, "finished": 4, "kept_from_before": 1}
+    assert {entry["file"] for entry in results["set_aside"]} == {f"cells/{first.name}", f"cells/{second.name}"}
+    assert first.with_name(f"{first.name}.damaged").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(Squares([1, 3, 5, 7]), tmp_path)["numbers"]["kept_from_before"] == 4
+
+
+def test_a_first_report_is_written_while_others_are_measured(tmp_path):
+    written = []
+    progress = Listening()
+    run(Squares([1, 2, 4, 6]), tmp_path, progress=progress, pages={"report.html": lambda r: written.append(r) or ""})
+    assert [(r["running"], r["complete"], list(r["squares"])) for r in written] == [
+        (True, False, ["2"]), (True, False, ["2", "4"]), (True, False, ["2", "4", "6"]), (False, True, ["1", "2", "4", "6"]),
+    ]  # fmt: skip
+    assert progress.heard.count("First results, 1 of 4 numbers") == 1
+
+
+def test_an_interrupt_reports_what_there_is(tmp_path):
+    with pytest.raises(Interrupted):
+        run(Squares([1, 3]), tmp_path / "early", progress=Raising())
+    assert not (tmp_path / "early" / "results.json").exists()
+    results = run(Squares([1, 3, 5]), tmp_path, progress=Listening(stop_at=2))
+    assert (results["complete"], results["running"], results["numbers"]["finished"]) == (False, False, 2)
+    assert run(Squares([1, 3, 5]), tmp_path)["numbers"] == {"planned": 3, "finished": 3, "kept_from_before": 2}
+
+
+class Raising(Progress):
+    def advanced(self, size, what):
+        raise KeyboardInterrupt
+
+
+def test_an_error_leaves_what_was_stored(tmp_path):
+    with pytest.raises(InputError, match=r"^numbers=3: has no square today$"):
+        run(Squares([1, 3, 5], fails_at=3), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells"]
+    assert run(Squares([1, 3, 5]), tmp_path)["numbers"]["kept_from_before"] == 1
+
+
+def test_refusals_come_before_any_file(tmp_path):
+    begun = []
+    with pytest.raises(InputError, match="must not be negative"):
+        run(Squares([-1]), tmp_path / "new", begin=lambda: begun.append(1))
+    assert not begun
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"directory='.*file'.*give a folder that can be written"):
+        run(Squares([1]), tmp_path / "file")
+    with (
+        Store(tmp_path).lock("posenc squares"),
+        pytest.raises(InputError, match=rf"posenc squares \(process {os.getpid()} on .*is writing there; wait"),
+    ):
+        run(Squares([1]), tmp_path)
+    assert run(Squares([1]), tmp_path, begin=lambda: begun.append(1))["complete"]
+    assert begun
+
+
+def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(Squares([1]))["squares"] == {"1": 1.0}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    write_atomically(path, "old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_pace_tells_the_time_left_from_a_few_ticks():
+    now = [100.0]
+    pace = Pace(120, clock=lambda: now[0])
+    assert pace.left() is None
+    pace.tick("resumed", 40)  # of an earlier process: says nothing of this one's pace
+    for _ in range(10):
+        now[0] += 2
+        assert pace.left() is None or now[0] > 116
+        pace.tick("resumed", 4)
+    assert pace.done == 80
+    assert pace.left() == pytest.approx(20)
+    now[0] += 10  # nothing is reported for a while
+    assert pace.left() == pytest.approx(30)
+
+
+def test_the_display_says_how_long_it_takes_and_what_is_done(tmp_path, capsys):
+    assert times(22, 190.4) == "elapsed 0:22, about 3:10 left"
+    assert times(4000, None) == "elapsed 1:06:40"
+    assert times(200, 0.4) == "elapsed 3:20, a few seconds left"
+    with Display(tmp_path, hint=lambda seconds: f"; quick takes {0.2 * seconds / 60:.0f} min") as display:
+        for before in (4, 0, 23):
+            display.started(Squares([1]), 24, before, Pace(1000))
+            display.estimated(3600, 24 - before)
+        display.finished("rope, seed 0", {}, 24)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:5] == [
+        "4 of 24 numbers are here already",
+        "20 numbers take about 60 min on this machine",  # quick would begin anew: its share is of all
+        "24 numbers take about 60 min on this machine; quick takes 12 min",
+        "23 of 24 numbers are here already",
+        "1 of the numbers takes about 60 min on this machine",
+    ]
+    assert lines[5].startswith("[24/24] elapsed 0:00")
+    assert lines[5].endswith(": rope, seed 0")
