@@ -113,24 +113,20 @@ def test_commands_parse(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text("seeds: 2\n")
-    monkeypatch.setattr(cli.compare, "run_compare", lambda options, command: 0)
-    monkeypatch.setattr(cli.conform, "run_conform", lambda options, command: KINDS[options.kind] and 0)
-    monkeypatch.setattr(cli.bench, "run_bench", lambda options, command: plan(options.cases) and 0)
-    monkeypatch.setattr(cli.diff, "run_diff", lambda options, command: not diff(options.first, options.second).pairs)
-    monkeypatch.setattr(
-        cli.explore, "run_explore", lambda options, command: explorer.page(cli.explore.state(options)) and 0
-    )
-    monkeypatch.setattr(cli.doctor, "run_doctor", lambda options, command: 0)
-    monkeypatch.setattr(cli.analyze, "run_analyze", lambda options, command: 0)
-    monkeypatch.setattr(
-        cli.eval, "run_eval", lambda options, _: settings_of(options.preset, **cli.eval.given(options)).made() and 0
-    )
     lengths = Lengths(trained=8192, target=32768)
-    monkeypatch.setattr(
-        cli.extend,
-        "run_extend",
-        lambda options, _: (options.image_size or plan_extension(options.method, {}, lengths, lengths)) and 0,
-    )
+    runs = {
+        "compare": lambda self: 0,
+        "conform": lambda self: KINDS[self.kind] and 0,
+        "bench": lambda self: plan(self.cases) and 0,
+        "diff": lambda self: not diff(self.first, self.second).pairs,
+        "explore": lambda self: explorer.page(self.given) and 0,
+        "doctor": lambda self: 0,
+        "analyze": lambda self: 0,
+        "eval": lambda self: settings_of(self.preset, **self.given).made() and 0,
+        "extend": lambda self: (self.image_size or plan_extension(self.method, {}, lengths, lengths)) and 0,
+    }
+    for name, run in runs.items():
+        monkeypatch.setattr(cli.COMMANDS[name], "run", run)
     for _, text, _ in blocks(path, "sh"):
         for line in text.splitlines():
             words = shlex.split(line, comments=True)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API, from the public names and their docstrings, and the commands, from their parsers."""
+"""The API, from the public names and their docstrings, and the commands, as their help."""
 
 import inspect
 from importlib import import_module
 from typing import Any
 
 import posenc
-from posenc.cli import COMMANDS, build
-from posenc.cli.common import HelpFormatter, TableFormatter
-from website.page import Page, plain, table
+from posenc.cli import COMMANDS
+from posenc.cli.command import build
+from website.page import Page, plain
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": ("The core", ()),
@@ -78,20 +78,5 @@ def _commands() -> Page:
 
 
 def _command(name: str) -> str:
-    """What a command's parser says in its help, its options as a table."""
-    parser = build(name)
-    formatter = HelpFormatter(parser.prog)
-    rows = []
-    for action in parser._actions:  # what argparse has no public name for
-        written = ", ".join(action.option_strings) or action.dest
-        value = (
-            ""
-            if action.nargs == 0 or not action.option_strings
-            else formatter._format_args(action, action.dest.upper())
-        )
-        rows.append(
-            (f"`{written} {value}".rstrip() + "`", plain(formatter._expand_help(action) if action.help else ""))
-        )
-    epilog = parser.epilog or ""
-    after = f"```text\n{epilog}\n```" if epilog and parser.formatter_class is TableFormatter else plain(epilog)
-    return f"## posenc {name}\n\n{parser.description}\n\n{table(('option', ''), rows)}\n\n{after}"
+    """A command's help."""
+    return f"## posenc {name}\n\n{COMMANDS[name].__doc__}\n\n```text\n{build(COMMANDS[name]).format_help()}```"

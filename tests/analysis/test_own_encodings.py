@@ -206,4 +206,4 @@ def test_a_command_reads_the_objects_of_a_file(tmp_path, capsys):
     assert cli.main([*command, "--heads", "4"]) == 0
     assert "How does position change a score?" in capsys.readouterr().out
     assert cli.main([*command, "--heads", "5"]) == 2
-    assert "num_heads=5: must be a multiple of the num_kv_heads=2" in capsys.readouterr().err
+    assert "--heads 5: must be a multiple of the num_kv_heads=2" in capsys.readouterr().err

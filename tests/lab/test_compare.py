@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posenc import InputError, Rotary, cli
-from posenc.cli.compare import read_comparison, share_of_quick
+from posenc.cli.command import parse
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, compare, names
 from posenc.lab.engines import InProcess
@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_and_reports_what_was_measured(tmp_path, flags):
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "Traceback" not in err
-    assert "runs are kept and reported, the same command goes on from there" in err
+    assert "runs are stored and reported, run the same command again to continue" in err
     results = json.loads((tmp_path / "results.json").read_text())
     assert not results["complete"]
     assert 1 <= results["runs"]["finished"] < 6
@@ -404,9 +404,9 @@ def test_a_comparison_that_took_longer_than_it_should_says_so():
 
 def test_quick_is_offered_where_it_is_smaller():
     for more, smaller in (([], True), (["--preset", "quick"], False), (["--steps", "5", "--seeds", "1"], True)):
-        options = cli.build("compare").parse_args(more)
-        comparison, _ = read_comparison(options)
-        share = share_of_quick(options, comparison)
+        options = parse(cli.COMMANDS["compare"], more)
+        comparison, _ = options.read()
+        share = options.share_of_quick(comparison)
         assert (share is not None and share < 1) is smaller
-    options = cli.build("compare").parse_args(["--task", "vision", "--preset", "thorough", "--num-heads", "6"])
-    assert share_of_quick(options, read_comparison(options)[0]) is None  # 6 heads do not divide its width
+    options = parse(cli.COMMANDS["compare"], ["--task", "vision", "--preset", "thorough", "--num-heads", "6"])
+    assert options.share_of_quick(options.read()[0]) is None  # 6 heads do not divide its width

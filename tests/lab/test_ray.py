@@ -157,7 +157,7 @@ def test_ctrl_c_in_a_cluster_of_its_own(address, tmp_path):
     _, err = process.communicate()
     assert process.returncode == 1
     assert "Traceback" not in err
-    assert "runs are kept and reported, the same command goes on from there" in err
+    assert "runs are stored and reported, run the same command again to continue" in err
     assert json.loads((tmp_path / "results.json").read_text())["machine"]["workers"] == 1
     assert children
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]

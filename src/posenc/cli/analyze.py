@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc analyze."""
 
-import argparse
 import json
 import os
 import re
 import shutil
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from posenc.cli.common import DONE, TableFormatter, add_output, check_sizes, load_model
-from posenc.cli.config import record
+from posenc.cli.command import How, record
+from posenc.cli.common import DONE, WithOutput, check_limits, load_model
 from posenc.errors import InputError, unknown
 from posenc.texts import printable
 
@@ -20,138 +20,128 @@ if TYPE_CHECKING:
 
 WIDEST = 100
 """Characters of a line, where the terminal has room for them."""
-SIZES = {"trained": (1, 2**20), "dim": (1, 2**14), "heads": (1, 1024), "head_dim": (1, 2**12), "steps": (0, 10**6)}
+LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "head_dim": (1, 2**12), "steps": (0, 10**6)}
 
 
-def add_analyze(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = TableFormatter
-    parser.epilog = (
-        "NAME is an encoding as `posenc list` shows it, with options after colons (rope:rope_theta=500), a position map\n"
-        "after @ (rope@rerope:window=64) and several joined by +. MODULE:OBJECT is of yours: a function from (n,)\n"
-        "positions to (n, dim) vectors, an Encoding or a class of one, or a table; MODULE may be a path to a .py file.\n"
-        "MODEL is what `posenc extend` takes, or a folder with an encoder such as BERT."
-    )
-    add = parser.add_argument
-    add("subject", metavar="NAME|MODULE:OBJECT|MODEL", help="what to analyse (below)")
-    add("--length", type=int, metavar="N", default=512, help="positions to look at")
-    add("--trained", type=int, metavar="N", help="trained length (default: a model's own, else --length)")
-    add("--dim", type=int, metavar="N", help="width of the model's input (default: an object's own, else 64)")
-    add("--heads", type=int, metavar="N", help="attention heads (default: an object's own, else 4)")
-    add("--head-dim", type=int, metavar="N", help="width of a head (default: an object's own, else 64)")
-    add("--steps", type=int, metavar="N", default=120, help="of the small model trained on the spot; 0: none is")
-    add(
-        "--dtypes",
-        nargs="+",
-        metavar="DTYPE",
-        default=["bfloat16", "float16"],
-        help="whose phase errors are measured (default: bfloat16 float16)",
-    )
-    add("--seed", type=int, metavar="N", default=0, help="of whatever is drawn")
-    add_output(parser, also="and a page with figures, report.html,")
-    parser.set_defaults(run=run_analyze)
+@dataclass(kw_only=True)
+class Analyze(WithOutput):
+    """Describe and plot what an encoding, your own function or a model does with positions."""
 
+    subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True)]
+    length: Annotated[int, "positions to look at"] = 512
+    trained: Annotated[int | None, "trained length (default: a model's own, else --length)"] = None
+    dim: Annotated[int | None, "width of the model's input (default: an object's own, else 64)"] = None
+    num_heads: Annotated[int | None, "attention heads (default: an object's own, else 4)", How(flag="heads")] = None
+    head_dim: Annotated[int | None, "width of a head (default: an object's own, else 64)"] = None
+    steps: Annotated[int, "training steps of a small model; 0: none is trained"] = 120
+    dtypes: Annotated[tuple[str, ...], "whose phase errors are measured", How("DTYPE")] = ("bfloat16", "float16")
+    seed: Annotated[int, "of random numbers (default: 0)"] = 0
+    out: Annotated[
+        str | None, "also write the JSON and a page with figures, report.html, into this folder", How("DIR")
+    ] = None
 
-def run_analyze(options: argparse.Namespace, command: str) -> int:
-    from posenc.analysis.analyze import analyze
-    from posenc.analysis.target import target_of
-    from posenc.conformance.import_object import stdout_to_stderr
-    from posenc.files import Folder
-    from posenc.pretrained.load import needs
-    from posenc.report.analysis import page, results
-    from posenc.report.terminal import Display
-
-    needs("matplotlib", "lab")
-    check_sizes(options, **SIZES)
-    if options.out:
-        options.out = os.path.abspath(options.out)  # the analysed code may change the folder
-    shape = {"dim": options.dim, "num_heads": options.heads, "head_dim": options.head_dim}
-    shape = {name: size for name, size in shape.items() if size is not None}
-    started = time.perf_counter()
-    with stdout_to_stderr(), Display(options.out or ".") as shown:  # what the analysed code prints is not our answer
-        thing, tokenizer = _found(options)
-        target = target_of(
-            thing,
-            length=options.length,
-            trained=options.trained,
-            steps=options.steps,
-            seed=options.seed,
-            name=_name(options.subject),
-            tokenizer=tokenizer,
-            dtypes=options.dtypes,
-            **shape,
+    @classmethod
+    def epilog(cls) -> str:
+        return (
+            "NAME is an encoding as `posenc list` shows it, with options after colons (rope:rope_theta=500), a position map\n"
+            "after @ (rope@rerope:window=64) and several joined by +. MODULE:OBJECT is a function from (n,) positions to\n"
+            "(n, dim) vectors, an Encoding or a class of one, or a table; MODULE may be a path to a .py file.\n"
+            "MODEL is what `posenc extend` takes, or a folder with an encoder such as BERT."
         )
-        folder = None if options.out is None else Folder(options.out)  # nothing is made for a subject that is wrong
+
+    def run(self) -> int:
+        from posenc.analysis.analyze import analyze
+        from posenc.analysis.target import target_of
+        from posenc.conformance.import_object import stdout_to_stderr
+        from posenc.files import Folder
+        from posenc.pretrained.load import needs
+        from posenc.report.analysis import page, results
+        from posenc.report.terminal import Display
+
+        needs("matplotlib", "lab")
+        check_limits(self, **LIMITS)
+        if self.out:
+            self.out = os.path.abspath(self.out)  # the analysed code may change the folder
+        sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        started = time.perf_counter()
+        with stdout_to_stderr(), Display(self.out or ".") as shown:  # what the analysed code prints goes to stderr
+            target, tokenizer = self._target()
+            subject = target_of(
+                target,
+                length=self.length,
+                trained=self.trained,
+                steps=self.steps,
+                seed=self.seed,
+                name=_name(self.subject),
+                tokenizer=tokenizer,
+                dtypes=self.dtypes,
+                **{name: size for name, size in sizes.items() if size is not None},
+            )
+            folder = None if self.out is None else Folder(self.out)  # only now, for a subject that can be analysed
+            if folder is not None:
+                record(folder, self)
+            task = shown.bar.add_task("", total=None)
+
+            def progress(title: str, done: int, count: int) -> None:
+                shown.bar.update(task, description=title, completed=done, total=count)
+
+            analysis = analyze(subject, progress=progress)
+            numbers = results(analysis, self.typed, time.perf_counter() - started)
+            html = "" if folder is None else page(analysis, numbers, subject)
         if folder is not None:
-            record(folder, options)
-        task = shown.bar.add_task("", total=None)
+            folder.write("analysis.json", json.dumps(numbers, indent=1))
+            folder.write("report.html", html)
+        print(json.dumps(numbers, indent=1) if self.json else printable(text(analysis, folder)))
+        return DONE
 
-        def asked(title: str, done: int, count: int) -> None:
-            shown.bar.update(task, description=title, completed=done, total=count)
+    def _target(self) -> tuple[Any, Any]:
+        """The encoding's name, object or model that is meant, and a model's tokenizer."""
+        from posenc.conformance.import_object import import_object
+        from posenc.encodings import ENCODINGS
+        from posenc.pretrained.load import DEMO, path_of
 
-        found = analyze(target, progress=asked)
-        numbers = results(found, command, time.perf_counter() - started)
-        html = "" if folder is None else page(found, numbers, target)
-    if folder is not None:
-        folder.write("analysis.json", json.dumps(numbers, indent=1))
-        folder.write("report.html", html)
-    print(json.dumps(numbers, indent=1) if options.json else printable(text(found, folder)))
-    return DONE
+        subject = self.subject
+        path, (_, colon, attribute) = path_of(subject), subject.rpartition(":")
+        encoding = re.split("[:@+/]", subject)[0].strip()
+        if encoding in ENCODINGS:
+            return subject, None
+        if not subject.strip():
+            raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
+        if subject == DEMO or path.is_dir() or path.suffix == ".gguf":
+            return load_model(subject, self.name, encoders=True)
+        if colon and all(part.isidentifier() for part in attribute.split(".")):
+            return import_object(subject), None
+        if path.is_file():
+            raise InputError(f"{subject}: which object in it? Write {subject}:NAME")
+        if subject.startswith(("/", "./", "../", "~")):
+            raise InputError(f"{subject}: no such file or folder")
+        if subject.count("/") == 1:
+            return load_model(subject, self.name, encoders=True)
+        raise InputError(f"{unknown('encoding', encoding, ENCODINGS)}; or write MODULE:OBJECT, or name a model")
+
+
+def _name(subject: str) -> str:
+    """What sentences call it: of a model's folder or file the last part."""
+    from posenc.pretrained.load import path_of
+
+    path = path_of(subject)
+    return path.resolve().name if path.exists() else subject
 
 
 def text(analysis: "Analysis", folder: Any = None) -> str:
     """The sentences section by section, what does not apply, and where the page is."""
-    lines = [analysis.subject, *(["", *textwrap.wrap(analysis.note, _width())] if analysis.note else [])]
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
+
+    def wrapped(sentence: str) -> str:
+        return textwrap.fill(sentence, width, initial_indent="- ", subsequent_indent="  ")
+
+    lines = [analysis.subject, *(["", *textwrap.wrap(analysis.note, width)] if analysis.note else [])]
     for section in analysis.sections:
-        lines += ["", section.title, *(_wrapped(sentence) for sentence in section.finding.sentences())]
+        lines += ["", section.title, *map(wrapped, section.finding.sentences())]
     if analysis.left_out:
-        lines += [
-            "",
-            "What does not apply",
-            *(_wrapped(f"{' '.join(titles)} {why}") for why, titles in analysis.reasons.items()),
-        ]
+        lines += ["", "What does not apply"]
+        lines += [wrapped(f"{' '.join(titles)} {why}") for why, titles in analysis.reasons.items()]
     if folder is not None:
         files = ("Report", "report.html"), ("Numbers", "analysis.json")
         lines += ["", *(f"{what + ':':8} {(folder.directory / name).resolve()}" for what, name in files)]
     return "\n".join(lines)
-
-
-def _wrapped(sentence: str) -> str:
-    return textwrap.fill(sentence, _width(), initial_indent="- ", subsequent_indent="  ")
-
-
-def _width() -> int:
-    return min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
-
-
-def _name(given: str) -> str:
-    """What sentences call it: of a model's folder or file the last part."""
-    from posenc.pretrained.load import path_of
-
-    path = path_of(given)
-    return path.resolve().name if path.exists() else given
-
-
-def _found(options: argparse.Namespace) -> tuple[Any, Any]:
-    """What the words stand for, and a model's tokenizer."""
-    from posenc.conformance.import_object import import_object
-    from posenc.encodings import ENCODINGS
-    from posenc.pretrained.load import DEMO, path_of
-
-    given: str = options.subject
-    path, (_, colon, attribute) = path_of(given), given.rpartition(":")
-    encoding = re.split("[:@+/]", given)[0].strip()
-    if encoding in ENCODINGS:
-        return given, None
-    if not given.strip():
-        raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
-    if given == DEMO or path.is_dir() or path.suffix == ".gguf":
-        return load_model(given, options.command, encoders=True)
-    if colon and all(part.isidentifier() for part in attribute.split(".")):
-        return import_object(given), None
-    if path.is_file():
-        raise InputError(f"{given}: which object in it? Write {given}:NAME")
-    if given.startswith(("/", "./", "../", "~")):
-        raise InputError(f"{given}: no such file or folder")
-    if given.count("/") == 1:
-        return load_model(given, options.command, encoders=True)
-    raise InputError(f"{unknown('encoding', encoding, ENCODINGS)}; or write MODULE:OBJECT, or name a model")

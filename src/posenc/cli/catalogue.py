@@ -1,30 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc list, posenc cite."""
 
-import argparse
+from dataclasses import dataclass
+from typing import Annotated
 
-from posenc.cli.common import add_output, emit
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_output(parser)
-    parser.set_defaults(run=run_list)
+from posenc.cli.command import How
+from posenc.cli.common import WithOutput
 
 
-def run_list(options: argparse.Namespace, command: str) -> int:
-    from posenc.listing import catalogue, table
+@dataclass(kw_only=True)
+class List(WithOutput):
+    """List every encoding, schedule, method and task: what it is, its paper, its options."""
 
-    return emit(options, catalogue(), table())
+    def run(self) -> int:
+        from posenc.listing import catalogue, table
 
-
-def add_cite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="an encoding, or several joined by +")
-    add_output(parser)
-    parser.set_defaults(run=run_cite)
+        return self.emit(catalogue(), table())
 
 
-def run_cite(options: argparse.Namespace, command: str) -> int:
-    from posenc.bibliography import cite
+@dataclass(kw_only=True)
+class Cite(WithOutput):
+    """Print the BibTeX entries of an encoding's papers."""
 
-    found = cite(options.name)
-    return emit(options, {"name": options.name, "bibtex": found}, found or f"{options.name} has no paper of its own")
+    encoding: Annotated[str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True)]
+
+    def run(self) -> int:
+        from posenc.bibliography import cite
+
+        bibtex = cite(self.encoding)
+        text = bibtex or f"{self.encoding} has no paper of its own"
+        return self.emit({"name": self.encoding, "bibtex": bibtex}, text)

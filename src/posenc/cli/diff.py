@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc diff."""
 
-import argparse
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from posenc.cli.common import add_output, check_sizes, emit
+from posenc.cli.command import How
+from posenc.cli.common import WithOutput, check_limits
 
 if TYPE_CHECKING:
     from posenc.frequencies import Difference
@@ -13,43 +14,41 @@ BAR = 24
 """Characters of the longest bar."""
 
 
-def add_diff(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Schedules are named as `posenc list` shows them, with options after colons (yarn:beta_fast=16) and what is "
-        "applied to them after a plus sign (yarn+resonance). --factor and --length go to those that need them and do "
-        "not say them."
-    )
-    add = parser.add_argument
-    add("first", metavar="SCHEDULE", help="a frequency schedule")
-    add("second", metavar="SCHEDULE", help="another one")
-    add("--factor", type=float, metavar="F", default=4.0, help="the new length over the trained one")
-    add("--head-dim", type=int, metavar="N", default=64, help="channels of a head that rotate")
-    add("--base", type=float, metavar="X", default=10000.0, help="base of the frequencies, rope_theta")
-    add("--length", type=int, metavar="N", default=4096, help="trained length, in positions")
-    add("--at", type=float, metavar="N", help="compare phases of tokens N apart (default: factor times length)")
-    add_output(parser, also="and a page with figures, report.html,")
-    parser.set_defaults(run=run_diff)
+@dataclass(kw_only=True)
+class Diff(WithOutput):
+    """Compare two frequency schedules of RoPE: what each does to every pair of channels."""
 
+    first: Annotated[str, "a frequency schedule", How("SCHEDULE", positional=True)]
+    second: Annotated[str, "another one", How("SCHEDULE", positional=True)]
+    factor: Annotated[float, "the new length over the trained one", How("F")] = 4.0
+    head_dim: Annotated[int, "channels of a head that rotate"] = 64
+    base: Annotated[float, "base of the frequencies, rope_theta"] = 10000.0
+    length: Annotated[int, "trained length, in positions"] = 4096
+    at: Annotated[float | None, "compare phases of tokens N apart (default: factor times length)", How("N")] = None
+    out: Annotated[
+        str | None, "also write the JSON and a page with figures, report.html, into this folder", How("DIR")
+    ] = None
 
-def run_diff(options: argparse.Namespace, command: str) -> int:
-    from posenc.files import Folder
-    from posenc.frequencies import diff
+    @classmethod
+    def epilog(cls) -> str:
+        return (
+            "Schedules are named as `posenc list` shows them, with options after colons (yarn:beta_fast=16) and what is\n"
+            "applied to them after a plus sign (yarn+resonance). --factor and --length go to those that need them and do\n"
+            "not state them."
+        )
 
-    check_sizes(options, head_dim=(2, 2**14))
-    found = diff(
-        options.first,
-        options.second,
-        options.head_dim,
-        options.base,
-        factor=options.factor,
-        length=options.length,
-        at=options.at,
-    )
-    if options.out is not None:
-        from posenc.report.schedules import page
+    def run(self) -> int:
+        from posenc.files import Folder
+        from posenc.frequencies import diff
 
-        Folder(options.out).write("report.html", page(found, command))
-    return emit(options, found.to_dict(), text(found))
+        check_limits(self, head_dim=(2, 2**14))
+        shape = self.head_dim, self.base
+        difference = diff(self.first, self.second, *shape, factor=self.factor, length=self.length, at=self.at)
+        if self.out is not None:
+            from posenc.report.schedules import page
+
+            Folder(self.out).write("report.html", page(difference, self.typed))
+        return self.emit(difference.to_dict(), text(difference))
 
 
 def text(difference: "Difference") -> str:

@@ -1,60 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc explore."""
 
-import argparse
 import json
 import webbrowser
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from posenc.cli.command import Command, How
 from posenc.cli.common import DONE
 from posenc.errors import InputError
 from posenc.texts import printable
 
-NAME = "posenc-explorer.html"
+FILE = "posenc-explorer.html"
 
 
-def add_explore(parser: argparse.ArgumentParser) -> None:
-    from posenc.report.explorer import fields
+@dataclass(kw_only=True)
+class Explore(Command):
+    """Write the interactive page: every encoding and extension, computed in the browser."""
 
-    parser.epilog = (
-        "The file works offline and everything can be changed in it; the options say what it starts with. Encodings and "
-        "methods take options after colons, as in --method yarn:beta_fast=16."
-    )
-    parser.add_argument("--out", metavar="FILE.html", default=NAME, help="the file to write")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument("--json", action="store_true", help="print what it starts with and where it is, as JSON")
-    kinds = {"integer": int, "number": float}
-    for name, field in fields().items():
-        parser.add_argument(
-            f"--{name}",
-            metavar={"integer": "N", "number": "X"}.get(field["kind"], "TEXT"),
-            type=kinds.get(field["kind"], str),
-            help=f"{field['meaning']} (default: {field['default'] or 'in order'})",
+    out: Annotated[str, "the file to write", How("FILE.html")] = FILE
+    open: Annotated[bool, "show it in the browser"] = False
+
+    @classmethod
+    def groups(cls) -> dict[str, type]:
+        from posenc.report.explorer import fields
+
+        kinds = {"integer": int, "number": float}
+        hints = (
+            (
+                name,
+                Annotated[
+                    kinds.get(field["kind"], str), f"{field['meaning']} (default: {field['default'] or 'in order'})"
+                ],
+            )
+            for name, field in fields().items()
         )
-    parser.set_defaults(run=run_explore)
+        return {"what the page shows first": make_dataclass("State", hints)}
 
+    @classmethod
+    def epilog(cls) -> str:
+        return (
+            "The file works offline, and everything can be changed in it. Encodings and methods take options after colons,\n"
+            "as in --method yarn:beta_fast=16."
+        )
 
-def run_explore(options: argparse.Namespace, command: str) -> int:
-    from posenc.files import Folder
-    from posenc.report.explorer import page
+    def run(self) -> int:
+        from posenc.files import Folder
+        from posenc.report.explorer import page
 
-    starting = state(options)
-    text = page(starting)
-    if not options.out:
-        raise InputError("--out '': name a file")
-    wanted = Path(options.out)
-    folder, name = (wanted, NAME) if wanted.is_dir() else (wanted.parent, wanted.name)
-    path = Folder(folder).write(name, text).resolve()
-    found = {"file": str(path), "url": path.as_uri(), "state": starting}
-    print(json.dumps(found, indent=1) if options.json else printable(f"{path}: open it in a browser, {path.as_uri()}"))
-    if options.open:
-        webbrowser.open(path.as_uri())
-    return DONE
-
-
-def state(options: argparse.Namespace) -> dict[str, Any]:
-    """What the page starts with: the options that were given."""
-    from posenc.report.explorer import fields
-
-    return {name: value for name in fields() if (value := getattr(options, name)) is not None}
+        state = dict(self.given)
+        text = page(state)
+        if not self.out:
+            raise InputError("--out '': name a file")
+        wanted = Path(self.out)
+        folder, name = (wanted, FILE) if wanted.is_dir() else (wanted.parent, wanted.name)
+        path = Folder(folder).write(name, text).resolve()
+        result = {"file": str(path), "url": path.as_uri(), "state": state}
+        shown = f"{path}: open it in a browser, {path.as_uri()}"
+        print(json.dumps(result, indent=1) if self.json else printable(shown))
+        if self.open:
+            webbrowser.open(path.as_uri())
+        return DONE

@@ -4,7 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -110,15 +110,15 @@ class Experiment(ABC):
         "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
     }  # fmt: skip
 
-    steps: int
-    batch_size: int
-    dim: int
-    num_layers: int
-    num_heads: int
-    head_dim: int | None
-    learning_rate: float
-    adamw_learning_rate: float
-    position_learning_rate: float
+    steps: Annotated[int, "training steps"]
+    batch_size: Annotated[int, "texts or images per step"]
+    dim: Annotated[int, "width of the model"]
+    num_layers: Annotated[int, "layers of the model"]
+    num_heads: Annotated[int, "attention heads"]
+    head_dim: Annotated[int | None, "width of a head"]
+    learning_rate: Annotated[float, "of Muon, for the model's matrices"]
+    adamw_learning_rate: Annotated[float, "of AdamW, for embedding and norms"]
+    position_learning_rate: Annotated[float, "of AdamW, for an encoding's tables"]
 
     def __post_init__(self) -> None:
         check_fields(self)

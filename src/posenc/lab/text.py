@@ -5,7 +5,7 @@ them."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,8 +55,10 @@ class Settings(Experiment):
     loaded with the same three. The rest: see `Experiment`.
     """
 
-    length: int = 128
-    factors: tuple[int, ...] = (1, 2, 4, 8)
+    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"] = (
+        128
+    )
+    factors: Annotated[tuple[int, ...], "test lengths over the training length"] = (1, 2, 4, 8)
     steps: int = 120
     batch_size: int = 12
     dim: int = 128
@@ -66,11 +68,14 @@ class Settings(Experiment):
     learning_rate: float = 0.05
     adamw_learning_rate: float = 0.01
     position_learning_rate: float = 0.05
-    windows: int = 24
-    targets: int = 64
-    tokenizer: str = "bytes"
+    windows: Annotated[int, "held-out passages"] = 24
+    targets: Annotated[int, "scored tokens at the end of each passage"] = 64
+    tokenizer: Annotated[
+        str,
+        "bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
+    ] = "bytes"
     vocab_size: int = 256
-    packed: bool = False
+    packed: Annotated[bool, "fill training sequences with complete documents, each with its own positions"] = False
 
     name = "text"
     data = "pydoc"

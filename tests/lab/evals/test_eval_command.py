@@ -51,7 +51,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     [
         (["--tasks", "coping"], "did you mean 'copying'"),
         (["--methods", "yarm"], "did you mean 'yarn'"),
-        (["--preset", "quik"], "did you mean 'quick'"),
+        (["--preset", "quik"], "invalid choice: 'quik'"),
         (["--depths", "5"], "--depths 5: 0 is the start"),
         (["--samples", "1"], "--samples 1: must be a whole number, at least 2"),
         (["--lengths", "10"], "--lengths 10: "),
@@ -116,7 +116,7 @@ def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
     finally:
         process.kill()
     assert process.returncode == FAILED, told
-    assert "cells are kept and reported, the same command goes on from there" in told
+    assert "cells are stored and reported, run the same command again to continue" in told
     results = json.loads((tmp_path / "results.json").read_text())
     assert not results["complete"]
     assert results["cells"]["finished"] == len(list(tmp_path.glob("cells/*.json"))) >= 3

@@ -107,7 +107,7 @@ def measured(folder):
 
 
 def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("posenc.cli.compare.read_engine", lambda *_, **__: create("here"))
+    monkeypatch.setattr("posenc.cli.compare.make_engine", lambda *_, **__: create("here"))
     one, two = tmp_path / "one", tmp_path / "two"
     assert cli.main(["compare", *FLAGS, "--encodings", "swin", "--seeds", "2", "--out", str(one)]) == 0
     shown = capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_flags_of_another_task_are_refused_by_name(tmp_path, capsys):
         other = "text" if task == "vision" else "vision"
         assert f"{flag}: is for --task {other}; leave it out of --task {task}" in capsys.readouterr().err
     assert cli.main(["compare", "--task", "visoin"]) == 2
-    assert "did you mean 'vision'" in capsys.readouterr().err
+    assert "invalid choice: 'visoin'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

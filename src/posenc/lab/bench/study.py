@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -45,10 +45,10 @@ class Settings:
     """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether other packages take part."""
 
     device: str = "cpu"
-    threads: int = 1
+    threads: Annotated[int, "threads of the measuring process (default: 1)"] = 1
     clock: str = "cpu"
-    flush_denormal: bool = False
-    peers: bool = True
+    flush_denormal: Annotated[bool, "torch.set_flush_denormal(True) while measuring"] = False
+    peers: Annotated[bool, "measure other packages too (default: True)"] = True
     effort: Effort = field(default_factory=Effort)
 
     def __post_init__(self) -> None:

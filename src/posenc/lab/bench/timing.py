@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
 import torch
 
@@ -22,10 +23,10 @@ class Effort:
     it; budget: seconds after which a trial stops, once it has three rounds; patience: seconds of one call beyond which
     a candidate is left out."""
 
-    rounds: int = 7
+    rounds: Annotated[int, "rounds of each trial"] = 7
     block: float = 0.03
     budget: float = 3.0
-    patience: float = 3.0
+    patience: Annotated[float, "leave out what takes longer for one call, in seconds"] = 3.0
 
 
 @dataclass(frozen=True)

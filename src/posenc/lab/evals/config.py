@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from posenc.checks import check_flags, is_whole
 from posenc.errors import InputError, unknown
@@ -39,15 +39,21 @@ class Settings:
     what texts have in common is read once, and 8 on a GPU. text: a file of running text for the tasks that take one.
     """
 
-    tasks: tuple[str, ...]
-    methods: tuple[str, ...] = ()
-    lengths: tuple[int, ...] = (512, 1024, 2048)
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    samples: int = 8
-    seeds: int = 1
-    generate: bool = True
-    batch_size: int | None = None
-    text: str | None = None
+    tasks: Annotated[tuple[str, ...], "what to look for (below)"]
+    methods: Annotated[tuple[str, ...], "ways to extend the model"] = ()
+    lengths: Annotated[tuple[int, ...], "of the texts, in tokens"] = (512, 1024, 2048)
+    depths: Annotated[tuple[float, ...], "where in the text the answer is, from 0 (start) to 1 (end)"] = (
+        0.0, 0.25, 0.5, 0.75, 1.0,
+    )  # fmt: skip
+    samples: Annotated[int, "texts a cell"] = 8
+    seeds: Annotated[int, "cells that differ in their texts alone"] = 1
+    generate: Annotated[bool, "generate answers too, where a task can score them"] = True
+    batch_size: Annotated[
+        int | None, "texts side by side (default: 1 on a CPU, where common beginnings are read once, else 8)"
+    ] = None
+    text: Annotated[
+        str | None, "a file of running text for tasks that take one (default: the language reference inside Python)"
+    ] = None
 
     def __post_init__(self) -> None:
         for name, (kind, wanted) in LISTED.items():

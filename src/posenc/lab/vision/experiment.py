@@ -4,7 +4,7 @@ sentences that follow from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,9 +51,11 @@ class ImageSettings(Experiment):
     decide them. The rest: see `Experiment`.
     """
 
-    image_size: int = 32
-    patch_size: int = 4
-    test_sizes: tuple[int, ...] = (16, 32, 48, 64)
+    image_size: Annotated[int, "pixels of a training image's side"] = 32
+    patch_size: Annotated[int, "pixels of a patch's side"] = 4
+    test_sizes: Annotated[tuple[int, ...], "sides of the test images; that of training is always among them"] = (
+        16, 32, 48, 64,
+    )  # fmt: skip
     steps: int = 140
     batch_size: int = 32
     dim: int = 64
@@ -63,7 +65,7 @@ class ImageSettings(Experiment):
     learning_rate: float = 0.03
     adamw_learning_rate: float = 0.005
     position_learning_rate: float = 0.03
-    images: int = 200
+    images: Annotated[int, "held-out images that are tested"] = 200
     channels: int = 3
     num_classes: int = 2
 

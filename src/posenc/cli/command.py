@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands as dataclasses: the fields are the settings that flags and files (--config) give, and `run` does the work.
+
+A field with a help text, `Annotated[int, "training steps"]`, is a flag named after it, whose values its type says. The settings
+of a study are fields of its own dataclass, such as `posenc.lab.config.Settings`, and are read in the same way. A file is turned
+into the words that would be typed, so that flags and files take the same values.
+"""
+
+import argparse
+import json
+import platform
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from inspect import cleandoc, get_annotations
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_origin
+
+import torch
+
+from posenc import __version__
+from posenc.errors import InputError, unknown
+from posenc.files import Folder
+from posenc.texts import printable
+
+CONFIG = "config.yaml"
+MARK = "# posenc "
+"""How a config.yaml begins that posenc wrote."""
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+C = TypeVar("C", bound="Command")
+
+
+@dataclass(frozen=True)
+class How:
+    """How a setting is given, where its name and type do not say it.
+
+    Args:
+        metavar: the value in help.
+        flag: its name on the command line and in files, where that is not the field's.
+        positional: it is given without a flag.
+        append: the flag takes one value and may be repeated.
+        unless: settings which, given as flags, make the value in a file out of date.
+    """
+
+    metavar: str | None = None
+    flag: str = ""
+    positional: bool = False
+    append: bool = False
+    unless: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field as the command line and files have it. section: of help, "" for a command's own fields; type: of one value;
+    many: it takes several."""
+
+    field: str
+    section: str
+    type: Any
+    many: bool
+    default: Any
+    help: str
+    how: How
+
+    @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return self.how.flag or self.field
+
+    @property
+    def written(self) -> str:
+        """As a user writes it: --num-layers, or MODEL where it has no flag."""
+        return self.how.metavar or self.key if self.how.positional else "--" + self.key.replace("_", "-")
+
+    def add(self, container: Any) -> None:
+        """Add it to an argparse parser or group."""
+        text, how = self.help, self.how
+        if not self.section and self.default not in (MISSING, None, False, (), "") and "(default" not in text:
+            default = " ".join(map(str, self.default)) if isinstance(self.default, tuple) else self.default
+            text += f" (default: {default})"
+        more: dict[str, Any] = {"help": text.replace("%", "%%")}
+        if self.type is bool:
+            more["action"] = argparse.BooleanOptionalAction
+        elif get_origin(self.type) is Literal:
+            more["choices"] = get_args(self.type)
+        else:
+            more |= {"type": self.type, "metavar": how.metavar or {int: "N", float: "X"}.get(self.type)}
+        if how.positional:
+            container.add_argument(self.field, nargs="*" if self.many else "?", **more)
+        elif how.append:
+            container.add_argument(self.written, dest=self.field, action="append", **more)
+        else:
+            more |= {"nargs": "+"} if self.many else {}
+            container.add_argument(self.written, dest=self.field, **more)
+
+    def words(self, value: Any) -> list[str]:
+        """What a file says of it, as it would be typed.
+
+        Raises:
+            InputError: neither one value nor, for several, a list; or neither true nor false.
+        """
+        if isinstance(value, dict) or (isinstance(value, list) and not self.many):
+            raise InputError(f"{self.key}: write {'a list of values' if self.many else 'one value'}")
+        values = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        if self.type is bool:
+            if values[0].lower() not in WORDS:
+                raise InputError(f"{self.key}: write true or false, not {values[0]!r}")
+            return [self.written if WORDS[values[0].lower()] else self.written.replace("--", "--no-", 1)]
+        if self.how.positional:
+            return values
+        return [self.written, *values] if self.many and not self.how.append else [f"{self.written}={v}" for v in values]
+
+
+def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
+    """The fields of a class that have a help text, its own before those that it inherits."""
+    found: dict[str, Setting] = {}
+    for base in cls.__mro__:
+        for name, hint in get_annotations(base).items():
+            origin: Any = get_origin(hint)
+            if origin is not Annotated or name in found:
+                continue
+            kind, text, how = (*get_args(hint), How())[:3]
+            if NoneType in get_args(kind):
+                kind = next(each for each in get_args(kind) if each is not NoneType)
+            if many := get_origin(kind) is tuple:
+                kind = get_args(kind)[0]
+            found[name] = Setting(name, section, kind, many, getattr(cls, name, MISSING), text, how)
+    return found
+
+
+@dataclass(kw_only=True)
+class Command:
+    """A command: its docstring is its help, its fields are its flags.
+
+    given: the settings that were given of the dataclasses in `groups`. typed: the command line.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    typed: str = ""
+    json: bool = False
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__name__.lower()
+
+    def run(self) -> int:
+        """Do the work; returns the exit code.
+
+        Raises:
+            InputError: what was asked for cannot be done.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def groups(cls) -> dict[str, type]:
+        """Dataclasses of settings that this command passes on, each under a heading for help."""
+        return {}
+
+    @classmethod
+    def epilog(cls) -> str:
+        """What help says after the flags."""
+        return ""
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """Everything that a flag or a file may say, by field."""
+        found = settings_in(cls)
+        for section, group in cls.groups().items():
+            found |= {name: each for name, each in settings_in(group, section).items() if name not in found}
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """The values of all settings, presets resolved."""
+        return {name: getattr(self, name) for name in settings_in(type(self))} | dict(self.given)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises what argparse would print, and takes no abbreviations, which another flag could make ambiguous."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False, argument_default=argparse.SUPPRESS, formatter_class=_Formatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=110)
+
+
+def build(command: type[Command]) -> Parser:
+    """The parser of a command; what is not given is not in its namespace."""
+    parser = Parser(prog=f"posenc {command.name}", description=cleandoc(command.__doc__ or ""), epilog=command.epilog())
+    sections: dict[str, Any] = {"": parser}
+    for setting in command.settings().values():
+        if setting.section not in sections:
+            sections[setting.section] = parser.add_argument_group(setting.section)
+        setting.add(sections[setting.section])
+    text = "read settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence"
+    parser.add_argument("--config", metavar="FILE", help=text)
+    text = "print all settings as YAML, presets resolved, and do nothing else"
+    parser.add_argument("--print-config", action="store_true", help=text)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    return parser
+
+
+def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
+    """A command with its settings: defaults, replaced by those of the file that --config names, and these by flags.
+
+    Raises:
+        InputError: flags or a file that the command does not take.
+        SystemExit: --help or --print-config was asked for, and printed.
+    """
+    parser, known = build(command), command.settings()
+    flags, unread = parser.parse_known_intermixed_args(arguments)
+    for word in sorted(unread, key=lambda word: not word.startswith("-")):
+        name = word.partition("=")[0]
+        near = get_close_matches(name, [each.written for each in known.values()], n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"unknown argument {name}: {hint}posenc {command.name} --help lists all")
+    values = _values(flags)
+    path, as_json, printing = values.pop("config", None), values.pop("json", False), values.pop("print_config", False)
+    if path is not None:
+        in_file = read_settings(path, command)
+        values = {n: v for n, v in in_file.items() if values.keys().isdisjoint(known[n].how.unless)} | values
+    own = {name: each for name, each in known.items() if not each.section}
+    missing = [each.written for name, each in own.items() if each.default is MISSING and name not in values]
+    if missing:
+        raise InputError(f"the following arguments are required: {', '.join(missing)}")
+    given = {name: values.pop(name) for name in list(values) if name not in own}
+    options = command(**values, given=given, typed=typed, json=as_json)
+    if printing:
+        print(as_yaml(options), end="")
+        parser.exit()
+    return options
+
+
+def _values(namespace: argparse.Namespace) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
+
+
+def with_flags(message: str, command: type[Command]) -> str:
+    """A library's message about an argument, "num_layers=0: must be ...", as one about the flag, "--num-layers 0: must be
+    ...", if the command has it."""
+    match = re.match(r"(\w+)(?:=(?:'(\S+)'|(.*?)))?: ", message)
+    name = match[1].replace("directory", "out") if match else ""  # what functions call the folder of --out
+    setting = command.settings().get(name)
+    if match is None or setting is None or setting.how.positional:
+        return message
+    value = match[2] or match[3]
+    return f"{setting.written}{'' if value is None else ' ' + value}: {message[match.end() :]}"
+
+
+# ---------------------------------------------------------------- files
+
+
+def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
+    """The settings in a file, by field.
+
+    Raises:
+        InputError: no such file, no YAML or TOML, unknown keys, or values that the flags do not take.
+    """
+    known = {each.key: each for each in command.settings().values()}
+    words: list[str] = []
+    try:
+        content = _load(Path(path))
+        if not isinstance(content, dict) or not content:
+            raise InputError("has no settings; write some, as in seeds: 2")
+        if content.pop("command", command.name) != command.name:
+            raise InputError(f"has the settings of another command, not of posenc {command.name}")
+        for key, value in content.items():
+            if key not in known:
+                raise unknown("setting", key, known)
+            if value != []:
+                words += known[key].words(value)
+        return _values(build(command).parse_intermixed_args(words))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _load(path: Path) -> Any:
+    """What a TOML file says, or a YAML file, with every scalar as the text that was written: `no` stays "no"."""
+    if path.suffix.lower() not in (".toml", ".yaml", ".yml"):
+        raise InputError("must end in .yaml, .yml or .toml")
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix.lower() == ".toml":
+        return tomllib.loads(text)
+    try:
+        yaml = import_module("yaml")
+    except ImportError:
+        raise InputError("needs PyYAML, or write TOML: pip install 'posenc[lab]'") from None
+    try:
+        return yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise InputError(f"is not YAML: {error}") from None
+
+
+def record(folder: Folder | str | Path, command: Command, **resolved: Any) -> None:
+    """Write config.yaml: every setting of a run. resolved: values that are known only when it starts.
+
+    Raises:
+        InputError: a config.yaml is there that posenc did not write.
+    """
+    folder = folder if isinstance(folder, Folder) else Folder(folder)
+    path = folder.directory / CONFIG
+    if path.exists() and not (path.is_file() and path.read_bytes().startswith(MARK.encode())):
+        raise InputError(f"--out {folder.directory}: the {CONFIG} there was not written by posenc; name another folder")
+    folder.write(CONFIG, as_yaml(command, **resolved))
+
+
+def as_yaml(command: Command, **resolved: Any) -> str:
+    """A command's settings as YAML that --config takes; without --out, so that it does not write over its own results."""
+    values = command.config() | resolved
+    head = f"""\
+{MARK}{command.name}: the settings of the run whose results are in this folder; every run into it writes them again.
+# Run it again: posenc {command.name} --config {CONFIG} --out NEW_FOLDER
+# It was: {printable(" ".join(command.typed.split()))}
+# By posenc {__version__}, torch {torch.__version__}, Python {platform.python_version()}
+
+command: {command.name}
+"""
+    lines = (
+        f"{setting.key}: {_as_yaml(values[name])}\n"
+        for name, setting in command.settings().items()
+        if values.get(name) not in (None, (), []) and name != "out"
+    )
+    return head + "".join(lines)
+
+
+def _as_yaml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.+@/-]*", value, re.ASCII)
+    if plain and value.lower() not in {*WORDS, "y", "n", "null"}:
+        return str(value)
+    return printable(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings from fields, flags and files; what config.yaml records, and that the same numbers come out again."""
+
+import json
+import subprocess
+import sys
+import warnings
+from dataclasses import MISSING
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from posenc.lab.tasks import TASKS
+
+from lab.evals.conftest import VOCABULARY
+from posenc import cli
+from posenc.cli.command import as_yaml, parse, settings_in, with_flags
+from posenc.cli.common import one_line, one_line_warnings
+from posenc.errors import InputError
+from posenc.lab.compare import Comparison
+from posenc.lab.evals.config import PRESETS as EVALUATIONS
+from posenc.lab.evals.config import preset_of, settings_of
+from references import PATIENCE
+from references.small_models import small_model
+from references.tokenizers import small_tokenizer
+
+SMALL = (
+    "--length 16 --factors 1 2 --steps 2 --batch-size 2 --dim 8 --num-layers 1 --num-heads 2 --head-dim 4 --windows 4 "
+    "--targets 8"
+)
+
+
+def parsed(command, *arguments):
+    return parse(cli.COMMANDS[command], arguments)
+
+
+def file(tmp_path, text, name="run.yaml"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def settings_of_folder(folder):
+    return yaml.safe_load((Path(folder) / "config.yaml").read_text())
+
+
+# ---------------------------------------------------------------- flags and files
+
+
+def test_flags_as_users_type_them():
+    flags = ["--num-layers", "4", "--factors", "1", "2", "4", "8", "--no-packed", "--encodings", "rope", "alibi"]
+    options = parsed("compare", *flags, "--learning-rate=1e-3")
+    assert options.encodings == ("rope", "alibi")
+    assert options.given == {"num_layers": 4, "factors": (1, 2, 4, 8), "packed": False, "learning_rate": 0.001}
+    options = parsed("bench", "rotary", "--n", "4", "8", "--no-peers")
+    assert (options.cases, options.lengths, options.given) == (("rotary",), (4, 8), {"peers": False})
+    options = parsed("extend", "--option", "a=1", "demo", "--option", "b=2", "--pose")
+    assert (options.model, options.option, options.given) == ("demo", ("a=1", "b=2"), {"pose": True})
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = file(tmp_path, "command: compare\nencodings: [none, rope]\nseeds: 2\nlearning_rate: 1e-3\nout: there\n")
+    options = parsed("compare", "--config", path, "--seeds", "3", "--encodings", "alibi")
+    assert (options.encodings, options.seeds, options.out, options.preset) == (("alibi",), 3, "there", "standard")
+    assert options.given == {"learning_rate": 0.001}
+
+
+def test_what_has_no_flag_and_what_is_required_may_be_in_the_file(tmp_path):
+    path = file(tmp_path, "model: folder\nmethod: yarn\nfactor: 2\noption: [beta_fast=16]\nverify: no\n")
+    options = parsed("extend", "--config", path)
+    assert (options.model, options.method, options.factor, options.verify) == ("folder", "yarn", 2.0, False)
+    assert options.option == ("beta_fast=16",)
+    options = parsed("extend", "--config", path, "other", "--target-length", "9", "--option", "a=1", "--verify")
+    assert (options.model, options.factor, options.target_length) == ("other", None, 9)
+    assert (options.option, options.verify) == (("a=1",), True)
+    assert parsed("conform", "--config", file(tmp_path, "function: a:b\nas: rotary\n")).kind == "rotary"
+    with pytest.raises(InputError, match=r"required: SCHEDULE"):
+        parsed("diff", "--config", file(tmp_path, "first: ntk\n"))
+
+
+def test_a_digest_in_a_file_is_of_what_the_file_names(tmp_path):
+    path = file(tmp_path, f"data_sha256: {'0' * 64}\n")
+    assert parsed("compare", "--config", path).data_sha256 == "0" * 64
+    for flags in (["--data", "pydoc"], ["--data-tokens", "9"], ["--packed"]):
+        assert parsed("compare", "--config", path, *flags).data_sha256 is None
+
+
+@pytest.mark.parametrize("text", ["none", "no", "on", "1_000", "2020-01-01", "1:30", "null", "~", "0x10", "1e3", "010"])
+def test_text_arrives_as_it_was_written(tmp_path, text):
+    options = parsed("compare", "--config", file(tmp_path, f"encodings: [{text}]\ndata: {text}\n"))
+    assert (options.encodings, options.data) == ((text,), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"# nothing\n", "has no settings"),
+        (b"- a\n- b\n", "has no settings"),
+        (b"\xff\xfe\x00", "codec can't decode"),
+        (b"seeds: [1\n", "is not YAML"),
+        (b"seeds: 1\n---\nseeds: 2\n", "is not YAML"),
+        (b"data: !!python/object/apply:os.system [ls]\n", "data: write one value"),
+        (b"command: eval\n", "of another command"),
+        (b"lenght: 3\n", "unknown setting 'lenght': did you mean 'length'?"),
+        (b"json: true\n", "unknown setting 'json'"),
+        (b"seeds: 3.0\n", "invalid int value: '3.0'"),
+        (b"seeds: true\n", "invalid int value: 'true'"),
+        (b"seeds: [1, 2]\n", "seeds: write one value"),
+        (b"factors: [1, two]\n", "invalid int value: 'two'"),
+        (b"packed: 3\n", "packed: write true or false"),
+        (b"preset: slow\n", "invalid choice: 'slow'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, capsys, text, message):
+    code = cli.main(["compare", "--config", file(tmp_path, text)])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("posenc compare: error: --config ")
+    assert message in err
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "folder.yaml").mkdir()
+    for path, message in (
+        (tmp_path / "none.yaml", "No such file"),
+        (tmp_path / "folder.yaml", "directory"),
+        (file(tmp_path, "seeds: 1", "run.json"), "must end in"),
+        (file(tmp_path, "seeds =", "run.toml"), "Invalid value"),
+        ("", "must end in"),
+    ):
+        with pytest.raises(InputError, match=r"--config") as refused:
+            parsed("compare", "--config", str(path))
+        assert message in str(refused.value)
+
+
+def test_without_pyyaml_toml_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = file(tmp_path, "seeds = 2\npacked = false\nfactors = [1, 2]\n", "run.toml")
+    options = parsed("compare", "--config", path)
+    assert (options.seeds, options.given) == (2, {"packed": False, "factors": (1, 2)})
+    with pytest.raises(InputError, match=r"posenc\[lab\]"):
+        parsed("compare", "--config", file(tmp_path, "seeds: 2\n"))
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("num_layers=0: must be at least 1", "--num-layers 0: must be at least 1"),
+        ("directory='/proc/x': No such file", "--out /proc/x: No such file"),
+        ("out='': name a folder", "--out '': name a folder"),
+        ("data_sha256: has changed", "--data-sha256: has changed"),
+        ("--steps 0: must be at least 1", "--steps 0: must be at least 1"),
+        ("encodings=rope:x=1: unknown option", "--encodings rope:x=1: unknown option"),
+        ("vocab_size=3: bytes have 256 values", "vocab_size=3: bytes have 256 values"),
+        ("unknown encoding 'ropes': did you mean", "unknown encoding 'ropes': did you mean"),
+        ("must be even", "must be even"),
+    ],
+)
+def test_an_argument_in_an_error_is_shown_as_its_flag(message, shown):
+    assert with_flags(message, cli.COMMANDS["compare"]) == shown
+
+
+def test_a_flag_of_another_name_than_its_argument():
+    assert with_flags("lengths=1: too short", cli.COMMANDS["bench"]) == "--n 1: too short"
+    assert with_flags("model=x: no such folder", cli.COMMANDS["doctor"]) == "model=x: no such folder"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS.values())
+def test_every_setting_has_a_name_of_its_own(command):
+    keys = [each.key for each in command.settings().values()]
+    assert len(keys) == len(set(keys))
+    assert all(each.help for each in command.settings().values())
+
+
+# ---------------------------------------------------------------- config.yaml
+
+
+@st.composite
+def commands(draw):
+    """A command, of those without presets, with some valid settings."""
+    command = draw(st.sampled_from([each for each in cli.COMMANDS.values() if each.name not in ("compare", "eval")]))
+    own, values = settings_in(command), {}
+    for name, setting in command.settings().items():
+        text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not text.startswith("-"))
+        kinds = {bool: st.booleans(), int: st.integers(0), float: st.floats(0, allow_nan=False), str: text}
+        one = kinds[setting.type] if setting.type in kinds else st.sampled_from(get_args(setting.type))
+        if setting.default is MISSING or (not setting.how.unless and draw(st.booleans())):
+            values[name] = draw(st.lists(one, min_size=1, max_size=4).map(tuple) if setting.many else one)
+    given = {name: values.pop(name) for name in list(values) if name not in own}
+    return command(**values, given=given)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(commands())
+def test_what_is_written_is_read_again(tmp_path, first):
+    again = parsed(first.name, "--config", file(tmp_path, as_yaml(first)))
+    again.out = first.out
+    assert again == first
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path, capsys):
+    mine = file(tmp_path, "factor: 8\n", "config.yaml")
+    assert cli.main(["diff", "ntk", "yarn", "--config", mine, "--out", str(tmp_path)]) == 2
+    assert "was not written by posenc" in capsys.readouterr().err
+    assert Path(mine).read_text() == "factor: 8\n"
+
+
+def test_every_command_with_a_folder_writes_it(tmp_path, capsys):
+    for number, words in enumerate((["diff", "ntk", "yarn", "--factor", "8"], ["cite", "rope"], ["list"])):
+        one, two = (str(tmp_path / f"{number}{copy}") for copy in "ab")
+        assert cli.main([*words, "--out", one]) == 0
+        assert cli.main([words[0], "--config", f"{one}/config.yaml", "--out", two]) == 0
+        name = f"{words[0]}.json"
+        assert (Path(one) / name).read_bytes() == (Path(two) / name).read_bytes()
+        assert settings_of_folder(one) == settings_of_folder(two)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"), [(name, preset) for name, task in TASKS.items() for preset in task.presets]
+)
+def test_a_comparison_comes_back_complete_without_its_preset(task, preset, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def planned(comparison, corpus, directory, *, begin, **_):
+        asked.append((comparison, corpus.digest))
+        begin()
+        raise InputError("far enough")
+
+    monkeypatch.setattr("posenc.lab.compare.compare", planned)
+    assert cli.main(["compare", "--task", task, "--preset", preset, "--out", str(tmp_path / "a")]) == 2
+    assert cli.main(["compare", "--config", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b")]) == 2
+    assert "far enough" in capsys.readouterr().err
+    assert asked[0] == asked[1]
+    p, decided = TASKS[task].presets[preset], asked[0][0].settings
+    of_data = {name: getattr(decided, name) for name in ("num_classes", "channels") if hasattr(decided, name)}
+    assert asked[0][0] == Comparison(p.encodings, p.seeds, p.settings.changed(**of_data))
+    assert "preset" not in settings_of_folder(tmp_path / "a")
+
+
+@pytest.mark.parametrize("preset", EVALUATIONS)
+def test_an_evaluation_comes_back_complete_without_its_preset(preset, tmp_path):
+    again = parsed("eval", "--config", file(tmp_path, as_yaml(parsed("eval", "demo", "--preset", preset))))
+    chosen = settings_of(None, **again.given)
+    assert chosen == EVALUATIONS[preset]
+    assert preset_of(chosen) == preset
+
+
+def test_print_config_prints_what_config_takes(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", "--preset", "quick", "--steps", "7", "--print-config", "--out", str(tmp_path / "out")])
+    assert stop.value.code == 0
+    path = file(tmp_path, capsys.readouterr().out)
+    options = parsed("compare", "--config", path)
+    assert (options.given["steps"], options.seeds, options.data) == (7, 2, "pydoc")
+    assert not (tmp_path / "out").exists()
+
+
+def posenc(*arguments):
+    """In a process of its own."""
+    command = [sys.executable, "-m", "posenc", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+
+COSTS = ("created", "seconds", "tokens_per_second", "peak_bytes", "load", "command")
+"""What differs from run to run of the same."""
+
+
+def numbers(folder):
+    """Everything that was measured, but for times and memory."""
+
+    def without_costs(value):
+        if isinstance(value, dict):
+            return {k: without_costs(v) for k, v in value.items() if not k.endswith(COSTS)}
+        return [without_costs(v) for v in value] if isinstance(value, list) else value
+
+    return without_costs(json.loads((Path(folder) / "results.json").read_text()))
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{n} times the quick brown fox jumps over the lazy dog. " for n in range(200)))
+    return path
+
+
+def test_a_text_that_has_changed_is_refused(tmp_path, text, capsys):
+    path = file(tmp_path, f"data: {text}\ndata_sha256: {'0' * 64}\n")
+    assert cli.main(["compare", "--config", path, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert f"--data {text}: has changed" in err
+    assert "leave data_sha256 out" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_comparison_run_again_gives_the_same_numbers(tmp_path, text, capsys):
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    flags = ["--data", text, "--encodings", "rope,alibi", "--seeds", 2, *SMALL.split(), "--out", one]
+    assert cli.main(["compare", *map(str, flags)]) == 0
+    done = posenc("compare", "--config", one / "config.yaml", "--out", two)
+    assert done.returncode == 0, done.stderr
+    assert numbers(one) == numbers(two)
+    twin = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings_of_folder(one).items())
+    twin = file(tmp_path, twin, "twin.toml")
+    assert cli.main(["compare", "--config", twin, "--out", str(three)]) == 0
+    assert numbers(one) == numbers(three)
+    assert settings_of_folder(one) == settings_of_folder(two) == settings_of_folder(three)
+    text.write_text(text.read_text() + "more")
+    assert cli.main(["compare", "--config", twin, "--out", str(three)]) == 2
+    assert "has changed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_evaluation_run_again_gives_the_same_numbers(tmp_path, capsys):
+    model, one, two = (tmp_path / name for name in ("model", "one", "two"))
+    small_model("llama", vocab_size=VOCABULARY).save_pretrained(model)
+    small_tokenizer(VOCABULARY).save_pretrained(model)
+    flags = "--tasks copying:segment=8 --methods rerope:window=16 --lengths 80 --samples 2 --generate"
+    assert cli.main(["eval", str(model), *flags.split(), "--out", str(one)]) == 0
+    done = posenc("eval", "--config", one / "config.yaml", "--out", two)
+    assert done.returncode == 0, done.stderr
+    assert numbers(one) == numbers(two)
+    assert settings_of_folder(one) == settings_of_folder(two)
+    path = one / "config.yaml"
+    path.write_text(path.read_text().replace("model_fingerprint: ", "model_fingerprint: f0"))
+    assert cli.main(["eval", "--config", str(path), "--out", str(two)]) == 2
+    assert "has changed" in capsys.readouterr().err
+    assert parsed("eval", "--config", str(path), "--dtype", "float32").model_fingerprint is None
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_a_message_is_one_line_with_its_start_and_its_remedy():
+    shown = one_line(f"--dim {'9' * 10**5}\x1b[2J\n: give a smaller one")
+    assert shown.startswith("--dim 9999")
+    assert shown.endswith(": give a smaller one")
+    assert shown.isprintable()
+    assert len(shown) < 3000
+
+
+def test_warnings_are_one_line_and_shown_as_before_after_a_failure(capsys):
+    def fails():
+        with one_line_warnings("eval"):
+            warnings.warn("posenc: long text", stacklevel=1)
+            raise ZeroDivisionError
+
+    before = warnings.showwarning, list(warnings.filters)
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert (warnings.showwarning, list(warnings.filters)) == before
+    assert capsys.readouterr().err == "posenc eval: warning: long text\n"
+
+
+def test_other_warnings_are_shown_as_usual():
+    with pytest.warns(UserWarning, match="not ours"), one_line_warnings("eval"):
+        warnings.warn("not ours", stacklevel=1)
