@@ -149,6 +149,8 @@ def test_without_pyyaml_toml_is_read(tmp_path, monkeypatch):
     ("message", "shown"),
     [
         ("num_layers=0: must be at least 1", "--num-layers 0: must be at least 1"),
+        ("directory='/proc/x': No such file", "--out /proc/x: No such file"),
+        ("out='': name a folder", "--out '': name a folder"),
         ("data_sha256: has changed", "--data-sha256: has changed"),
         ("--steps 0: must be at least 1", "--steps 0: must be at least 1"),
         ("encodings=rope:x=1: unknown option", "--encodings rope:x=1: unknown option"),

@@ -248,11 +248,13 @@ def _values(namespace: argparse.Namespace) -> dict[str, Any]:
 def with_flags(message: str, command: type[Command]) -> str:
     """A library's message about an argument, "num_layers=0: must be ...", as one about the flag, "--num-layers 0: must be
     ...", if the command has it."""
-    match = re.match(r"(\w+)(?:=(.*?))?: ", message)
-    setting = command.settings().get(match[1]) if match else None
+    match = re.match(r"(\w+)(?:=(?:'(\S+)'|(.*?)))?: ", message)
+    name = match[1].replace("directory", "out") if match else ""  # what functions call the folder of --out
+    setting = command.settings().get(name)
     if match is None or setting is None or setting.how.positional:
         return message
-    return f"{setting.written}{'' if match[2] is None else ' ' + match[2]}: {message[match.end() :]}"
+    value = match[2] or match[3]
+    return f"{setting.written}{'' if value is None else ' ' + value}: {message[match.end() :]}"
 
 
 # ---------------------------------------------------------------- files

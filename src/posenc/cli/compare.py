@@ -60,10 +60,10 @@ class Compare(Study):
     sequence_shards: Annotated[
         int, "how many of those processes share each sequence, for long ones; the others share the batch"
     ] = 1
-    checkpoint_every: Annotated[
+    checkpoint_minutes: Annotated[
         float,
         "store unfinished trainings this often, so that a killed comparison continues from there; 0: never",
-        How("MINUTES"),
+        How("MINUTES", flag="checkpoint_every"),
     ] = 10.0
 
     @classmethod
@@ -126,7 +126,7 @@ class Compare(Study):
                     corpus,
                     self.out,
                     engine=engine,
-                    checkpoint_minutes=self.checkpoint_every,
+                    checkpoint_minutes=self.checkpoint_minutes,
                     progress=recording(
                         replace(terminal.progress, finished=finished),
                         lambda: record(self.out, self, data_sha256=corpus.digest),
