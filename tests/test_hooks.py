@@ -36,8 +36,8 @@ def with_hook(name, function):
 @pytest.mark.parametrize(
     ("hook", "function", "message"),
     [
-        ("place", lambda s, positions, batch: None, r"Mine.place returned None: return Positions"),
-        ("place", lambda s, p, b: Positions.arange(5), r"Mine.place returned Positions\(5 queries"),
+        ("augment", lambda s, positions, batch: None, r"Mine.augment returned None: return Positions"),
+        ("augment", lambda s, p, b: Positions.arange(5), r"Mine.augment returned Positions\(5 queries"),
         ("embed", lambda s, x, p, layer=0: None, r"Mine.embed returned None: return a tensor of x's shape"),
         ("embed", lambda s, x, p, layer=0: x[:, :1], r"Mine.embed returned a tensor of shape \(1, 1, 16\)"),
         ("rotate", lambda s, q, k, p, layer=0: None, r"Mine.rotate returned None: return the pair \(q, k\)"),

@@ -33,7 +33,7 @@ def snippet(name: str) -> str:
         lines.append("positions = posenc.Positions.grid(14, 14)  # an image of 14 x 14 patches")
     else:
         lines.append("positions = posenc.Positions.arange(20, causal=True)  # a text of 20 tokens")
-    if "place" in sites:
+    if "augment" in sites:
         lines.append("positions = encoding.place(positions, batch=2)  # once in each pass, before everything else")
     if "share" in vars(cls):
         lines += [

@@ -7,8 +7,7 @@ from typing import Any as _Any
 
 from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain
-from posenc.composites import PerLayer, Sum
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.linear_attention import linear_attention
@@ -16,7 +15,7 @@ from posenc.positions import Positions
 
 if _TYPE_CHECKING:
     from posenc import analysis
-    from posenc.bibliography import cite
+    from posenc.encodings.catalogue import cite
     from posenc.evals.run import evaluate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
@@ -45,7 +44,7 @@ _LAZY = {
     "TransformerConfig": "posenc.transformer",
     "VisionConfig": "posenc.vision",
     "VisionTransformer": "posenc.vision",
-    "cite": "posenc.bibliography",
+    "cite": "posenc.encodings.catalogue",
     "convert_layout": "posenc.rotation.layout",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.evals.run",

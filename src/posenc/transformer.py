@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.blocks import Cache, Host, Shape, stacked
 from posenc.checks import check_sizes, checked, shown
 from posenc.distributed.exchange import place_whole
-from posenc.encoding import Encoding, placed_by
+from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -88,7 +88,7 @@ class Transformer(Host):
             raise InputError(
                 "a cache and the shard of a sequence exclude one another: pass cache=None, or whole positions"
             )
-        place = partial(placed_by if positions.part is None else place_whole, self.encoding)
+        place = partial(augmented_by if positions.part is None else place_whole, self.encoding)
         positions = place(positions.with_causal(self.config.causal), len(tokens))
         if cache is None:
             return self._logits(tokens, positions, None)

@@ -128,7 +128,7 @@ class VisionTransformer(Host):
             index = self._kept(keep, x)
             x, positions = taken(x, index), positions.take(index)
             lengths = [index.shape[1]]
-        x = self.read(x, self.encoding.place(positions.with_causal(False), len(x)))
+        x = self.read(x, self.encoding.augment(positions.with_causal(False), len(x)))
         valid = positions.q_valid
         valids = [None] * len(lengths) if valid is None else valid.split(lengths, 1)
         return self.head(torch.cat([self.pooled(*each) for each in zip(x.split(lengths, 1), valids, strict=True)]))

@@ -26,7 +26,7 @@ import posenc
 from hostile.values import REFUSED, SAME, Bad, bad_values
 from posenc import Encoding, InputError, Positions
 from posenc.blocks import Cache
-from posenc.composites import PerLayer, Sum
+from posenc.encoding import PerLayer, Sum
 from posenc.frequencies import Frequencies
 from posenc.measuring.statistics import estimate, t_quantile, wilson
 from posenc.transformer import Transformer, TransformerConfig

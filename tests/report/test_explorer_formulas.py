@@ -11,7 +11,7 @@ from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
 from posenc.frequencies import SCHEDULES
 from posenc.functional import frequency_curve
-from posenc.listing import OF_THE_MODEL
+from posenc.encodings.catalogue import OF_THE_MODEL
 from posenc.position_maps import MAPS
 from report.formulas import SIZES, each, same, says
 

@@ -110,7 +110,7 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Body:
             module.backend = "reference"  # the only one that is differentiable twice under every encoding
 
     def placed(x: Tensor, at: Tensor) -> Positions:
-        return encoding.place(Positions.from_ids(at).with_causal(model.config.causal), len(x))
+        return encoding.augment(Positions.from_ids(at).with_causal(model.config.causal), len(x))
 
     def join(x: Tensor, at: Tensor) -> Tensor:
         return encoding.embed(x, placed(x, at), 0)

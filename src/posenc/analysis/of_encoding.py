@@ -13,8 +13,7 @@ from torch import Tensor
 from posenc.analysis.reading import Codes, HiddenKeys, Waves, seeded
 from posenc.analysis.sizes import Sizes, device_of, needs_causal, sizes_of
 from posenc.bias import dense_sum
-from posenc.composites import Sum
-from posenc.encoding import Encoding, bias_of
+from posenc.encoding import Encoding, Sum, bias_of
 from posenc.encodings import (
     FLOATER,
     TUPE,
@@ -24,7 +23,7 @@ from posenc.encodings import (
     Mapped,
     Sinusoidal,
 )
-from posenc.encodings.denominator import QueryScale
+from posenc.encodings.temperature import QueryScale
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
@@ -67,9 +66,9 @@ def _why_not(parts: list[Part], layer: int, site: str | None) -> str:
         return f"it has no code at {site!r}; leave site= out"
     if not sites:
         return f"it does nothing with positions in layer {layer}, so there is no code to analyse"
-    if sites <= {"place"}:
+    if sites <= {"augment"}:
         return "it moves positions and has no codes of its own; add it to one that has, as in shape+sinusoidal"
-    if sites <= {"place", "sink"}:
+    if sites <= {"augment", "sink"}:
         return "it adds to the softmax's denominator, whatever the position: it has no code"
     if all(isinstance(part, QueryScale) for part, _ in parts):
         return "it makes scores sharper or flatter (their temperature) and points nowhere: it has no code"
@@ -242,8 +241,8 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     if not torch.equal(distances, distances.round()):
         raise InputError("distances: its text is causal, so they are whole; round them")
     text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
-    if "place" in encoding.sites():
-        text = encoding.place(text, 1)
+    if "augment" in encoding.sites():
+        text = encoding.augment(text, 1)
     return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
 
 
@@ -282,9 +281,9 @@ def _codes(
     waves: Waves | None = None,
     of_distance: bool = False,
 ) -> Codes:
-    used = [*parts, *(part for part in encoding.modules() if isinstance(part, Encoding) and "place" in part.sites())]
+    used = [*parts, *(part for part in encoding.modules() if isinstance(part, Encoding) and "augment" in part.sites())]
     limits = [p.max_positions for p in used if p.max_positions is not None and getattr(p, "beyond", "") != "clamp"]
-    moves = "place" in encoding.sites() and (encoding.training or encoding.needs_length)
+    moves = "augment" in encoding.sites() and (encoding.training or encoding.needs_length)
     return Codes(
         name,
         function,
@@ -302,8 +301,8 @@ def _placed(encoding: Encoding, at: Tensor, key_at_zero: bool = False) -> Positi
     ids = at if at.is_floating_point() and bool((at != at.floor()).any()) else at.long()
     ids = ids.to(device_of(encoding))
     own = Positions.from_ids(ids if ids.dim() == 1 else ids[None])
-    if "place" in encoding.sites():
-        own = encoding.place(own, 1)
+    if "augment" in encoding.sites():
+        own = encoding.augment(own, 1)
     return Positions.from_ids(own.q, torch.zeros_like(own.q[:, :1])) if key_at_zero else own
 
 

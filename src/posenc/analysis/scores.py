@@ -290,7 +290,7 @@ def scores(
 def _last_scores(encoding: Encoding, layer: int, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tensor]:
     """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
     without it. x: (length, width)."""
-    at = encoding.place(Positions.arange(len(x), causal=True), 1)
+    at = encoding.augment(Positions.arange(len(x), causal=True), 1)
     heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)

@@ -13,8 +13,9 @@ from posenc.analysis.body import Body, body_of
 from posenc.analysis.finding import Finding
 from posenc.analysis.reading import seeded, whole
 from posenc.checks import checked
-from posenc.encodings import ENCODINGS, create, lookup, parts
+from posenc.encodings import ENCODINGS, create, lookup
 from posenc.errors import InputError
+from posenc.spec import parse
 from posenc.transformer import Transformer, TransformerConfig
 
 ROUNDING = 1e-9
@@ -191,7 +192,7 @@ def called(body: Body, x: Tensor, at: Tensor) -> Tensor:
 def encoder(encoding: str, *, config: TransformerConfig = HOST, max_positions: int = 64, seed: int = 0) -> Transformer:
     """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. Its
     host has the same weights under every encoding; the encoding's own are N(0, 0.5^2): zeros would hide it."""
-    backwards = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
+    backwards = any(term.map or lookup(term.name).causal_only for term in parse(encoding).terms)
     config = replace(config, causal=config.causal or backwards)
     with seeded(seed):
         made = create(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import DONE, TableFormatter, add_output, check_sizes, load_model
 from posenc.cli.config import record
-from posenc.errors import InputError, unknown
-from posenc.texts import printable
+from posenc.errors import InputError, printable, unknown
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
@@ -54,11 +53,11 @@ def add_analyze(parser: argparse.ArgumentParser) -> None:
 def run_analyze(options: argparse.Namespace, command: str) -> int:
     from posenc.analysis.analyze import analyze
     from posenc.analysis.subject import subject_of
-    from posenc.conformance.target import prints_aside
     from posenc.files import Folder
     from posenc.pretrained.load import needs
     from posenc.report.analysis import page, results
     from posenc.report.terminal import ShowsProgress
+    from posenc.spec import printing_to_stderr
 
     needs("matplotlib", "lab")
     check_sizes(options, **SIZES)
@@ -67,7 +66,10 @@ def run_analyze(options: argparse.Namespace, command: str) -> int:
     shape = {"dim": options.dim, "num_heads": options.heads, "head_dim": options.head_dim}
     shape = {name: size for name, size in shape.items() if size is not None}
     started = time.perf_counter()
-    with prints_aside(), ShowsProgress(options.out or ".") as shown:  # what the analysed code prints is not our answer
+    with (
+        printing_to_stderr(),
+        ShowsProgress(options.out or ".") as shown,
+    ):  # what the analysed code prints is not our answer
         thing, tokenizer = _found(options)
         subject = subject_of(
             thing,
@@ -133,9 +135,9 @@ def _name(given: str) -> str:
 
 def _found(options: argparse.Namespace) -> tuple[Any, Any]:
     """What the words stand for, and a model's tokenizer."""
-    from posenc.conformance.target import find_object
     from posenc.encodings import ENCODINGS
     from posenc.pretrained.load import DEMO, path_of
+    from posenc.spec import load_object, parse
 
     given: str = options.subject
     path, (_, colon, attribute) = path_of(given), given.rpartition(":")
@@ -147,7 +149,9 @@ def _found(options: argparse.Namespace) -> tuple[Any, Any]:
     if given == DEMO or path.is_dir() or path.suffix == ".gguf":
         return load_model(given, options.command, encoders=True)
     if colon and all(part.isidentifier() for part in attribute.split(".")):
-        return find_object(given), None
+        return load_object(given), None
+    if colon and ":" in parse(given).terms[0].name:  # a class with options, or in a sum
+        return given, None
     if path.is_file():
         raise InputError(f"{given}: which object in it? Write {given}:NAME")
     if given.startswith(("/", "./", "../", "~")):

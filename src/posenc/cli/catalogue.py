@@ -12,7 +12,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(options: argparse.Namespace, command: str) -> int:
-    from posenc.listing import catalogue, table
+    from posenc.cli.listing import catalogue, table
 
     return emit(options, catalogue(), table())
 
@@ -24,7 +24,7 @@ def add_cite(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cite(options: argparse.Namespace, command: str) -> int:
-    from posenc.bibliography import cite
+    from posenc.encodings.catalogue import cite
 
     found = cite(options.name)
     return emit(options, {"name": options.name, "bibtex": found}, found or f"{options.name} has no paper of its own")

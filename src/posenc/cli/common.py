@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from posenc.cli.config import record
-from posenc.errors import InputError
-from posenc.texts import flag_of, printable
+from posenc.errors import InputError, flag_of, printable
 
 DONE, FAILED, USAGE = 0, 1, 2
 

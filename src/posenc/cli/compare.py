@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from posenc.cli.common import FAILED, conclude, told
 from posenc.cli.config import Digest, check_digest, record, recording
 from posenc.cli.engine import add_engine, read_engine
-from posenc.errors import InputError, unknown
-from posenc.texts import flag_of
+from posenc.errors import InputError, flag_of, unknown
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison

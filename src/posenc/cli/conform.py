@@ -25,12 +25,12 @@ def add_conform(parser: argparse.ArgumentParser) -> None:
 def run_conform(options: argparse.Namespace, command: str) -> int:
     from posenc.conformance.diagnose import conform
     from posenc.conformance.kinds import the_kind
-    from posenc.conformance.target import find, prints_aside
+    from posenc.spec import load_function, printing_to_stderr
 
     the_kind(options.kind, "--as")
     if options.out:
         options.out = os.path.abspath(options.out)  # the tested code may change the folder
-    with prints_aside():  # what the tested code prints is not our answer
-        verdict = conform(find(options.function), options.kind)
+    with printing_to_stderr():  # what the tested code prints is not our answer
+        verdict = conform(load_function(options.function), options.kind)
     emit(options, {"function": options.function, **verdict.to_dict()}, f"{options.function} as {verdict}")
     return DONE if verdict.passed else FAILED

@@ -15,9 +15,9 @@ SETTINGS = ("tasks", "methods", "lengths", "depths", "samples", "seeds", "genera
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
+    from posenc.errors import summary
     from posenc.evals.config import PRESETS
     from posenc.tasks import TASKS
-    from posenc.texts import summary
 
     width = max(map(len, TASKS))
     presets = (

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.cli.common import DONE
-from posenc.errors import InputError
-from posenc.texts import printable
+from posenc.errors import InputError, printable
 
 NAME = "posenc-explorer.html"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.cli.common import DONE, FAILED, TableFormatter, add_model, add_output, emit, quiet, read_model
-from posenc.errors import InputError
-from posenc.texts import flag_of, literal
+from posenc.errors import InputError, flag_of
+from posenc.spec import literal
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning

@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from posenc.errors import InputError
-from posenc.texts import printable
+from posenc.errors import InputError, printable
 
 WORD, MESSAGE, ARGUMENT = 200, 2400, 100_000
 """Characters of a word, such as a value or a path, and of a whole message that are shown; of an argument that is read."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
-from posenc.composites import PerLayer, Sum
 from posenc.conformance.sequences import calls_do_not_remember, no_graph_is_kept
 from posenc.conformance.serves import features, must_serve
 from posenc.conformance.subject import (
@@ -37,7 +36,7 @@ from posenc.conformance.subject import (
     uncompiled,
 )  # fmt: skip
 from posenc.distributed import LAYOUTS, shard
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions

@@ -9,7 +9,7 @@ from posenc.conformance.checks import CHECKS, Make, Subject
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create
-from posenc.listing import rows
+from posenc.encodings.catalogue import rows
 from posenc.transformer import TransformerConfig
 
 MAX_POSITIONS = 40

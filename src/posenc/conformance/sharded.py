@@ -73,7 +73,7 @@ def _compared(subject: Subject, config: TransformerConfig, world_size: int, rank
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(VOCAB, (2, LENGTH), generator=generator)
     weights = torch.randn(2, LENGTH, VOCAB, generator=generator, dtype=torch.float64)
-    for training in (False, True) if "place" in subject.traits.sites() else (False,):
+    for training in (False, True) if "augment" in subject.traits.sites() else (False,):
         model.train(training)
         for positions in texts(config.causal).values():
             torch.manual_seed(0)

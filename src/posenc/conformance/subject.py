@@ -14,8 +14,7 @@ from torch import Tensor
 
 from posenc.blocks import Cache
 from posenc.checks import shown
-from posenc.composites import PerLayer
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, PerLayer
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig

@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from posenc.checks import check_value, checked
 from posenc.distributed.shards import Shard, chunks_of
-from posenc.encoding import Encoding, placed_by
+from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -78,11 +78,11 @@ class _AllGather(torch.autograd.Function):
 
 
 def place_whole(encoding: Encoding, positions: Positions, batch: int) -> Positions:
-    """`Encoding.place` for a shard: where its tokens are once the whole sequence has been placed. What is drawn at random
+    """`Encoding.augment` for a shard: where its tokens are once the whole sequence has been placed. What is drawn at random
     is the draw of the group's first process, in all of them."""
     part = _part(positions)
     whole = part.whole.with_causal(positions.causal)
-    placed = placed_by(encoding, whole, batch)
+    placed = augmented_by(encoding, whole, batch)
     if placed is whole:
         return positions
     if part.world_size > 1:

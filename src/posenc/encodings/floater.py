@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions as a flow: codes that a small neural ODE carries from each position to the next."""
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -9,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posenc.bias import KeyValues
-from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.checks import check_std
 from posenc.encodings.ode import Dynamics, flow, trajectory
+from posenc.encodings.shared import normal_parameter
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -21,6 +21,7 @@ from posenc.positions.ids import exact
 QUERY, KEY, VALUE = range(3)
 
 
+@dataclass(eq=False, repr=False)
 class FLOATER(Encoding):
     """Learned codes that follow a neural ODE, dp/dt = h(t, p), added to the queries, keys and values of every layer
     beside a sinusoidal code at the input.
@@ -50,43 +51,27 @@ class FLOATER(Encoding):
     extrapolates = "yes: the flow goes on"
     equal_to = "torchdiffeq's solvers"
 
-    @checked
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        dim: int,
-        num_kv_heads: int | None = None,
-        num_layers: int = 1,
-        step: float = 0.01,
-        substeps: int = 5,
-        base: float = 10000.0,
-        solver: str = "rk4",
-        init_std: float = 0.0,
-    ) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads, head_dim=head_dim, num_layers=num_layers, substeps=substeps)
-        if num_kv_heads is not None and not (num_kv_heads >= 1 and num_heads % num_kv_heads == 0):
-            raise InputError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
-        if not 0 < step < float("inf"):
-            raise InputError(f"step={step}: the time from one position to the next, above 0")
-        check_std(init_std)
-        if solver != "rk4":
-            _torchdiffeq(solver)
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.dim = dim
-        self.num_kv_heads = num_kv_heads
-        self.num_layers = num_layers
-        self.step = step
-        self.substeps = substeps
-        self.base = base
-        self.solver = solver
-        self.init_std = init_std
-        self.sinusoidal: Sinusoidal = Sinusoidal(dim, base)
-        width = num_heads * head_dim
-        self.initial: nn.Parameter = nn.Parameter(torch.empty(3, num_layers, width))
-        nn.init.normal_(self.initial, std=init_std)
+    num_heads: int
+    head_dim: int
+    dim: int
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    step: float = 0.01
+    substeps: int = 5
+    base: float = 10000.0
+    solver: str = "rk4"
+    init_std: float = 0.0
+
+    def setup(self) -> None:
+        if self.num_kv_heads is not None and not (self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0):
+            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        if not 0 < self.step < float("inf"):
+            raise InputError(f"step={self.step}: the time from one position to the next, above 0")
+        if self.solver != "rk4":
+            _torchdiffeq(self.solver)
+        self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, self.base)
+        width = self.num_heads * self.head_dim
+        self.initial: nn.Parameter = normal_parameter(3, self.num_layers, width, init_std=self.init_std)
         self.first: nn.Linear = nn.Linear(width + 1, width)
         self.second: nn.Linear = nn.Linear(width + 1, width)
         nn.init.xavier_normal_(self.first.weight)

@@ -2,15 +2,15 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.checks import check_divisors, checked
+from posenc.checks import check_divisors, check_word
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_head_dim
+from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
 from posenc.kernels import fits_kernel, rotary_kernel
@@ -44,7 +44,6 @@ class Rotary(Encoding):
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -58,7 +57,9 @@ class Rotary(Encoding):
         if rotary_dim is not None:
             check_even("rotary_dim", rotary_dim)
             if rotary_dim > head_dim:
-                raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
+                raise InputError(f"rotary_dim={rotary_dim}: must be at most head_dim={head_dim}")
+        check_divisors(rope_theta=rope_theta)
+        check_word("layout", layout, get_args(Layout))
         self.head_dim = head_dim
         self.rope_theta = rope_theta
         self.layout = layout
@@ -72,6 +73,10 @@ class Rotary(Encoding):
     @property
     def isometric(self) -> bool:
         return self.attention_factor == 1.0
+
+    @property
+    def zero_is_identity(self) -> bool:
+        return self.isometric
 
     @property
     def planes(self) -> Hashable:
@@ -149,8 +154,8 @@ class Rotary(Encoding):
         return self.turn(k, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
 
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        own = type(self).rotate_queries is Rotary.rotate_queries
-        if not (own and self._turns_all and q.shape[2] == 1) or torch.compiler.is_compiling():
+        inherited = type(self).rotate_queries is Rotary.rotate_queries
+        if not (inherited and self._turns_all and q.shape[2] == 1) or torch.compiler.is_compiling():
             return None
         dtype = torch.promote_types(q.dtype, torch.float32)
 
@@ -193,7 +198,6 @@ class PRotary(Rotary):
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -230,9 +234,7 @@ class DecoupledRotary(Rotary):
         r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
     )
     equal_to = "transformers' DeepSeek-V3"
-    rotary_dim: int
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -272,7 +274,6 @@ class XPos(Rotary):
     equal_to = "x-transformers, rotary-embedding-torch"
     centres_keys = True
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -295,10 +296,10 @@ class XPos(Rotary):
         return False
 
     def tables(self) -> dict[str, Tensor]:
-        found = super().tables()
-        pairs = found["inv_freq"].numel()
+        tables = super().tables()
+        pairs = tables["inv_freq"].numel()
         zeta = (torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs + self.gamma) / (1 + self.gamma)
-        return found | {"log_zeta": zeta.log()}
+        return tables | {"log_zeta": zeta.log()}
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         keys = positions.k.to(self.log_zeta)
@@ -322,7 +323,7 @@ class XPos(Rotary):
     def _refuse_halves(self) -> NoReturn:
         raise InputError(
             "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
-            "keep its keys unrotated, and rotate them in each call"
+            "cache its keys unrotated, and rotate them in each call"
         )
 
 

@@ -2,21 +2,22 @@
 """Learned tables beyond one row per position: extended, multiplied, factorised, and of grids that can be resized."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_sizes
 from posenc.encodings.absolute import Absolute, Learned, rows_of
-from posenc.encodings.checks import check_beyond, check_std
-from posenc.encodings.resizing import bicubic, check_beyond_grid
+from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import prefix_places, prefix_tokens
 
 
+@dataclass(eq=False, repr=False)
 class Hierarchical(Absolute):
     """A learned table of n rows that reaches n^2 positions: row k // n and row k mod n, weighted.
 
@@ -36,29 +37,20 @@ class Hierarchical(Absolute):
     )
     extrapolates = "yes: from n to n^2 positions without training"
 
-    @checked
-    def __init__(
-        self,
-        rows: int,
-        dim: int,
-        alpha: float = 0.4,
-        merge: str = "add",
-        init_std: float = 0.02,
-        beyond: str = "error",
-    ) -> None:
-        super().__init__(dim, merge)
-        check_sizes(rows=rows)
-        if not 0 < alpha < 1 or alpha == 0.5:
-            raise InputError(f"alpha={alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
-        check_beyond(beyond)
-        check_std(init_std)
-        self.rows = rows
-        self.alpha = alpha
-        self.init_std = init_std
-        self.beyond = beyond
-        self.max_positions: int = rows**2
-        self.table: nn.Parameter = nn.Parameter(torch.empty(rows, dim))
-        nn.init.normal_(self.table, std=init_std)
+    rows: int
+    dim: int
+    alpha: float = 0.4
+    merge: str = "add"
+    init_std: float = 0.02
+    beyond: str = "error"
+
+    def setup(self) -> None:
+        super().setup()
+        if not 0 < self.alpha < 1 or self.alpha == 0.5:
+            raise InputError(f"alpha={self.alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
+        check_beyond(self.beyond)
+        self.max_positions = self.rows**2
+        self.table: nn.Parameter = normal_parameter(self.rows, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         ids = rows_of(self, positions, (self.rows**2,), self.beyond)
@@ -81,7 +73,6 @@ class Multiplicative(Learned):
     extrapolates = "no: undefined past the table"
     equal_to = "the formula"
 
-    @checked
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
         super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
         self.plain = plain
@@ -108,7 +99,6 @@ class AxialTable(Absolute):
     equal_to = "transformers' Reformer"
     one_axis = False
 
-    @checked
     def __init__(
         self,
         max_positions: int,
@@ -128,14 +118,11 @@ class AxialTable(Absolute):
         if not 1 <= first_dim < dim:
             raise InputError(f"first_dim={first_dim}: must lie between 1 and dim - 1 (dim={dim})")
         check_beyond(beyond)
-        check_std(init_std)
         self.first_dim = first_dim
         self.init_std = init_std
         self.beyond = beyond
-        self.first: nn.Parameter = nn.Parameter(torch.empty(height, first_dim))
-        self.second: nn.Parameter = nn.Parameter(torch.empty(self.columns, dim - first_dim))
-        for table in (self.first, self.second):
-            nn.init.normal_(table, std=init_std)
+        self.first: nn.Parameter = normal_parameter(height, first_dim, init_std=init_std)
+        self.second: nn.Parameter = normal_parameter(self.columns, dim - first_dim, init_std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         remedy = "make it larger (max_positions=), or pass beyond='clamp'"
@@ -165,7 +152,6 @@ class GridTable(Absolute):
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
-    @checked
     def __init__(
         self,
         dim: int,
@@ -180,8 +166,7 @@ class GridTable(Absolute):
         super().__init__(dim, merge)
         if prefix < 0:
             raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
-        check_beyond_grid(beyond)
-        check_std(init_std)
+        check_beyond(beyond, "resize")
         rows, columns = _shape(14 * 14 if max_positions is None else max_positions, height, width)
         self.height: int = rows
         self.width: int = columns
@@ -189,11 +174,9 @@ class GridTable(Absolute):
         self.prefix = prefix
         self.init_std = init_std
         self.beyond = beyond
-        self.table: nn.Parameter = nn.Parameter(torch.empty(self.max_positions, dim))
-        nn.init.normal_(self.table, std=init_std)
+        self.table: nn.Parameter = normal_parameter(self.max_positions, dim, init_std=init_std)
         if prefix:
-            self.prefix_table: nn.Parameter = nn.Parameter(torch.empty(prefix, dim))
-            nn.init.normal_(self.prefix_table, std=init_std)
+            self.prefix_table: nn.Parameter = normal_parameter(prefix, dim, init_std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         table, ids = self.rows(positions)

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_sizes
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_heads, check_std
-from posenc.encodings.perceptron import HeadPerceptron
-from posenc.encodings.resizing import bicubic, check_beyond_grid
+from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
@@ -40,7 +38,7 @@ class _Window(Encoding):
             raise InputError(f"{type(self).__name__}: patches have whole numbers; give fractional places as (y, x)")
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
-    def checked(self, q: Tensor, positions: Positions) -> Positions:
+    def on_patches(self, q: Tensor, positions: Positions) -> Positions:
         """The positions on the grid, for queries of the right number of heads."""
         check_heads(self, q, self.num_heads)
         return self.on_grid(positions)
@@ -107,7 +105,6 @@ class WindowTable(_Window):
     special_rows = 0
     """Rows after those of the offsets."""
 
-    @checked
     def __init__(
         self,
         num_heads: int,
@@ -122,8 +119,7 @@ class WindowTable(_Window):
         if height is None:
             height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
         check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
-        check_std(init_std)
-        check_beyond_grid(beyond)
+        check_beyond(beyond, "resize")
         self.num_heads = num_heads
         self.height = height
         self.width = width
@@ -132,11 +128,12 @@ class WindowTable(_Window):
         self.init_std = init_std
         self.beyond = beyond
         offsets = (2 * height - 1) * (2 * width - 1)
-        self.table: nn.Parameter = nn.Parameter(torch.empty(num_layers, offsets + self.special_rows, num_heads))
-        nn.init.normal_(self.table, std=init_std)
+        self.table: nn.Parameter = normal_parameter(
+            num_layers, offsets + self.special_rows, num_heads, init_std=init_std
+        )
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
-        grid = self.checked(q, positions)
+        grid = self.on_patches(q, positions)
         self.refuse_prefix(grid)
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
@@ -145,8 +142,8 @@ class WindowTable(_Window):
         row, numbered = self.of_several(sizes, grid)
         return Positional(lambda head, i, j: entry(head, row(i, j)), self.num_heads, numbered)
 
-    def checked(self, q: Tensor, positions: Positions) -> Positions:
-        grid = super().checked(q, positions)
+    def on_patches(self, q: Tensor, positions: Positions) -> Positions:
+        grid = super().on_patches(q, positions)
         if grid.fractional:
             raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
         known = self.beyond == "resize" and grid.images is not None
@@ -223,7 +220,6 @@ class ClassWindowTable(WindowTable):
     equal_to = "transformers' BEiT"
     special_rows = 3
 
-    @checked
     def __init__(
         self,
         num_heads: int,
@@ -239,7 +235,7 @@ class ClassWindowTable(WindowTable):
         super().__init__(num_heads, height, width, num_layers, train_length, init_std, beyond)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
-        grid = self.checked(q, positions)
+        grid = self.on_patches(q, positions)
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         first = sum((2 * height - 1) * (2 * width - 1) for height, width in sizes)
@@ -255,6 +251,7 @@ class ClassWindowTable(WindowTable):
         return Positional(of_places, self.num_heads, grid)
 
 
+@dataclass(eq=False, repr=False)
 class LogWindow(_Window):
     """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
 
@@ -281,27 +278,17 @@ class LogWindow(_Window):
     extrapolates = "yes: the function is defined for windows of any size"
     equal_to = "transformers' Swin v2"
 
-    @checked
-    def __init__(
-        self,
-        num_heads: int,
-        height: int = 8,
-        width: int = 8,
-        num_layers: int = 1,
-        hidden: int = 512,
-        cosine: bool = True,
-    ) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers, hidden=hidden)
-        self.num_heads = num_heads
-        self.height = height
-        self.width = width
-        self.num_layers = num_layers
-        self.hidden = hidden
-        self.cosine = cosine
-        self.mlp: HeadPerceptron = HeadPerceptron(2, hidden, num_heads, num_layers, last_bias=False)
-        if cosine:
-            self.temperature: nn.Parameter = nn.Parameter(torch.full((num_layers, num_heads), math.log(10)))
+    num_heads: int
+    height: int = 8
+    width: int = 8
+    num_layers: int = 1
+    hidden: int = 512
+    cosine: bool = True
+
+    def setup(self) -> None:
+        self.mlp: HeadPerceptron = HeadPerceptron(2, self.hidden, self.num_heads, self.num_layers, last_bias=False)
+        if self.cosine:
+            self.temperature: nn.Parameter = nn.Parameter(torch.full((self.num_layers, self.num_heads), math.log(10)))
 
     def of_offset(self, head: Tensor, offset: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and (..., 2) offsets, query minus key, in dtype."""
@@ -309,7 +296,7 @@ class LogWindow(_Window):
         return 16 * torch.sigmoid(self.mlp(coordinates, head, layer))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        grid = self.checked(q, positions)
+        grid = self.on_patches(q, positions)
         self.refuse_prefix(grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_offset, layer=self.own_layer(layer), dtype=dtype)

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Protocol
 from posenc.engines.cluster import Ray
 from posenc.engines.local import Here, Processes
 from posenc.engines.work import Interrupted, Pace, Result, Shared, Task, Ticks, Work, silent
-from posenc.errors import InputError, unknown
-from posenc.texts import flag_of
+from posenc.errors import InputError, flag_of, unknown
 
 __all__ = ["ENGINES", "Engine", "Here", "Interrupted", "Pace", "Processes", "Ray", "Work", "create", "silent"]
 

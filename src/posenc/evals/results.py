@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from posenc.errors import summary
 from posenc.evals.config import CUT_OFF, NONE, Cell, Settings
 from posenc.evals.reader import BLOCKS, Outcome
 from posenc.evals.store import Measured
 from posenc.measuring.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import Task
-from posenc.texts import summary
 
 BETTER, WORSE, SAME, BASE = "better", "worse", "no different", "the arm to beat"
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from posenc.errors import listed
 from posenc.evals.config import CUT_OFF, NONE, Cell
 from posenc.evals.results import BETTER, SAME, WORSE, measure, pooled
 from posenc.evals.store import Measured
 from posenc.tasks import Task
-from posenc.texts import listed
 
 Results = Mapping[str, Any]
 

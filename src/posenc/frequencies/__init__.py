@@ -18,7 +18,7 @@ from posenc.frequencies.by_length import dynamic, dynamic_factor, longrope
 from posenc.frequencies.by_parts import llama3, softmax_factor, yarn, yarn_paper, yarn_revised
 from posenc.frequencies.difference import Difference, compared
 from posenc.frequencies.vector import Frequencies, a_length, at_least_one, stretch, wavelengths
-from posenc.texts import check_options, named, read_options, split, write
+from posenc.spec import Spec, check_options, parse_sum
 
 # fmt: off
 __all__ = [
@@ -75,15 +75,15 @@ def parse(text: str) -> dict[str, Any]:
         InputError: an unknown name or option, or something after a plus that is not applied to others.
     """
     found: dict[str, Any] | None = None
-    for part in split(text):
-        name, options = named(part)
+    for spec in parse_sum(text):
+        name = spec.name
         if name not in SCHEDULES:
             raise unknown("schedule", name, SCHEDULES)
         known = options_of(name)
         if found is not None and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
             raise InputError(f"schedule {text!r}: {name} is not applied to another schedule; after + go {appliable}")
-        read = read_options(f"schedule {name!r}", options, [key for key in known if key != "of"])
+        read = spec.values(f"schedule {name!r}", [key for key in known if key != "of"])
         found = {"name": name, **read} | ({} if found is None else {"of": found})
     assert found is not None
     return found
@@ -94,7 +94,7 @@ def as_text(schedule: Mapping[str, Any]) -> str:
     """A schedule given as data, written as `parse` reads it."""
     name, _, options = _looked_up(schedule)
     of = options.pop("of", None)
-    text = write(name, options)
+    text = str(Spec.of(name, options))
     return text if of is None else f"{as_text(of)}+{text}"
 
 

@@ -4,7 +4,6 @@
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 import posenc
-from posenc.composites import PerLayer
+from posenc.encoding import PerLayer
 from posenc.engines import Engine, Interrupted, Pace, create
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
@@ -30,6 +29,7 @@ from posenc.lab.task import Corpus
 from posenc.lab.tasks import task_of
 from posenc.lab.train import build
 from posenc.measuring.machine import cpu
+from posenc.spec import split_list
 
 __all__ = ["Comparison", "Progress", "compare"]
 
@@ -249,15 +249,5 @@ def machine(engine: Engine) -> dict[str, Any]:
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Encodings from the command line: separated by spaces or commas. What follows a comma as a number does goes on with
-    an option's list, as in m_rope:sections=16,8,8."""
-    found: list[str] = []
-    for text in texts:
-        listing = False
-        for piece in text.split(","):
-            if listing and (not piece or re.match(r"[-+]?(\.?\d|inf|nan)", piece)):
-                found[-1] += f",{piece}"
-            elif piece:
-                found.append(piece)
-            listing = bool(found) and bool(re.search(r"=[^:+@/]*\d,?$", found[-1]))
-    return tuple(found)
+    """Encodings from the command line: separated by spaces or commas."""
+    return tuple(name for text in texts for name in split_list(text))

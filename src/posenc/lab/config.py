@@ -3,7 +3,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -14,9 +13,8 @@ from posenc.blocks import Host
 from posenc.checks import check_fields, check_value
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
-from posenc.errors import InputError
-from posenc.lab.own import classes, digest, targets
-from posenc.texts import flag_of, split
+from posenc.errors import InputError, flag_of
+from posenc.spec import Spec, parse, source_of
 from posenc.transformer import Transformer, TransformerConfig
 
 __all__ = ["CORE", "NAIVE", "PRESETS", "Preset", "Recipe", "Run", "Settings"]
@@ -140,21 +138,18 @@ class Recipe:
 
         places: where tokens are in training, as `posenc.create` takes it.
         """
-        text, own = targets(name)[0], classes(name)
         return create(
-            "/".join("+".join(_clamped(part, own) for part in split(layer)) for layer in text.split("/")),
+            parse(name).replaced(_clamped),
             dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
-            num_layers=self.num_layers, classes=own, **places,
+            num_layers=self.num_layers, **places,
         )  # fmt: skip
 
 
-def _clamped(part: str, own: Mapping[str, type[Encoding]]) -> str:
-    """An encoding's text, told what to do past its table unless it says so itself. own: classes that are not posenc's."""
-    text, mapped, of_map = part.partition("@")
-    name = text.split(":")[0].strip()
-    cls = own.get(name) or lookup(name)
-    text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
-    return text + mapped + of_map
+def _clamped(term: Spec) -> Spec:
+    """An encoding with beyond=clamp, if it has that option and the text leaves it open."""
+    if "beyond" in dict(term.options) or "beyond" not in lookup(term.name).arguments():
+        return term
+    return replace(term, options=(*term.options, ("beyond", "clamp")))
 
 
 @dataclass(frozen=True)
@@ -278,7 +273,7 @@ class Run:
     @classmethod
     def of(cls, encoding: str, seed: int, settings: Recipe, data: str) -> "Run":
         """A run of an encoding as its file is now."""
-        return cls(encoding, seed, settings, data, digest(encoding))
+        return cls(encoding, seed, settings, data, _digest(encoding))
 
     @property
     def id(self) -> str:
@@ -310,3 +305,9 @@ PRESETS = {
     "standard": Preset(Settings(), CORE, 4),
     "thorough": Preset(Settings(steps=500, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
 }
+
+
+def _digest(encoding: str) -> str:
+    """Of the files that hold the classes in an encoding's text, as they are now; "" where it names none."""
+    files = [source_of(term.name) for term in parse(encoding).terms if ":" in term.name]
+    return hashlib.sha256(b"".join(files)).hexdigest()[:16] if files else ""

@@ -58,7 +58,7 @@ class Alone:
 
     @contextmanager
     def placing(self, encoding: Encoding, batch: int, positions: Positions | None = None) -> Iterator[None]:
-        """Inside, `encoding.place` draws for the whole batch and keeps what is this process's: as one process draws.
+        """Inside, `encoding.augment` draws for the whole batch and keeps what is this process's: as one process draws.
         positions: of the whole batch, where its rows differ."""
         yield
 
@@ -190,20 +190,20 @@ class Processes(Alone):
 
     @contextmanager
     def placing(self, encoding: Encoding, batch: int, positions: Positions | None = None) -> Iterator[None]:
-        if "place" not in encoding.sites():
+        if "augment" not in encoding.sites():
             yield
             return
-        whole, every = encoding.place, positions
+        whole, every = encoding.augment, positions
 
         def place(positions: Positions, _: int) -> Positions:
             given = positions if every is None else every.with_causal(positions.causal).to(self.device)
             return _rows(whole(given, batch), batch, self.rows(batch))
 
-        encoding.place = place  # type: ignore[method-assign, assignment]
+        encoding.augment = place  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            del encoding.place
+            del encoding.augment
 
     def whole(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor

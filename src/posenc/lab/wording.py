@@ -5,15 +5,14 @@ from collections.abc import Sequence
 
 import torch
 
-from posenc.composites import Sum
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
+from posenc.errors import listed
 from posenc.functional import t5_bucket
 from posenc.lab.config import Recipe, Run, Settings
 from posenc.lab.data import Corpus, inside_documents, window_ends
 from posenc.lab.results import Row, change, difference, level, verdict
 from posenc.measuring.statistics import Estimate
-from posenc.texts import listed
 
 UNDERTRAINED = 0.3
 """An arm this much behind the best at the training length has learned too little for its flatness to count."""

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from posenc.attention import attention
-from posenc.composites import Sum
-from posenc.encoding import Encoding
-from posenc.encodings.denominator import LogN
+from posenc.encoding import Encoding, Sum
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.temperature import LogN
 from posenc.errors import InputError
 from posenc.pretrained.anatomy import RECORD, Anatomy, Family
 from posenc.pretrained.masks import Allowed, Seen, Window, register, seen

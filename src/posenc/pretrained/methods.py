@@ -17,9 +17,10 @@ from torch import Tensor
 
 from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
-from posenc.encodings.denominator import LogN, SoftmaxN, StepTemperature, Temperature
-from posenc.errors import InputError, unknown
-from posenc.texts import check_options, named, read_options, split, summary
+from posenc.encodings.sinks import SoftmaxN
+from posenc.encodings.temperature import LogN, StepTemperature, Temperature
+from posenc.errors import InputError, summary, unknown
+from posenc.spec import Spec, check_options, parse_sum
 
 Kind = Literal["none", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
@@ -228,7 +229,7 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
     Raises:
         InputError: an unknown method or option, an option that two parts have, or parts that do not go together.
     """
-    parts = [_read(part) for part in split(method)]
+    parts = [_read(spec) for spec in parse_sum(method)]
     _distribute(parts, options)
     _compatible(method, [name for name, _ in parts])
     schedule: dict[str, Any] | None = None
@@ -259,7 +260,7 @@ def plan(method: str, options: Mapping[str, Any], schedules: Lengths, others: Le
         if schedules.target is not None or needs_length(schedule):
             shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
-    text = "+".join(":".join([name, *(f"{k}={_spelled(v)}" for k, v in given.items())]) for name, given in parts)
+    text = "+".join(str(Spec.of(name, given)) for name, given in parts)
     return Plan(text, schedule, found, attention, min(exact, default=None), tuning, factor)
 
 
@@ -269,8 +270,8 @@ def written_factor(method: str) -> float | None:
     Raises:
         InputError: an unknown method or option, or a value that is no number.
     """
-    for part in split(method):
-        name, given = _read(part)
+    for spec in parse_sum(method):
+        name, given = _read(spec)
         if METHODS[name].kind == "schedule" and "length" not in METHODS[name].options():
             check_options(name, given, METHODS[name].options(), METHODS[name].signed)
             return given.get("factor")
@@ -284,15 +285,10 @@ def needs_length(schedule: Mapping[str, Any]) -> bool:
     return bool({"factor", "length"} & wanted - set(schedule)) or (of is not None and needs_length(of))
 
 
-def _spelled(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _read(part: str) -> tuple[str, dict[str, Any]]:
-    name, written = named(part)
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return name, read_options(name, written, METHODS[name].options())
+def _read(spec: Spec) -> tuple[str, dict[str, Any]]:
+    if spec.name not in METHODS:
+        raise unknown("method", spec.name, METHODS)
+    return spec.name, spec.values(spec.name, METHODS[spec.name].options())
 
 
 def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, Any]) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from posenc.engines import Pace
-from posenc.errors import InputError
+from posenc.errors import InputError, printable
 from posenc.lab.compare import Progress
 from posenc.lab.config import Run
 from posenc.lab.store import Cell
 from posenc.report.compared import about, busy, look
-from posenc.texts import printable
 
 try:
     from rich.console import Console

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 from posenc.encodings import GridALiBi
+from posenc.errors import listed
 from posenc.lab.results import Row, change, difference, level
 from posenc.lab.vision.config import ACCURACY, SHUFFLED_ACCURACY, ImageSettings
 from posenc.lab.vision.pictures import ImageCorpus
@@ -11,7 +12,6 @@ from posenc.lab.vision.places import CELLS
 from posenc.lab.vision.results import at_chance, best, control, verdict
 from posenc.lab.wording import general_limits
 from posenc.measuring.statistics import Estimate
-from posenc.texts import listed
 
 UNDERTRAINED = 0.2
 """An arm this much behind the best at the size of training has learned too little for its steadiness to count."""

@@ -2,20 +2,22 @@
 """Polar codes: magnitudes carry content, phases carry position."""
 
 import math
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from posenc.checks import check_sizes, check_word, checked
+from posenc.checks import check_word
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_head_dim, check_heads
+from posenc.encodings.shared import check_head_dim, check_heads
 from posenc.functional import frequency_curve, rotary
 from posenc.positions import Positions
 from posenc.rotation.angles import angles_at
 
 
+@dataclass(eq=False, repr=False)
 class PoPE(Encoding):
     """PoPE: content gives each channel a magnitude, position a phase, so what and where do not mix.
 
@@ -39,24 +41,18 @@ class PoPE(Encoding):
     extrapolates = "yes: trained short, tested long"
     equal_to = "x-transformers"
 
-    @checked
-    def __init__(
-        self, head_dim: int, num_heads: int, num_layers: int = 1, rope_theta: float = 10000.0, init: str = "uniform"
-    ) -> None:
-        super().__init__()
-        check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
-        check_word("init", init, ("uniform", "zero"))
-        self.head_dim = head_dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.rope_theta = rope_theta
-        self.init = init
-        self.delta: nn.Parameter = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim))
-        if init == "uniform":
-            nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
-        self.register_tables()
+    head_dim: int
+    num_heads: int
+    num_layers: int = 1
+    rope_theta: float = 10000.0
+    init: str = "uniform"
+    inv_freq: Tensor = field(init=False)
 
-    inv_freq: Tensor
+    def setup(self) -> None:
+        check_word("init", self.init, ("uniform", "zero"))
+        self.delta: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.num_heads, self.head_dim))
+        if self.init == "uniform":
+            nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
 
     def tables(self) -> dict[str, Tensor]:
         return {"inv_freq": frequency_curve(2 * self.head_dim, self.rope_theta)}
