@@ -34,7 +34,7 @@ def snippet(name: str) -> str:
     else:
         lines.append("positions = posenc.Positions.arange(20, causal=True)  # a text of 20 tokens")
     if "augment" in sites:
-        lines.append("positions = encoding.place(positions, batch=2)  # once in each pass, before everything else")
+        lines.append("positions = encoding.augment(positions, batch=2)  # once in each pass, before everything else")
     if "share" in vars(cls):
         lines += [
             "query, key = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)  # of the model, for each layer",

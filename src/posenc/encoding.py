@@ -171,11 +171,11 @@ class Encoding(nn.Module):
 
     def __post_init__(self) -> None:
         for name, field in getattr(type(self), "__dataclass_fields__", {}).items():
-            value = getattr(self, name, None)
+            value: Any = getattr(self, name, None)
             if name in SIZES:
                 check_sizes(**{name: value})
             elif get_origin(field.type) is Literal:
-                check_word(name, value, get_args(field.type))
+                check_word(name, str(value), get_args(field.type))
             elif isinstance(value, float):
                 check_number(name, value)
         self.setup()
@@ -733,7 +733,7 @@ class PerLayer(Composite):
         return scale_in(*self.at(layer), head_dim)
 
 
-def _only(what: str, of_parts: Sequence[T | None]) -> T | None:
+def _only(what: str, of_parts: Sequence[T]) -> T | None:
     present = [value for value in of_parts if value is not None]
     if len(present) > 1:
         raise InputError(f"the sum has several {what}: use one of them")

@@ -119,7 +119,7 @@ def test_every_encoding_has_effective_scores(name):
     found = scores(name, 16, samples=2)
     made = posenc.encodings.create(name, dim=64, num_heads=4, head_dim=64, num_layers=1, max_positions=512, causal=True)
     assert all(sentence.endswith(".") for sentence in found.sentences())
-    if set(made.sites()) <= {"place", "sink"}:
+    if set(made.sites()) <= {"augment", "sink"}:
         assert found.sentences() == ["Position changes no score within 16 tokens."]
 
 

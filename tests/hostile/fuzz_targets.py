@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from posenc.conformance.target import find_object
+from posenc.texts import COLON, literal, named, split, write
 
 import posenc
 from posenc import cli, frequencies, position_maps
 from posenc.cli.config import dump, read
 from posenc.cli.refusal import MESSAGE, one_line
 from posenc.conformance.kinds import the_kind
-from posenc.conformance.target import find_object
 from posenc.encodings import from_spec, read_map
 from posenc.errors import InputError
 from posenc.evals import store as evaluation
@@ -37,7 +38,6 @@ from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
 from posenc.report.explorer import checked
 from posenc.tasks import create as create_task
-from posenc.texts import COLON, literal, named, split, write
 
 SHAPE = {"dim": 8, "num_heads": 2, "head_dim": 4, "num_layers": 2, "max_positions": 16, "causal": True}
 LENGTHS = Lengths(64, 256)

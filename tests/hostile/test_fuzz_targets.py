@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from posenc.texts import split
 
 from hostile.fuzz_corpus import GGUFS, OPTIONS, VALUES, mutated
 from hostile.fuzz_targets import TARGETS, accepts
 from posenc.cli.refusal import one_line
 from posenc.errors import InputError
-from posenc.texts import split
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -234,6 +234,7 @@ class DecoupledRotary(Rotary):
         r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
     )
     equal_to = "transformers' DeepSeek-V3"
+    rotary_dim: int
 
     def __init__(
         self,
