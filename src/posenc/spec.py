@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -30,6 +31,9 @@ from torch import Tensor
 
 from posenc.checks import shown
 from posenc.errors import InputError, unknown
+
+PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
+"""Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""
 
 MOST_TERMS = 64
 """Of a sum: each term is a module or a nested call."""
@@ -111,7 +115,7 @@ def parse_sum(text: str, classes: bool = False) -> list[Spec]:
     Raises:
         InputError: as `parse`.
     """
-    terms = re.split(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))" if classes else r"\+(?=\s*[A-Za-z])", text)
+    terms = PLUS.split(text) if classes else re.split(r"\+(?=\s*[A-Za-z])", text)
     if len(terms) > MOST_TERMS:
         raise InputError(f"{terms[0]!r} and {len(terms) - 1} more joined by +: join at most {MOST_TERMS}")
     if not classes:
@@ -143,19 +147,15 @@ def parse_single(text: str, classes: bool = False) -> Spec:
 
 def _layers(text: str) -> list[str]:
     """The text at its slashes, except those in the path of a file that there is, or else in the longest path."""
-    layers: list[str] = []
-    for piece in text.split("/"):
-        layers.append(piece)
-        if not re.match(r"[^:+@,]*\.py:", piece):
-            continue
-        before, _, _ = "/".join(layers).rpartition(piece)
-        start = len(before) - len(re.search(r"[^:+@,]*$", before)[0])  # type: ignore[index]
-        starts = [start, *(i + 1 for i in range(start, len(before)) if before[i] == "/")]
-        path = piece.partition(":")[0]
-        start = next((i for i in starts if Path(before[i:] + path).is_file()), start)
-        kept = before[:start]
-        layers = [*kept.split("/")[:-1], kept.rpartition("/")[2] + before[start:] + piece]
-    return layers
+    paths = []
+    for match in re.finditer(r"[^:+@,]*\.py(?=:[A-Za-z_])", text):
+        starts = [i + 1 for i in range(match.start(), match.end()) if text[i] == "/"]
+        if match.start() == 0 or PLUS.match(text, match.start() - 1):  # else an option's value comes first
+            starts.insert(0, match.start())
+        there = (start for start in starts if Path(text[start : match.end()].strip()).is_file())
+        paths.append(range(next(there, min(starts, default=match.end())), match.end()))
+    cuts = [i for i, sign in enumerate(text) if sign == "/" and not any(i in path for path in paths)]
+    return [text[start + 1 : end] for start, end in itertools.pairwise([-1, *cuts, len(text)])]
 
 
 def split_list(text: str) -> list[str]:

@@ -163,7 +163,7 @@ def _pull(
         moved = Dynamics(layers[0], layers[1], layers[2], layers[3], dynamics.step, dynamics.substeps)
         return advance(state, at, width, moved, moved.matrices())[0]
 
-    _, pull = torch.func.vjp(ahead, state, *dynamics[:4])
+    pull = torch.func.vjp(ahead, state, *dynamics[:4])[1]
     of_state, *of_layers = pull(gradient)
     for total, of_layer in zip(totals, of_layers, strict=True):
         total += of_layer
