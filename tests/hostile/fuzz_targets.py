@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from posenc.conformance.target import find_object
-from posenc.texts import COLON, literal, named, split, write
 
 import posenc
 from posenc import cli, frequencies, position_maps
 from posenc.cli.config import dump, read
 from posenc.cli.refusal import MESSAGE, one_line
 from posenc.conformance.kinds import the_kind
-from posenc.encodings import from_spec, read_map
+from posenc.encodings import create_map, from_spec
 from posenc.errors import InputError
 from posenc.evals import store as evaluation
 from posenc.evals.config import Cell
@@ -37,6 +35,7 @@ from posenc.measuring.records import Damaged, Records
 from posenc.pretrained.guards import check_folder, check_gguf
 from posenc.pretrained.methods import Lengths, plan
 from posenc.report.explorer import checked
+from posenc.spec import Spec, literal, load_object, parse, parse_single, parse_sum
 from posenc.tasks import create as create_task
 
 SHAPE = {"dim": 8, "num_heads": 2, "head_dim": 4, "num_layers": 2, "max_positions": 16, "causal": True}
@@ -79,7 +78,7 @@ def method(data: bytes) -> None:
 
 def position_map(data: bytes) -> None:
     """A map describes itself."""
-    made = read_map(text_of(data))
+    made = create_map(parse_single(text_of(data)))
     assert position_maps.create(made.spec()) == made
 
 
@@ -92,14 +91,14 @@ def task(data: bytes) -> None:
 def words(data: bytes) -> None:
     """Names, options and values as they are written are read as they were."""
     text = text_of(data)
-    split(text)
-    name, options = named(text)
-    given = dict(option.partition("=")[::2] for option in options)
-    if "\\" not in text and all(given.values()):
-        assert named(write(name, given)) == (name, [f"{key}={value}" for key, value in given.items()])
+    parse(text)
+    parse_sum(text)
+    spec = parse_single(text)
+    if "\\" not in text:
+        assert parse_single(str(spec)) == spec
     value = literal(text)
-    if not isinstance(value, str) and "nan" not in str(value):
-        assert literal(write("x", {"y": value}).partition("=")[2].replace(COLON, ":")) == value
+    if not isinstance(value, str) and "nan" not in str(value) and "inf" not in str(value):
+        assert Spec.of("x", {"y": value}).values("x") == {"y": value}
 
 
 def kind(data: bytes) -> None:
@@ -110,7 +109,7 @@ def target(data: bytes) -> None:
     """MODULE:OBJECT, in the one module that may be imported here."""
     text = text_of(data)
     module = text.rpartition(":")[0]
-    find_object(text if module in ("", "math") or not module.replace(".", "").isidentifier() else f"math:{module}")
+    load_object(text if module in ("", "math") or not module.replace(".", "").isidentifier() else f"math:{module}")
 
 
 def explorer(data: bytes) -> None:

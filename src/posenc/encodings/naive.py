@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
+from posenc.encodings.shared import normal_parameter
 from posenc.errors import InputError
 from posenc.functional import binary_digits
 from posenc.positions import Positions
@@ -45,8 +46,7 @@ class _Scalar(Absolute):
         super().setup()
         check_word("spread", self.spread, ("learned", "first_channel"))
         if self.spread == "learned":
-            self.direction: nn.Parameter = nn.Parameter(torch.empty(self.dim))
-            nn.init.normal_(self.direction, std=self.init_std)
+            self.direction: nn.Parameter = normal_parameter(self.dim, init_std=self.init_std)
 
     def number(self, positions: Positions) -> Tensor:
         """The number of each query, (batch or 1, num_queries)."""
