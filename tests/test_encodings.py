@@ -327,7 +327,7 @@ def test_each_packed_image_has_its_own_prefix():
 
 def test_t5_has_no_bucket_between_distances():
     q = torch.randn(1, 2, 3, 4)
-    with pytest.raises(posenc.InputError, match="whole distances"):
+    with pytest.raises(posenc.InputError, match="integer distances"):
         posenc.attention(q, q, q, posenc.T5(2), Positions.from_ids([0.0, 0.5, 1.0]))
 
 

@@ -289,8 +289,8 @@ class Encoding(nn.Module):
 
     @classmethod
     def _overridden(cls) -> tuple[str, ...]:
-        found = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
-        return tuple(found) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *found)))
+        sites = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
+        return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
 
     def _sites(self) -> tuple[str, ...]:
         return self._overridden()

@@ -161,7 +161,7 @@ def test_prefix_tokens_stay():
     moved = SHAPE(9).train().augment(Positions.grid(2, 2, prefix=1), 3).q
     assert (moved[:, 0] == -1).all()
     assert (moved[:, 1] >= 0).all()
-    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no place"):
+    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no position"):
         CAPE().train().augment(Positions.grid(2, 2, prefix=1), 1)
 
 

@@ -90,7 +90,7 @@ class Sinusoidal(Absolute):
         r"p_{i,2c} = \sin(i \theta_c), \quad p_{i,2c+1} = \cos(i \theta_c)",
         r"x_i' = x_i + p_i, \quad \theta_c = b^{-2c/d}",
     )
-    extrapolates = "hoped for"
+    extrapolates = "not claimed"
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
     dim: int
@@ -132,7 +132,7 @@ class GridSinusoidal(Absolute):
         r"x_i' = x_i + [p(y); p(x)], \quad i = (y, x)",
         r"p(t) = [\sin(t \theta_c); \cos(t \theta_c)], \quad \theta_c = b^{-4c/d}",
     )
-    extrapolates = "hoped for"
+    extrapolates = "not claimed"
     equal_to = "transformers' ViTMAE, DETR"
     one_axis = False
 
@@ -208,7 +208,7 @@ def rows_of(
 ) -> Tensor:
     """The rows that the queries' positions (or the keys') name in a learned table of a line or a grid: (batch or 1, n).
 
-    sizes: of the table's axes. A position is a place along each, or one number that counts the cells row by row.
+    sizes: of the table's axes. A position is a coordinate on each, or one number that counts the cells row by row.
     beyond: what a position outside gets: "clamp" the nearest row, else an error. remedy: what an error advises.
     prefix: tokens at -1 on every axis are let through, as -1.
 

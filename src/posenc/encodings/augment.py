@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions changed in training, so that a model meets more of them than its texts have: for use with any encoding that
-reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where said.
+reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where stated.
 
 Every layer, query and key of one forward pass sees the same draw. The draws use torch's global random generator.
 """
@@ -21,7 +21,7 @@ from posenc.positions.ids import exact, prefix_tokens
 
 @dataclass(eq=False, repr=False)
 class SHAPE(Encoding):
-    """Shifted positions: each training sequence starts at a random place, 0 to max_shift - 1, so that a model learns
+    """Shifted positions: each training sequence starts at a random position, 0 to max_shift - 1, so that a model learns
     not to rely on where a text begins.
 
     max_shift: the paper's K (500 in its main experiments). Packed documents of a row share its shift.
@@ -42,7 +42,7 @@ class SHAPE(Encoding):
     def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training:
             return positions
-        positions.require_whole("SHAPE draws one shift for a whole sequence in training")
+        positions.require_whole("SHAPE draws one shift for a complete sequence in training")
         shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
 
         def shifted(ids: Tensor, order: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class CAPE(Encoding):
             positions = positions.moved(lambda ids, order: exact(ids) - mean)
         if not self.training:
             return positions
-        positions.require_whole("CAPE draws one shift and stretch for a whole sequence in training")
+        positions.require_whole("CAPE draws one shift and stretch for a complete sequence in training")
         ids = positions.q
         if ids.dim() == 3 and not torch.compiler.is_compiling() and bool(prefix_tokens(ids).any()):
             raise InputError(

@@ -41,7 +41,7 @@ class ComplexOrder(Encoding):
         r"\omega_i = W_\omega x_i + \beta, \quad \varphi_i = W_\varphi x_i",
         r"x_i' = W [\operatorname{Re} z_i; \operatorname{Im} z_i]",
     )
-    extrapolates = "hoped for"
+    extrapolates = "not claimed"
 
     dim: int
     base: float = 10000.0

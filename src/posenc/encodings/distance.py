@@ -78,7 +78,7 @@ class T5(_DistanceBias):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         if positions.fractional:
-            raise InputError("T5 has buckets for whole distances only: round the positions, or use ALiBi or KERPLE")
+            raise InputError("T5 has buckets for integer distances only: round the positions, or use ALiBi or KERPLE")
         return super().bias(q, k, positions, layer)
 
     def scale(self, head_dim: int) -> float:
@@ -117,7 +117,7 @@ class GridALiBi(ALiBi):
     """ALiBi between the patches of an image: -slope_h * their Euclidean distance, nothing learned.
 
     num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
-    ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a place; here
+    ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
     such as [CLS], at -1 on every axis, are at no distance from any: their bias is zero both ways.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
     (their "X-ALiBi") it is the same bias, with `Positions.cross`.
@@ -140,12 +140,12 @@ class GridALiBi(ALiBi):
         check_heads(self, q, self.num_heads)
         dtype = torch.promote_types(q.dtype, torch.float32)
 
-        def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             distance = (i - j).square().sum(-1).to(dtype).sqrt()
-            placeless = prefix_tokens(i) | prefix_tokens(j)
-            return self.of_distance(head, distance.masked_fill(placeless, 0), layer, dtype)
+            unplaced = prefix_tokens(i) | prefix_tokens(j)
+            return self.of_distance(head, distance.masked_fill(unplaced, 0), layer, dtype)
 
-        return Positional(of_places, self.num_heads, positions)
+        return Positional(of_positions, self.num_heads, positions)
 
 
 @dataclass(eq=False, repr=False)

@@ -29,7 +29,7 @@ WEIGHTS = (1 / 8, 3 / 8, 3 / 8, 1 / 8)
 """The 3/8 rule: when each stage looks, how it leans on the slopes before it, how the four slopes are averaged."""
 
 BLOCK = 64
-"""Positions whose stages are held at a time on the way back."""
+"""Positions whose stages are in memory at once on the way back."""
 
 
 class Dynamics(NamedTuple):
@@ -86,7 +86,7 @@ def _affine(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
 
 def trajectory(initial: Tensor, dynamics: Dynamics, last: int, known: Tensor | None = None) -> Tensor:
     """The states at positions 0 .. last (or further, if more are known), (n, rows, dim), from initial, (rows, dim), at 0.
-    known: those at hand."""
+    known: those computed before."""
     known = initial[None] if known is None else known
     matrices = dynamics.matrices()
     one = exact(torch.ones((), device=initial.device))
@@ -111,7 +111,7 @@ def flow(
     """States of the flow at positions, (...) -> (..., rows, dim), from initial, (rows, dim), at position 0.
 
     A fractional position is reached from the integer below it in `substeps` shorter steps, so a state never
-    depends on which others are asked for. known: the trajectory as far as it is at hand, up to the largest position.
+    depends on which others are asked for. known: the trajectory as far as it has been computed, up to the largest position.
 
     Raises:
         InputError: a negative position.

@@ -25,7 +25,7 @@ class PoPE(Encoding):
     softplus(q_c) softplus(k_c) cos((n - m) theta_c + delta_c), with theta_c = rope_theta^(-c / head_dim).
 
     head_dim: width of a head; queries and keys come out twice as wide, the scale stays head_dim^-1/2.
-    num_heads, num_layers: of the model; each head of each layer learns its delta, held within -2 pi .. 0.
+    num_heads, num_layers: of the model; each head of each layer learns its delta, clamped to -2 pi .. 0.
     init: delta starts "uniform" there, or at "zero". delta is a phase of the keys in the paper; here the queries take
     its negative, which is the same score and lets grouped queries share a key without sharing delta.
     Raises InputError for other widths or heads than these. Source: Gopalakrishnan et al. 2025.

@@ -183,7 +183,7 @@ class Rotary(Encoding):
 class PRotary(Rotary):
     """p-RoPE: only the fastest frequencies rotate, the slow rest of the pairs carries content without position.
 
-    fraction: of the head's pairs that rotate; 1 is RoPE, 0 no position at all. Frequencies are those of the whole
+    fraction: of the head's pairs that rotate; 1 is RoPE, 0 no position at all. Frequencies are those of the full
     head, unlike partial rotary, whose exponents are spread over rotary_dim (`Rotary(rotary_dim=)`). The paper's best
     is 0.75; Gemma 4 takes 0.25 (rope_type "proportional" in transformers). Other arguments as in `Rotary`.
     Raises InputError for a fraction outside 0 .. 1. Source: Barbero et al. 2024, section 6.

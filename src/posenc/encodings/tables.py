@@ -84,7 +84,7 @@ class AxialTable(Absolute):
     """A large learned table out of two small ones: row k // columns of the first next to row k mod columns of the
     second.
 
-    max_positions: how many positions it must at least hold; the last row is filled up. dim: width of the model.
+    max_positions: the least number of positions; the last row is filled up. dim: width of the model.
     columns: of the grid that positions are laid on, row by row; None: about the square root of max_positions.
     first_dim: channels of the first table; None: half. init_std: of both tables (Reformer's own is 1). beyond: what a
     position outside gets, "error" or "clamp". Positions (y, x) name row and column themselves. Raises InputError for a
@@ -134,8 +134,7 @@ class GridTable(Absolute):
     """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
 
     dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
-    max_positions, as near to a square as can be, or is ViT's 14. max_positions: how many patches it must at least
-    hold. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
+    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
     such as registers, get a zero code. init_std: of the table. beyond: what an image of another size gets: "resize",
     the table interpolated to it, where the positions know it (those of `Positions.grid` do), whatever the size; the
     others take the patches as they are, and for one outside "error" refuses it, "clamp" gives it the nearest.
@@ -189,15 +188,15 @@ class GridTable(Absolute):
         return torch.where(apart[..., None], embedding(place.clamp(min=0), rows), codes)
 
     def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """A table, and the row of it that each query has, -1 for tokens without a place."""
-        own, images = (self.height, self.width), positions.images
-        if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {own}:
+        """A table, and the row of it that each query has, -1 for prefix tokens."""
+        size, images = (self.height, self.width), positions.images
+        if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {size}:
             remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
-            return self.table, rows_of(self, positions, own, self.beyond, remedy, prefix=True)
+            return self.table, rows_of(self, positions, size, self.beyond, remedy, prefix=True)
         first, tables = 0, {}
-        for size in dict.fromkeys(images):  # one table for each size, one after another
-            tables[size] = first, self.at_size(*size)
-            first += math.prod(size)
+        for other in dict.fromkeys(images):  # one table for each size, one after another
+            tables[other] = first, self.at_size(*other)
+            first += math.prod(other)
         known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
         ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
         ids = ids.masked_fill(prefix_tokens(positions.q), -1)
@@ -223,9 +222,9 @@ class GridTable(Absolute):
 
     def _prefix_places(self, positions: Positions) -> Tensor:
         """Which of its document's prefix tokens each query is, counted from 0."""
-        whole = positions if positions.part is None else positions.whole
-        at = whole.q if whole.q.dim() == 3 else whole.q[..., None]
-        return positions.own(prefix_places(at, whole.q_document))
+        full = positions if positions.part is None else positions.whole
+        at = full.q if full.q.dim() == 3 else full.q[..., None]
+        return positions.own(prefix_places(at, full.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

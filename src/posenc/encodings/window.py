@@ -35,7 +35,9 @@ class _Window(Encoding):
                 raise InputError(f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}")
             return positions
         if positions.fractional:
-            raise InputError(f"{type(self).__name__}: patches have whole numbers; give fractional places as (y, x)")
+            raise InputError(
+                f"{type(self).__name__}: patches have integer numbers; give fractional positions as (y, x)"
+            )
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
     def on_patches(self, q: Tensor, positions: Positions) -> Positions:
@@ -44,15 +46,15 @@ class _Window(Encoding):
         return self.on_grid(positions)
 
     def refuse_prefix(self, grid: Positions) -> None:
-        """Refuse tokens that have no place on the grid."""
+        """Refuse tokens that have no position on the grid."""
         if not torch.compiler.is_compiling() and grid.shared(_prefixed, lambda: _prefixed(grid)):
             raise InputError(
-                f"{type(self).__name__} has no bias for tokens without a place in the image: drop [CLS], or use beit"
+                f"{type(self).__name__} has no bias for tokens that are not in the image: drop [CLS], or use beit"
             )
 
 
 def _cells(ids: Tensor, order: Tensor, width: int) -> Tensor:
-    # -1 stands for a token without a place, and stays -1 on both axes
+    # -1 is a prefix token, such as [CLS], and stays -1 on both axes
     return torch.stack((ids // width, torch.where(ids == -1, ids, ids % width)), -1)
 
 
@@ -61,10 +63,10 @@ def _prefixed(grid: Positions) -> bool:
 
 
 def _reach(grid: Positions) -> tuple[int, int]:
-    """The furthest that a query sees, in whole rows and columns, up to and down from itself."""
+    """The largest offset, in rows and columns, between a query and a key that it sees."""
     offset = (grid.q[:, :, None] - grid.k[:, None]).abs()
-    placeless = prefix_tokens(grid.q)[:, :, None] | prefix_tokens(grid.k)[:, None]
-    unseen = ~grid.mask()[:, 0] | placeless
+    prefixes = prefix_tokens(grid.q)[:, :, None] | prefix_tokens(grid.k)[:, None]
+    unseen = ~grid.mask()[:, 0] | prefixes
     rows, columns = offset.masked_fill(unseen[..., None], 0).flatten(0, 2).amax(0).tolist()
     return rows, columns
 
@@ -90,7 +92,7 @@ class WindowTable(_Window):
     `table` is (num_layers, (2 height - 1)(2 width - 1), num_heads); the offset (dy, dx), query minus key, has the row
     (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
     k is at (k // width, k % width), and then moving all numbers alike changes the rows they fall into.
-    Raises InputError for offsets past the table, fractional positions, and tokens without a place such as [CLS].
+    Raises InputError for offsets past the table, fractional positions, and prefix tokens such as [CLS].
     Source: Liu et al. 2021; microsoft/Swin-Transformer, models/swin_transformer.py.
     """
 
@@ -145,7 +147,7 @@ class WindowTable(_Window):
     def on_patches(self, q: Tensor, positions: Positions) -> Positions:
         grid = super().on_patches(q, positions)
         if grid.fractional:
-            raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
+            raise InputError(f"{type(self).__name__} has rows for integer positions only: round the positions")
         known = self.beyond == "resize" and grid.images is not None
         if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
             rows, columns = grid.shared(_reach, lambda: _reach(grid))
@@ -204,7 +206,7 @@ class WindowTable(_Window):
 
 
 class ClassWindowTable(WindowTable):
-    """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which has no place among them.
+    """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which is not among them.
 
     Arguments are WindowTable's; the table starts at zero. Its last three rows are [CLS] to patch, patch to [CLS] and
     [CLS] to [CLS]. [CLS] is any token at -1 on every axis, as in `Positions.grid(height, width, prefix=1)`.
@@ -243,12 +245,12 @@ class ClassWindowTable(WindowTable):
         if len(sizes) > 1:
             row, grid = self.of_several(sizes, grid)
 
-        def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             from_class, to_class = prefix_tokens(i[..., :2]), prefix_tokens(j)
             special = torch.where(from_class, torch.where(to_class, first + 2, first), first + 1)
             return entry(head, torch.where(from_class | to_class, special, row(i, j)))
 
-        return Positional(of_places, self.num_heads, grid)
+        return Positional(of_positions, self.num_heads, grid)
 
 
 @dataclass(eq=False, repr=False)
@@ -264,7 +266,7 @@ class LogWindow(_Window):
     An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any
     offset has a bias, fractional ones too. Positions are as in WindowTable. The MLP sees each offset once; in compiled
     code and for fractional offsets, once per pair of tokens.
-    Raises InputError for tokens without a place such as [CLS].
+    Raises InputError for prefix tokens such as [CLS].
     Source: Liu et al. 2022; microsoft/Swin-Transformer, models/swin_transformer_v2.py.
     """
 
@@ -304,7 +306,7 @@ class LogWindow(_Window):
 
     def tabulated(self, function: OfOffset, grid: Positions) -> OfOffset | None:
         """The function read from a table of the offsets that occur, where those are fewer than the pairs: the MLP
-        then sees each once. None where that cannot be known, in compiled code, or offsets are not whole."""
+        then sees each once. None where that cannot be known, in compiled code, or offsets are not integers."""
         if torch.compiler.is_compiling() or grid.fractional:
             return None
         rows, columns = grid.shared(_reach, lambda: _reach(grid))
