@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from operator import is_
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values, validated
-from posenc.checks import check_number, check_sizes, check_word, shown
+from posenc.checks import check_arguments, check_sizes, shown
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
@@ -169,21 +169,19 @@ class Encoding(nn.Module):
         nn.Module.__init__(self)  # before a dataclass sets its fields
         return self
 
+    def __init__(self) -> None:
+        """`__new__` has initialised the module."""
+
     def __post_init__(self) -> None:
-        for name, field in getattr(type(self), "__dataclass_fields__", {}).items():
-            value: Any = getattr(self, name, None)
-            if name in SIZES:
-                check_sizes(**{name: value})
-            elif get_origin(field.type) is Literal:
-                check_word(name, str(value), get_args(field.type))
-            elif isinstance(value, float):
-                check_number(name, value)
+        values = {name: getattr(self, name) for name in self.arguments() if hasattr(self, name)}
+        check_arguments(type(self).__init__, values)
+        check_sizes(**{name: value for name, value in values.items() if name in SIZES})
         self.setup()
         self.register_tables()
 
     def setup(self) -> None:
-        """Check the fields of a dataclass, and make parameters and modules. Sizes have been checked to be positive, floats to
-        be finite, and words of a Literal to be among those."""
+        """Check the fields of a dataclass, and make parameters and modules. Types have been checked, numbers to be finite,
+        and SIZES to be positive."""
 
     def tables(self) -> dict[str, Tensor]:
         """Constant tables by name, computed from the arguments in float64. They are never in the state_dict, and survive

@@ -19,17 +19,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from posenc.checks import shown
+from posenc.checks import fits, shown, spelled
 from posenc.errors import InputError, unknown
 
 PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
@@ -207,29 +206,8 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
     for key, value in options.items():
         if key not in known:
             raise unknown(f"option of {what}", key, known)
-        hint = hints.get(key, Any)
-        hints_of_union = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
-        types = [get_origin(each) or each for each in hints_of_union]
-        if not _fits(value, types):
-            words = " or ".join(WORDS.get(each) or f"a {each.__name__}" for each in types)
-            raise InputError(f"option {key}={shown(value)} of {what}: pass {words}")
-
-
-WORDS: dict[Any, str] = {
-    int: "an integer", float: "a number", bool: "True or False", NoneType: "None", str: "a text",
-    Mapping: "a dict, from Python", Sequence: "a list",
-}  # fmt: skip
-
-
-def _fits(value: Any, types: Sequence[Any]) -> bool:
-    """Whether a value is of one of the types; an int serves as a float, a bool as neither."""
-    if not all(isinstance(each, type) and not getattr(each, "_is_protocol", False) for each in types):
-        return True  # Any, or a Literal, whose words the function checks
-    if isinstance(value, bool):
-        return bool in types
-    if isinstance(value, Real):
-        return float in types or (int in types and isinstance(value, Integral))
-    return isinstance(value, tuple(types)) and (str in types or not isinstance(value, str))  # a text is no Sequence
+        if not fits(value, hints.get(key, Any)):
+            raise InputError(f"option {key}={shown(value)} of {what}: pass {spelled(hints[key])}")
 
 
 # ---------------------------------------------------------------- MODULE:NAME and FILE:NAME

@@ -8,7 +8,7 @@ from inspect import Parameter
 from typing import Any
 
 from posenc import position_maps
-from posenc.checks import LARGEST_SIZE, is_whole, shown
+from posenc.checks import LARGEST_SIZE, check_arguments, is_whole, shown
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -99,6 +99,7 @@ def create(
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
+    check_arguments(create, locals())
     spec = parse(name) if isinstance(name, str) else name
     if options and (len(spec.layers) > 1 or len(spec.layers[0]) > 1 or spec.layers[0][0].map):
         raise InputError(
@@ -175,10 +176,11 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     Raises:
         InputError: an unknown name or arguments that the encoding does not take.
     """
+    check_arguments(from_spec, locals())
     arguments = dict(spec)
     name = arguments.pop("name", None)
-    known: dict[Any, type[Encoding]] = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
-    cls = known.get(name) or lookup(name, load=False)
+    known = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
+    cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, load=False)
     if issubclass(cls, Composite):
         if set(arguments) - {"order"} != {"parts"}:
             raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")

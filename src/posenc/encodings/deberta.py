@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
-from posenc.checks import check_sizes
+from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Projections
 from posenc.encodings.absolute import Learned
 from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter
@@ -232,6 +232,7 @@ class EnhancedMaskDecoder(nn.Module):
         self, max_positions: int, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
     ) -> None:
         super().__init__()
+        check_arguments(EnhancedMaskDecoder.__init__, locals())
         check_sizes(steps=steps)
         self.steps = steps
         self.positions: Learned = Learned(max_positions, dim, init_std=init_std, beyond=beyond)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.checks import check_arguments
 from posenc.encoding import Composite, Encoding
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create
@@ -29,6 +30,7 @@ class Mapped(Encoding):
 
     def __init__(self, encoding: Encoding, map: PositionMap | Mapping[str, Any]) -> None:
         super().__init__()
+        check_arguments(Mapped.__init__, locals())
         composite = isinstance(encoding, (Composite, Mapped))
         if composite or encoding.sites() != ("rotate",) or not encoding.sees_order:
             raise InputError(

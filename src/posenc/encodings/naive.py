@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from posenc.checks import check_sizes, check_word
+from posenc.checks import check_arguments, check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
@@ -121,6 +121,7 @@ class Binary(Absolute):
     extrapolates = "no: unseen digits, then repetition"
 
     def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:
+        check_arguments(Binary.__init__, locals())
         super().__init__(dim, merge)
         bits = min(dim, 16) if bits is None else bits
         if not 1 <= bits <= min(dim, 62):

@@ -2,13 +2,13 @@
 """The rotary family: queries and keys are turned by an angle that grows with their position."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.checks import check_divisors, check_word
+from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
@@ -52,6 +52,7 @@ class Rotary(Encoding):
         rotary_dim: int | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(Rotary.__init__, locals())
         super().__init__()
         check_even("head_dim", head_dim)
         if rotary_dim is not None:
@@ -59,7 +60,6 @@ class Rotary(Encoding):
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: must be at most head_dim={head_dim}")
         check_divisors(rope_theta=rope_theta)
-        check_word("layout", layout, get_args(Layout))
         self.head_dim = head_dim
         self.rope_theta = rope_theta
         self.layout = layout
@@ -206,6 +206,7 @@ class PRotary(Rotary):
         fraction: float = 0.75,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(PRotary.__init__, locals())
         self.fraction = fraction  # first: the base asks for the frequencies
         super().__init__(head_dim, rope_theta, layout, schedule=schedule)
 
@@ -244,6 +245,7 @@ class DecoupledRotary(Rotary):
         rotary_dim: int | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(DecoupledRotary.__init__, locals())
         third = max(2, head_dim // 6 * 2)
         super().__init__(head_dim, rope_theta, layout, third if rotary_dim is None else rotary_dim, schedule)
 
@@ -285,6 +287,7 @@ class XPos(Rotary):
         gamma: float = 0.4,
         scale_base: float = 512.0,
     ) -> None:
+        check_arguments(XPos.__init__, locals())
         check_divisors(gamma=gamma, scale_base=scale_base)
         self.gamma = gamma
         self.scale_base: float = scale_base  # first: the base asks for the tables

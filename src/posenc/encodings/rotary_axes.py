@@ -3,13 +3,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.checks import check_divisors, check_word
+from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import rescheduled
 from posenc.encodings.shared import check_head_dim
@@ -229,9 +229,9 @@ class MRotary(AxesRotary):
         sections: Sequence[int] | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(MRotary.__init__, locals())
         super().__init__()
         check_divisors(rope_theta=rope_theta)
-        check_word("layout", layout, get_args(Layout))
         self.head_dim = head_dim
         self.axes = 3
         self.layout = layout

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from posenc.checks import check_sizes
+from posenc.checks import check_arguments, check_sizes
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
 from posenc.errors import InputError
@@ -74,6 +74,7 @@ class Multiplicative(Learned):
     equal_to = "the formula"
 
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
+        check_arguments(Multiplicative.__init__, locals())
         super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
         self.plain = plain
         if plain:
@@ -109,6 +110,7 @@ class AxialTable(Absolute):
         init_std: float = 0.02,
         beyond: str = "error",
     ) -> None:
+        check_arguments(AxialTable.__init__, locals())
         super().__init__(dim, merge)
         check_sizes(columns=columns)
         height, width = _shape(max_positions, None, columns)
@@ -162,6 +164,7 @@ class GridTable(Absolute):
         init_std: float = 0.02,
         beyond: str = "resize",
     ) -> None:
+        check_arguments(GridTable.__init__, locals())
         super().__init__(dim, merge)
         if prefix < 0:
             raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_sizes
+from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
 from posenc.errors import InputError
@@ -117,6 +117,7 @@ class WindowTable(_Window):
         init_std: float = 0.02,
         beyond: str = "resize",
     ) -> None:
+        check_arguments(WindowTable.__init__, locals())
         super().__init__()
         if height is None:
             height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
@@ -232,6 +233,7 @@ class ClassWindowTable(WindowTable):
         init_std: float = 0.0,
         beyond: str = "resize",
     ) -> None:
+        check_arguments(ClassWindowTable.__init__, locals())
         if height is None and train_length is None:
             height = 14
         super().__init__(num_heads, height, width, num_layers, train_length, init_std, beyond)
