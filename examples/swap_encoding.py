@@ -36,7 +36,7 @@ def swap(model, name):
     shape |= {"head_dim": c.head_dim, "max_positions": c.max_position_embeddings, "causal": True}
     for layer in model.model.layers:
         layer.self_attn.encoding = posenc.create(name, **shape)
-        assert not {"embed", "place"} & set(layer.self_attn.encoding.sites()), f"{name} acts before the first layer"
+        assert not {"embed", "augment"} & set(layer.self_attn.encoding.sites()), f"{name} acts before the first layer"
     model.model.rotary_emb.inv_freq.zero_()  # angles of 0: it turns nothing
     AttentionInterface.register("example", attend)
     AttentionMaskInterface.register("example", lambda attention_mask=None, **others: attention_mask)

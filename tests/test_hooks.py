@@ -3,8 +3,10 @@
 through, and a subclass is itself in sums, specs and copies."""
 
 import copy
+import inspect
 import json
 import pickle
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -36,8 +38,8 @@ def with_hook(name, function):
 @pytest.mark.parametrize(
     ("hook", "function", "message"),
     [
-        ("place", lambda s, positions, batch: None, r"Mine.place returned None: return Positions"),
-        ("place", lambda s, p, b: Positions.arange(5), r"Mine.place returned Positions\(5 queries"),
+        ("augment", lambda s, positions, batch: None, r"Mine.augment returned None: return Positions"),
+        ("augment", lambda s, p, b: Positions.arange(5), r"Mine.augment returned Positions\(5 queries"),
         ("embed", lambda s, x, p, layer=0: None, r"Mine.embed returned None: return a tensor of x's shape"),
         ("embed", lambda s, x, p, layer=0: x[:, :1], r"Mine.embed returned a tensor of shape \(1, 1, 16\)"),
         ("rotate", lambda s, q, k, p, layer=0: None, r"Mine.rotate returned None: return the pair \(q, k\)"),
@@ -225,6 +227,61 @@ def test_a_map_of_the_users_own_is_copied_and_pickled():
     want = attention(q, k, v, encoding, p)
     for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
         assert torch.equal(attention(q, k, v, other, p), want)
+
+
+# ---------------------------------------------------------------- fields, and the hook that was renamed
+
+
+@dataclass(eq=False, repr=False)
+class Declared(Encoding):
+    """Its arguments are fields."""
+
+    shift_invariant = True
+    num_heads: int
+    steepness: float = 2.0
+    inner: Encoding | None = None
+    slopes: torch.Tensor = field(init=False)
+
+    def setup(self):
+        self.causal_only = self.steepness > 2
+        self.gain = torch.nn.Parameter(torch.ones(self.num_heads))
+
+    def tables(self):
+        return {"slopes": torch.full((self.num_heads,), self.steepness, dtype=torch.float64)}
+
+
+def test_fields_are_arguments():
+    encoding = Declared(2, inner=posenc.Rotary(8))
+    assert str(inspect.signature(Declared)).startswith("(num_heads: int, steepness: float = 2.0")
+    assert list(Declared.arguments()) == ["num_heads", "steepness", "inner"]
+    assert [name for name, _ in encoding.named_parameters()] == ["gain"]
+    assert encoding.bfloat16().slopes.tolist() == [2.0, 2.0]
+    assert not encoding.causal_only
+    assert Declared(2, 3.0).causal_only
+    again = from_spec(json.loads(json.dumps(encoding.spec())), classes={"Declared": Declared})
+    assert again.spec() == encoding.spec() == copy.deepcopy(encoding).spec()
+    for call, message in (
+        (lambda: Declared(0), "num_heads=0: must be at least 1"),
+        (lambda: Declared(2, float("nan")), "steepness=nan: .*finite"),
+        (lambda: posenc.create(f"{__file__}:Declared:steep=1", num_heads=2), "did you mean 'steepness'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+class Placing(Encoding):
+    def place(self, positions, batch):
+        return positions.moved(lambda ids, order: ids + 3)
+
+
+def test_place_is_augment_with_a_warning():
+    p = Positions.arange(4)
+    assert Placing().sites() == ("augment",)
+    both = Placing() + posenc.Sinusoidal(16)
+    for call in (lambda: Placing().augment(p, 1), lambda: both.augment(p, 1), lambda: both.place(p, 1)):
+        with pytest.warns(DeprecationWarning, match="rename it to augment"):
+            assert call().q.tolist() == [[3, 4, 5, 6]]
+    assert posenc.Sum.sites() == posenc.PerLayer.sites() == ()
 
 
 # ---------------------------------------------------------------- sums

@@ -111,7 +111,7 @@ def test_packed_images_are_as_if_alone(name, options):
     model = made(name, **options)
     images = [pictures(3, 2 * height, 2 * width, seed=height) for height, width in ((3, 4), (1, 1), (2, 5))]
     if options and name.startswith("swin"):
-        with pytest.raises(InputError, match=r"no bias for tokens without a place"):
+        with pytest.raises(InputError, match=r"no bias for tokens that are not in the image"):
             model(images)
         return
     alone = torch.cat([model(image[None]) for image in images])
@@ -254,7 +254,7 @@ def asked(*shape: int, encoding: Encoding | None = None, keep=None, positions=No
         (asked(2, 3, 4, 4, positions=Positions.grid(2, 4).shard(0, 2)), r"no shard"),
         (asked(2, 3, 4, 4, keep=[4]), r"keep from 4 to 4: must lie between 0 and 3"),
         (asked(2, 3, 4, 4, keep=[[0], [1], [2]]), r"keep=.*for the 2 rows"),
-        (asked(2, 3, 4, 4, encoding=posenc.WindowTable(2), class_token=True), r"without a place"),
+        (asked(2, 3, 4, 4, encoding=posenc.WindowTable(2), class_token=True), r"not in the image"),
         (lambda: made("none")([]), r"at least one image"),
         (lambda: made("none")([torch.zeros(3, 4, 4)] * 2, keep=torch.tensor([0])), r"keep= with a batch"),
         (lambda: made("none")([torch.zeros(4, 4)]), r"pass \(batch, channels"),

@@ -10,7 +10,7 @@ from typing import Any
 import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS
-from posenc.listing import SHAPE, rows
+from posenc.encodings.catalogue import SHAPE, rows
 from posenc.report.analysis import drawn
 from website.measured import measured, mentions, parity
 from website.page import Page, formula, plain, table
@@ -52,7 +52,7 @@ def pages() -> list[Page]:
 def family(cls: type[Encoding]) -> str:
     """Which of the families an encoding belongs to; one that acts nowhere is with those of the input."""
     sites = cls.sites()
-    if "place" in sites:
+    if "augment" in sites:
         return "On positions"
     if "sink" in sites or cls.rotates_last:
         return "On the softmax"

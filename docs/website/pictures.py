@@ -31,7 +31,7 @@ SIDE = 15
 def pictures(name: str) -> list[Picture]:
     """One or two pictures of an encoding, the most telling first."""
     sites = ENCODINGS[name].sites()
-    if "place" in sites:
+    if "augment" in sites:
         return [Picture(placed, [_draws(name)])]
     if "sink" in sites:
         return [Picture(weight_kept, [_kept(name)])]
@@ -132,7 +132,7 @@ def _draws(name: str) -> Tensor:
     options = {"shape": "shape:max_shift=100", "randomized": "randomized:max_length=128"}.get(name, name)
     encoding = create(options, **SHAPE).train()
     plain = posenc.Positions.arange(16, causal=True)
-    passes = [encoding.place(plain, 1).q.flatten() for _ in range(6)]
+    passes = [encoding.augment(plain, 1).q.flatten() for _ in range(6)]
     return torch.stack([plain.q.flatten().double(), *(found.double() for found in passes)])
 
 

@@ -33,8 +33,8 @@ def snippet(name: str) -> str:
         lines.append("positions = posenc.Positions.grid(14, 14)  # an image of 14 x 14 patches")
     else:
         lines.append("positions = posenc.Positions.arange(20, causal=True)  # a text of 20 tokens")
-    if "place" in sites:
-        lines.append("positions = encoding.place(positions, batch=2)  # once in each pass, before everything else")
+    if "augment" in sites:
+        lines.append("positions = encoding.augment(positions, batch=2)  # once in each pass, before everything else")
     if "share" in vars(cls):
         lines += [
             "query, key = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)  # of the model, for each layer",

@@ -7,15 +7,14 @@ from typing import Any as _Any
 
 from posenc import encodings, frequencies, functional, position_maps
 from posenc.attention import Explanation, attention, explain, linear_attention
-from posenc.composites import PerLayer, Sum
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.positions import Positions
 
 if _TYPE_CHECKING:
     from posenc import analysis
-    from posenc.bibliography import cite
+    from posenc.encodings.catalogue import cite
     from posenc.lab.evals.study import evaluate
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
@@ -43,7 +42,7 @@ _LAZY = {
     "TransformerConfig": "posenc.transformer",
     "VisionConfig": "posenc.vision",
     "VisionTransformer": "posenc.vision",
-    "cite": "posenc.bibliography",
+    "cite": "posenc.encodings.catalogue",
     "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.lab.evals.study",

@@ -54,7 +54,7 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`place` and
+        encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`augment` and
             `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes

@@ -71,6 +71,14 @@ def check_fields(data: Any) -> None:
             check_value(field.name, value, hints.get(field.name, Any))
 
 
+def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Refuse values, by argument, that are not of the types that a function declares, or numbers that are not finite."""
+    parameters = signature(function).parameters
+    for name, hint in _hints(function).items():
+        if name in parameters and name in values and values[name] is not parameters[name].default:
+            check_value(name, values[name], hint)
+
+
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that is not of an argument's declared type, or a number that is not finite.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract: the places where position may enter attention, and how encodings compose.
+"""The contract: the sites where position may enter attention, and how encodings compose.
 
 One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(scale * <q_i, k_j> + b_ij).
 An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
@@ -7,27 +7,31 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values, validated
-from posenc.checks import shown
+from posenc.checks import check_arguments, check_sizes, shown
 from posenc.errors import InputError
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
-if TYPE_CHECKING:
-    from posenc.composites import Sum
-
 T = TypeVar("T")
 
-SITES = ("place", "embed", "rotate", "bias", "values", "scale", "sink")
+SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "sink")
+
+SIZES = frozenset((
+    "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
+    "num_counts", "num_heads", "num_kv_heads", "num_layers", "rows", "substeps", "train_length", "width",
+))  # fmt: skip
+"""Fields of a dataclass that must be at least 1, whichever encoding has them."""
 
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
@@ -70,44 +74,64 @@ def require_fit(
             )
 
 
+class _Sites:
+    """`sites()`: of a class the hooks that it overrides, of a composite the sites of its parts as well."""
+
+    def __get__(self, encoding: "Encoding | None", cls: type["Encoding"]) -> Callable[[], tuple[str, ...]]:
+        return cls._overridden if encoding is None else encoding._sites
+
+
 class Encoding(nn.Module):
-    """What position does to attention. Shapes: x is (batch, seq, dim); q is (batch, heads, num_queries, head_dim),
+    """What position does to attention. A subclass declares its arguments as the fields of a dataclass and makes parameters
+    and modules in `setup`; an ordinary `__init__` works as well, if it stores every argument under its own name and
+    calls `register_tables()` last.
+
+    The hooks, in the order in which they act. Shapes: x is (batch, seq, dim); q is (batch, heads, num_queries, head_dim),
     k is (batch, kv_heads, num_keys, head_dim), both as projected, before any rotation.
 
-    Every constructor argument is kept under its own name, so that `spec()` can give them back. Constant tables go
-    through `tables()`: they are never in the state_dict and survive `.to(dtype)` and meta-device initialisation.
+        augment   positions, once per forward pass: training-time changes
+        embed     the input of a layer
+        share     the model's query and key projections
+        rotate    queries and keys; or apart, rotate_queries and rotate_keys, for a cache of rotated keys
+        branches  the regions of a position map, each with a rotation of its own
+        scale     the factor of q . k
+        bias      added to the scaled scores
+        sink      an extra logit in the softmax
+        values    added to the values
+
+    Traits are attributes that a class sets; where arguments decide one, `setup` sets it on the instance.
     """
 
     name: ClassVar[str] = ""
-    """What the registry and specs call it, where it has one; a class without a `name` goes by its class name."""
+    """Its name in the registry and in specs; a class without a `name` goes by its class name."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
     formula: ClassVar[tuple[str, ...]] = ()
     """What it computes, in LaTeX, a formula each."""
-    shift_invariant: ClassVar[bool] = False
-    """Attention is unchanged when every position moves by the same amount."""
-    needs_length: ClassVar[bool] = False
-    """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
     extrapolates: ClassVar[str] = ""
     """What the source claims happens past the training length."""
     equal_to: ClassVar[str] = "the formula"
-    """What the tests hold it against, besides the formula."""
-    causal_only: ClassVar[bool] = False
+    """What the tests compare it with, besides the formula."""
+    constant: ClassVar[bool] = False
+    """`bias` learns nothing and is the same in every layer: it is made once for all. A subclass does not inherit it."""
+    rotates_last: ClassVar[bool] = False
+    """In a sum, `rotate` comes after that of the others."""
+    sequential: ClassVar[bool] = False
+    """The code of a position takes computing those of all positions before it."""
+    shifts_queries: ClassVar[bool] = False
+    """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
+    centres_keys: bool = False
+    """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    shift_invariant: bool = False
+    """Attention is unchanged when every position moves by the same amount."""
+    needs_length: bool = False
+    """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
+    causal_only: bool = False
     """Undefined when a query sees keys after itself."""
     max_positions: int | None = None
     """Positions the encoding is defined for; None: any."""
     num_layers: int = 1
     """Layers with parameters of their own; 1: all share the same."""
-    rotates_last: ClassVar[bool] = False
-    """In a sum, `rotate` comes after that of the others."""
-    constant: ClassVar[bool] = False
-    """`bias` learns nothing and is the same in every layer: it is made once for all. A subclass does not inherit it."""
-    centres_keys: ClassVar[bool] = False
-    """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
-    sequential: ClassVar[bool] = False
-    """The code of a position takes computing those of all positions before it."""
-    shifts_queries: ClassVar[bool] = False
-    """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
 
     @property
     def known_as(self) -> str:
@@ -117,7 +141,7 @@ class Encoding(nn.Module):
     @property
     def sees_order(self) -> bool:
         """Whether it can tell one order of the tokens from another in a model where every query sees every key."""
-        return not set(self.sites()) <= {"place", "scale", "sink"}
+        return not set(self.sites()) <= {"augment", "scale", "sink"}
 
     @property
     def bias_reads_keys(self) -> bool:
@@ -135,39 +159,121 @@ class Encoding(nn.Module):
         distances alone if each does. (): it treats every position alike, or only scales. None: not known."""
         return () if "rotate" not in self.sites() else None
 
-    def place(self, positions: Positions, batch: int) -> Positions:
-        """Where the tokens of a forward pass count as being, for every layer: applied once by the model, before
-        `embed`. The identity but for schemes that move positions in training. batch: rows of the model's input."""
+    @property
+    def zero_is_identity(self) -> bool:
+        """Whether `rotate` leaves a key at position 0 as it is."""
+        return False
+
+    # ---------------------------------------------------------------- construction
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        nn.Module.__init__(self)  # before a dataclass sets its fields
+        return self
+
+    def __init__(self) -> None:
+        """`__new__` has initialised the module."""
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in self.arguments() if hasattr(self, name)}
+        check_arguments(type(self).__init__, values)
+        check_sizes(**{name: value for name, value in values.items() if name in SIZES})
+        self.setup()
+        self.register_tables()
+
+    def setup(self) -> None:
+        """Check the fields of a dataclass, and make parameters and modules. Types have been checked, numbers to be finite,
+        and SIZES to be positive."""
+
+    def tables(self) -> dict[str, Tensor]:
+        """Constant tables by name, computed from the arguments in float64. They are never in the state_dict, and survive
+        `.to(dtype)` and meta-device initialisation."""
+        return {}
+
+    def register_tables(self) -> None:
+        """Make buffers of `tables()`; a dataclass need not call it."""
+        for name, table in self.tables().items():
+            self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
+
+    # ---------------------------------------------------------------- hooks
+
+    def augment(self, positions: Positions, batch: int) -> Positions:
+        """The positions of a forward pass as every layer sees them: applied once by the model, before `embed`. The
+        identity but for schemes that change positions in training. batch: rows of the model's input."""
+        if type(self).place is not Encoding.place:
+            _warn_of_place(f"{type(self).__name__}.place")
+            return self.place(positions, batch)
         return positions
+
+    def place(self, positions: Positions, batch: int) -> Positions:
+        """Deprecated: `augment`."""
+        _warn_of_place("Encoding.place")
+        return self.augment(positions, batch)
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
         return x
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
+        through them. The model calls this in every forward pass, so an encoding may serve several models. Modules are
+        references and stay the model's."""
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         """Queries and keys before their product; may change their width, equally for both."""
         return q, k
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        """`rotate` of the queries alone, for keys that a cache keeps rotated. An encoding that turns every key by itself
+        """`rotate` of the queries alone, for a cache of rotated keys. An encoding that turns every key by itself
         overrides this and `rotate_keys`; others raise InputError."""
         self._refuse_halves()
         return q
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim): what a cache of rotated keys keeps."""
+        """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim), for a cache of rotated keys."""
         self._refuse_halves()
         return k
 
+    def _refuse_halves(self) -> None:
+        if "rotate" in self.sites():
+            raise InputError(
+                f"{type(self).__name__} cannot rotate queries and keys apart (it has no rotate_queries and rotate_keys): "
+                "cache its keys unrotated, and rotate them in each call"
+            )
+
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """`rotate_queries` of a single query, (batch, heads, 1, head_dim), as a function that serves every layer of a decoding
-        step: it may hold tables. None: there is none, and `rotate_queries` is called in each layer."""
+        """`rotate_queries` of a single query, (batch, heads, 1, head_dim), as a function that serves every layer of a
+        decoding step. None: there is none, and `rotate_queries` is called in each layer."""
         return None
 
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        """The angle by which each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).
+
+        Raises:
+            InputError: keys that are not turned, or by more than their position.
+        """
+        raise InputError(f"{type(self).__name__} does not turn keys by an angle: there is nothing to move")
+
     def branches(self, layer: int = 0) -> Sequence[Branch]:
-        """The branches of a position map: `rotate` is asked for each with `positions.at(branch)`, and one softmax goes
-        over all, each pair scored in the branch whose region it lies in. Empty: there is no map."""
+        """The branches of a position map: `rotate` is called for each with `positions.at(branch)`, and one softmax goes
+        over all, each pair scored in the branch whose region contains it. Empty: there is no map."""
         return ()
+
+    def scale(self, head_dim: int) -> float:
+        """The factor of q . k; head_dim is the width before `rotate`."""
+        return float(head_dim**-0.5)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
+        """b_ij, added to the scaled scores: a structure, or several to be summed."""
+        return None
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        """Logit of an extra key whose value is zero, a number or (num_heads,); None: there is none."""
+        return None
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
+        """w_ij, added to the values."""
+        return None
 
     def position_codes(self, positions: Positions, layer: int = 0) -> Tensor | None:
         """The vector of each query's position, (batch or 1, num_queries, channels), where the encoding has one that `embed`
@@ -178,41 +284,50 @@ class Encoding(nn.Module):
         """By how many radians each pair of channels of `position_codes` rotates from a position to the next; None: not known."""
         return None
 
-    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        """By how much each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).
+    def at(self, layer: int) -> tuple["Encoding", int]:
+        """The encoding that acts in a layer, and the number of that layer among its layers."""
+        return self, layer
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        """`scale` in a layer."""
+        return self.scale(head_dim)
+
+    # ---------------------------------------------------------------- what every encoding can do
+
+    sites = _Sites()
+
+    @classmethod
+    def _overridden(cls) -> tuple[str, ...]:
+        sites = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
+        return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
+
+    def _sites(self) -> tuple[str, ...]:
+        return self._overridden()
+
+    @classmethod
+    def arguments(cls) -> dict[str, inspect.Parameter]:
+        """The constructor's named arguments."""
+        parameters = inspect.signature(cls.__init__).parameters
+        return {n: p for n, p in parameters.items() if n != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+    def spec(self) -> dict[str, Any]:
+        """A dict of JSON's types from which `posenc.from_spec` builds the same encoding (parameters apart).
 
         Raises:
-            InputError: keys that are not turned, or by more than their position.
+            InputError: an argument that was not stored under its own name, or whose value JSON does not have.
         """
-        raise InputError(f"{type(self).__name__} does not turn keys by an angle: there is nothing to move")
+        spec: dict[str, Any] = {"name": self.known_as}
+        for name in self.arguments():
+            if not hasattr(self, name):
+                raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
+            spec[name] = _as_json(getattr(self, name), f"{type(self).__name__}.{name}")
+        return spec
 
-    def _refuse_halves(self) -> None:
-        if "rotate" in self.sites():
-            raise InputError(
-                f"{type(self).__name__} does not say how to rotate queries and keys apart (rotate_queries, rotate_keys): "
-                "keep its keys unrotated, and rotate them in each call"
-            )
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))
 
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
-        """b_ij, added to the scaled scores: a structure, or several to be summed."""
-        return None
-
-    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        """w_ij, added to the values."""
-        return None
-
-    def scale(self, head_dim: int) -> float:
-        """The factor of q . k; head_dim is the width before `rotate`."""
-        return float(head_dim**-0.5)
-
-    def sink(self, layer: int = 0) -> float | Tensor | None:
-        """Logit of an extra key whose value is zero, a number or (num_heads,); None: there is none."""
-        return None
-
-    def share(self, projections: Sequence[Projections]) -> None:
-        """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
-        through them. The model calls this in every forward pass, so an encoding may serve several models. Modules are
-        kept as references and stay the model's."""
+    def __add__(self, other: "Encoding") -> "Sum":
+        return Sum(self, other)
 
     def own_layer(self, layer: int) -> int:
         """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
@@ -226,75 +341,22 @@ class Encoding(nn.Module):
             raise InputError(f"layer {layer}: this {type(self).__name__} was made with num_layers={self.num_layers}")
         return layer
 
-    def at(self, layer: int) -> tuple["Encoding", int]:
-        """The encoding that acts in a layer, and which of its own layers that is."""
-        return self, layer
-
-    def scale_of(self, layer: int, head_dim: int) -> float:
-        """`scale` in a layer."""
-        return self.scale(head_dim)
-
-    # ---------------------------------------------------------------- what every encoding can do
-
-    @classmethod
-    def sites(cls) -> tuple[str, ...]:
-        """The sites this class overrides: where its position enters."""
-        return tuple(site for site in SITES if getattr(cls, site) is not getattr(Encoding, site))
-
-    @classmethod
-    def arguments(cls) -> dict[str, inspect.Parameter]:
-        """The constructor's named arguments."""
-        found = inspect.signature(cls.__init__).parameters
-        return {n: p for n, p in found.items() if n != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-
-    def spec(self) -> dict[str, Any]:
-        """A dict of JSON's types from which `posenc.from_spec` builds the same encoding (parameters apart).
-
-        Raises:
-            InputError: an argument that was not stored under its own name, or whose value JSON does not have.
-        """
-        found: dict[str, Any] = {"name": self.known_as}
-        for name in self.arguments():
-            if not hasattr(self, name):
-                raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
-            found[name] = _as_json(getattr(self, name), f"{type(self).__name__}.{name}")
-        return found
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))
-
-    def __add__(self, other: "Encoding") -> "Sum":
-        from posenc.composites import Sum  # an encoding itself
-
-        return Sum(self, other)
-
-    # ---------------------------------------------------------------- constant tables
-
-    def tables(self) -> dict[str, Tensor]:
-        """Constant tables by name, computed from the constructor's arguments in float64."""
-        return {}
-
-    def register_tables(self) -> None:
-        """Call at the end of a constructor that defines `tables()`."""
-        for name, table in self.tables().items():
-            self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
-
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
-        """`positions.shared` for a value that follows from this encoding's tables and attributes as well: where one has
-        been set or written to since, the value is made anew. What a gradient reaches, as in a class of one's own that
+        """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
+        been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
         learns its angles, is made in every call."""
         if torch.compiler.is_compiling():
             return make()
         tables = list(self._buffers.values())
         facts = [*tables, *vars(self).values()]
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
-        kept: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
-        before, at, found = kept
+        entry: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
+        before, at, value = entry
         if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
             with torch.inference_mode(False):
-                found = _unless_learned(make)
-            kept[:] = facts, versions, found
-        return make() if found is _LEARNED else found
+                value = _unless_learned(make)
+            entry[:] = facts, versions, value
+        return make() if value is _LEARNED else value
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -310,14 +372,18 @@ class Encoding(nn.Module):
         return self
 
 
+def _warn_of_place(what: str) -> None:
+    warnings.warn(f"{what} is deprecated: rename it to augment", DeprecationWarning, stacklevel=3)
+
+
 _LEARNED = object()
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:
-    """What `make` gives, or _LEARNED where a gradient reaches it."""
+    """The value of `make`, or _LEARNED where a gradient reaches it."""
     with torch.enable_grad():
-        found = make()
-    return _LEARNED if _is_learned(found) else found
+        value = make()
+    return _LEARNED if _is_learned(value) else value
 
 
 def _is_learned(value: object) -> bool:
@@ -354,35 +420,35 @@ def _returned(encoding: Encoding, hook: str, value: object, remedy: str) -> Inpu
     return InputError(f"{type(encoding).__name__}.{hook} returned {shown(value)}: {remedy}")
 
 
-def placed_by(encoding: Encoding, positions: Positions, batch: int) -> Positions:
-    """`Encoding.place`, validated."""
-    found = encoding.place(positions, batch)
-    if found is positions:
-        return found
-    if not isinstance(found, Positions):
-        raise _returned(encoding, "place", found, "return Positions, such as positions.moved(...)")
-    if (found.num_queries, found.num_keys) != (positions.num_queries, positions.num_keys) or found.batch not in (
+def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positions:
+    """`Encoding.augment`, validated."""
+    result = encoding.augment(positions, batch)
+    if result is positions:
+        return result
+    if not isinstance(result, Positions):
+        raise _returned(encoding, "augment", result, "return Positions, such as positions.moved(...)")
+    if (result.num_queries, result.num_keys) != (positions.num_queries, positions.num_keys) or result.batch not in (
         1,
         batch,
     ):
-        raise _returned(encoding, "place", found, f"return {positions} at other places, with 1 or {batch} rows")
-    return found
+        raise _returned(encoding, "augment", result, f"return {positions} at other positions, with 1 or {batch} rows")
+    return result
 
 
 def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
     """`Encoding.embed`, validated."""
-    found = encoding.embed(x, positions, layer)
-    if found is not x and not (isinstance(found, Tensor) and found.shape == x.shape and found.is_floating_point()):
-        raise _returned(encoding, "embed", found, f"return a tensor of x's shape {tuple(x.shape)}")
-    return found
+    result = encoding.embed(x, positions, layer)
+    if result is not x and not (isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()):
+        raise _returned(encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
+    return result
 
 
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
     """`Encoding.rotate`, validated."""
-    found = encoding.rotate(q, k, positions, layer)
-    if not (isinstance(found, (tuple, list)) and len(found) == 2):
-        raise _returned(encoding, "rotate", found, "return the pair (q, k)")
-    queries, keys = found
+    result = encoding.rotate(q, k, positions, layer)
+    if not (isinstance(result, (tuple, list)) and len(result) == 2):
+        raise _returned(encoding, "rotate", result, "return the pair (q, k)")
+    queries, keys = result
     for name, before, after in (("q", q, queries), ("k", k, keys)):
         if after is not before:
             _check_rotated(encoding, "rotate", name, before, after)
@@ -394,18 +460,18 @@ def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, l
 
 def queries_rotated_by(encoding: Encoding, q: Tensor, positions: Positions, layer: int) -> Tensor:
     """`Encoding.rotate_queries`, validated."""
-    found = encoding.rotate_queries(q, positions, layer)
-    if found is not q:
-        _check_rotated(encoding, "rotate_queries", "q", q, found)
-    return found
+    result = encoding.rotate_queries(q, positions, layer)
+    if result is not q:
+        _check_rotated(encoding, "rotate_queries", "q", q, result)
+    return result
 
 
 def keys_rotated_by(encoding: Encoding, k: Tensor, positions: Positions, layer: int) -> Tensor:
     """`Encoding.rotate_keys`, validated."""
-    found = encoding.rotate_keys(k, positions, layer)
-    if found is not k:
-        _check_rotated(encoding, "rotate_keys", "k", k, found)
-    return found
+    result = encoding.rotate_keys(k, positions, layer)
+    if result is not k:
+        _check_rotated(encoding, "rotate_keys", "k", k, result)
+    return result
 
 
 def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
@@ -425,31 +491,259 @@ def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, laye
 
 def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | KeyValues | None:
     """`Encoding.values`, validated; widths and heads are checked against v by `attention`."""
-    found = encoding.values(positions, layer)
-    if found is not None and not isinstance(found, (Values, KeyValues)):
-        raise _returned(encoding, "values", found, "return posenc.bias.Values(table, index), KeyValues(added) or None")
-    return found
+    result = encoding.values(positions, layer)
+    if result is not None and not isinstance(result, (Values, KeyValues)):
+        raise _returned(encoding, "values", result, "return posenc.bias.Values(table, index), KeyValues(added) or None")
+    return result
 
 
 def scale_in(encoding: Encoding, layer: int, head_dim: int) -> float:
     """`Encoding.scale_of`, validated."""
-    found: Any = encoding.scale_of(layer, head_dim)
+    result: Any = encoding.scale_of(layer, head_dim)
     if torch.compiler.is_compiling():
-        return found  # a symbol, where the width is one
-    if type(found) is not float and (isinstance(found, bool) or not isinstance(found, Real)):
+        return result  # a symbol, where the width is one
+    if type(result) is not float and (isinstance(result, bool) or not isinstance(result, Real)):
         remedy = "return a number; a learned temperature multiplies the queries, in rotate"
-        raise _returned(encoding, "scale", found, remedy)
-    found = float(found)
-    if not math.isfinite(found):
-        raise _returned(encoding, "scale", found, "return a finite number")
-    return found
+        raise _returned(encoding, "scale", result, remedy)
+    result = float(result)
+    if not math.isfinite(result):
+        raise _returned(encoding, "scale", result, "return a finite number")
+    return result
 
 
 def branches_of(encoding: Encoding, layer: int) -> Sequence[Branch]:
     """`Encoding.branches`, validated."""
-    found = encoding.branches(layer)
-    if not found:
+    result = encoding.branches(layer)
+    if not result:
         return ()
-    if not isinstance(found, Sequence) or not all(isinstance(branch, Branch) for branch in found):
-        raise _returned(encoding, "branches", found, "return a sequence of Branch")
-    return found
+    if not isinstance(result, Sequence) or not all(isinstance(branch, Branch) for branch in result):
+        raise _returned(encoding, "branches", result, "return a sequence of Branch")
+    return result
+
+
+# ---------------------------------------------------------------- encodings made of encodings
+
+
+class Composite(Encoding):
+    """An encoding made of parts: its traits are the strictest of theirs."""
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__()
+        if not parts:
+            raise InputError(f"{type(self).__name__}() needs at least one encoding")
+        for part in parts:
+            if not isinstance(part, Encoding):
+                raise InputError(f"parts={shown(part)}: pass encodings, such as posenc.create('rope', head_dim=64)")
+        self.parts: nn.ModuleList = nn.ModuleList(parts)
+        self.max_positions = min((p.max_positions for p in parts if p.max_positions is not None), default=None)
+        self.shift_invariant = all(part.shift_invariant for part in parts)
+        self.needs_length = any(part.needs_length for part in parts)
+        self.causal_only = any(part.causal_only for part in parts)
+        vars(self)["papers"] = tuple(dict.fromkeys(paper for part in parts for paper in part.papers))
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.parts)  # type: ignore[arg-type]
+
+    @property
+    def sees_order(self) -> bool:
+        return any(part.sees_order for part in self)
+
+    @property
+    def bias_reads_keys(self) -> bool:
+        return "bias" in self._overridden() or any(part.bias_reads_keys for part in self)
+
+    @property
+    def isometric(self) -> bool:
+        return all(part.isometric for part in self)
+
+    @classmethod
+    def _overridden(cls) -> tuple[str, ...]:
+        """The sites of a subclass's own hooks, besides those of the parts."""
+        owners = {site: next(each for each in cls.__mro__ if site in vars(each)) for site in SITES}
+        return tuple(site for site in SITES if owners[site] not in (Encoding, Composite, Sum, PerLayer))
+
+    def _sites(self) -> tuple[str, ...]:
+        used = {*self._overridden(), *(site for part in self for site in part.sites())}
+        return tuple(site for site in SITES if site in used)
+
+    def augment(self, positions: Positions, batch: int) -> Positions:
+        for part in dict.fromkeys(self):
+            positions = augmented_by(part, positions, batch)
+        return positions
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
+
+    def spec(self) -> dict[str, Any]:
+        """The parts' specs; "order" gives the places of a part that occurs several times."""
+        different = list(dict.fromkeys(self))
+        order = [different.index(part) for part in self]
+        return {"name": self.known_as, "parts": [part.spec() for part in different], "order": order}
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def _leaves(part: Encoding) -> list[Encoding]:
+    """The encodings that a part is made of."""
+    return [leaf for each in part for leaf in _leaves(each)] if isinstance(part, Composite) else [part]
+
+
+class Sum(Composite):
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
+
+    name = "sum"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
+        rotating = [part.planes for part in self if part.planes != ()]
+        commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        leaves = [(number, leaf) for number, part in enumerate(self._in_turn()) for leaf in _leaves(part)]
+        for number, leaf in leaves:
+            if leaf.centres_keys:
+                self._check_beside_centred(number, leaf, leaves)
+            if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
+                commute = False
+        self.shift_invariant = commute and self.shift_invariant
+
+    @staticmethod
+    def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
+        others = [x for at, x in leaves if at != number and (x.planes != () or (x.shifts_queries and at > number))]
+        if any(x.planes is None or x.planes != centred.planes for x in others):
+            raise InputError(
+                f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
+                "distance from the middle of a call's keys, which cancels only beside rotations of the same channels in "
+                "the same layout, and of queries moved before it; use one of them, or that other first"
+            )
+
+    @property
+    def planes(self) -> Hashable:
+        rotating = {part.planes for part in self if part.planes != ()}
+        if len(rotating) > 1 or "rotate" in self._overridden():
+            return None
+        return rotating.pop() if rotating else ()
+
+    def _in_turn(self) -> list[Encoding]:
+        """The parts as they rotate."""
+        return sorted(self, key=lambda part: part.rotates_last)
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self:
+            x = embedded_by(part, x, positions, layer)
+        return x
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in self:
+            part.share(projections)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        for part in self._in_turn():
+            q, k = rotated_by(part, q, k, positions, layer)
+        return q, k
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self._in_turn():
+            q = queries_rotated_by(part, q, positions, layer)
+        return q
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in self._in_turn():
+            k = keys_rotated_by(part, k, positions, layer)
+        return k
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
+        return [term for part in self for term in bias_of(part, q, k, positions, layer)]
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
+        return _only("encodings that act on the values", [values_of(part, positions, layer) for part in self])
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        return _only("sinks", [part.sink(layer) for part in self])
+
+    def scale(self, head_dim: int) -> float:
+        return self._agreed([part.scale(head_dim) for part in self], head_dim)
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        return self._agreed([scale_in(part, layer, head_dim) for part in self], head_dim)
+
+    def _agreed(self, scales: list[float], head_dim: int) -> float:
+        """The scale of the sum: that of the part that has an unusual one."""
+        usual = super().scale(head_dim)
+        unusual = {scale for scale in scales if scale != usual}
+        if len(unusual) > 1:
+            raise InputError(f"the sum's parts have different scales {sorted(unusual)}: pass scale= to attention")
+        return unusual.pop() if unusual else usual
+
+
+class PerLayer(Composite):
+    """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
+    layer. Each part counts only the layers that are its own."""
+
+    name = "per_layer"
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__(*parts)
+        if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
+            raise InputError(
+                "several layers' encodings change positions, which are changed once for all layers: let the layers share "
+                "one object, or add it outside, as in SHAPE() + PerLayer(...)"
+            )
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        parts = list(self)
+        part = parts[layer % len(parts)]
+        return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, number = self.at(layer)
+        return embedded_by(part, x, positions, number)
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        for part in dict.fromkeys(self):
+            part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        part, number = self.at(layer)
+        return rotated_by(part, q, k, positions, number)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, number = self.at(layer)
+        return queries_rotated_by(part, q, positions, number)
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        part, number = self.at(layer)
+        return keys_rotated_by(part, k, positions, number)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        return branches_of(*self.at(layer))
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
+        part, number = self.at(layer)
+        return bias_of(part, q, k, positions, number)
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
+        part, number = self.at(layer)
+        return values_of(part, positions, number)
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        part, number = self.at(layer)
+        return part.sink(number)
+
+    def scale(self, head_dim: int) -> float:
+        scales = {part.scale(head_dim) for part in self}
+        if len(scales) > 1:
+            raise InputError(f"PerLayer's parts have different scales {sorted(scales)}: pass scale= to attention")
+        return scales.pop()
+
+    def scale_of(self, layer: int, head_dim: int) -> float:
+        return scale_in(*self.at(layer), head_dim)
+
+
+def _only(what: str, of_parts: Sequence[T]) -> T | None:
+    present = [value for value in of_parts if value is not None]
+    if len(present) > 1:
+        raise InputError(f"the sum has several {what}: use one of them")
+    return present[0] if present else None

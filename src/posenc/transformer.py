@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from posenc.attention import attention
 from posenc.checks import check_fields, check_sizes, checked, shown
 from posenc.distributed.exchange import place_shard
-from posenc.encoding import Encoding, embedded_by, keys_rotated_by, placed_by, require_fit, scale_in
+from posenc.encoding import Encoding, augmented_by, embedded_by, keys_rotated_by, require_fit, scale_in
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -258,7 +258,7 @@ class Transformer(TransformerBase):
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
         if cache is not None and positions.sharding is not None:
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
-        place = placed_by if positions.sharding is None else place_shard
+        place = augmented_by if positions.sharding is None else place_shard
         positions = place(self.encoding, positions.with_causal(self.config.causal), len(tokens))
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
         if cache is None:

@@ -128,7 +128,7 @@ class VisionTransformer(TransformerBase):
             index = self._with_prefix(keep, x)
             x, positions = select(x, index), positions.take(index)
             lengths = [index.shape[1]]
-        x = self.read(x, self.encoding.place(positions.with_causal(False), len(x)))
+        x = self.read(x, self.encoding.augment(positions.with_causal(False), len(x)))
         valid = positions.q_valid
         valids = [None] * len(lengths) if valid is None else valid.split(lengths, 1)
         pooled = [self.pooled(*image) for image in zip(x.split(lengths, 1), valids, strict=True)]

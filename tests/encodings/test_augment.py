@@ -24,11 +24,11 @@ EVERY_LAYOUT = pytest.mark.parametrize(("positions", "batch"), LAYOUTS.values(),
 @EVERY_LAYOUT
 @pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64)], ids=repr)
 def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, batch):
-    moved = encoding.train().place(positions, batch)
+    moved = encoding.train().augment(positions, batch)
     assert torch.equal(moved.q, moved.k)
     assert moved.q.shape == (batch, 5)
     assert torch.equal(moved.mask(), positions.mask().expand_as(moved.mask()))
-    again = encoding.place(positions, batch)
+    again = encoding.augment(positions, batch)
     assert not torch.equal(again.q, moved.q)
     assert moved.start is None, "positions that moved are not known to be contiguous"
 
@@ -36,84 +36,84 @@ def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, b
 @pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64, testing="plain")], ids=repr)
 def test_nothing_moves_outside_training(encoding):
     positions = Positions.arange(5, 7)
-    assert encoding.eval().place(positions, 3) is positions
+    assert encoding.eval().augment(positions, 3) is positions
 
 
 def test_shape_shifts_each_row_by_one_number_below_its_maximum():
     positions = Positions.arange(6)
-    shifts = SHAPE(4).train().place(positions, 500).q - positions.q
+    shifts = SHAPE(4).train().augment(positions, 500).q - positions.q
     assert torch.equal(shifts, shifts[:, :1].expand(-1, 6))
     assert sorted(set(shifts[:, 0].tolist())) == [0, 1, 2, 3], "the authors' code draws 0 .. K-1"
 
 
 def test_shape_on_a_grid():
     positions = Positions.grid(2, 3)
-    moved = SHAPE(9).train().place(positions, 2)
+    moved = SHAPE(9).train().augment(positions, 2)
     shift = (moved.q - positions.q).flatten(1)
     assert torch.equal(shift, shift[:, :1].expand_as(shift))
 
 
 def test_cape_stays_within_its_bounds_and_reaches_them():
     positions, n = Positions.arange(40), 400
-    moved = CAPE(max_shift=3.0, max_jitter=0.5, max_stretch=1.2).train().place(positions, n).q
+    moved = CAPE(max_shift=3.0, max_jitter=0.5, max_stretch=1.2).train().augment(positions, n).q
     low, high = (positions.q - 3.5) / 1.2, (positions.q + 3.5) * 1.2
     assert (moved >= torch.minimum(low, low * 1.44)).all()
     assert (moved <= high).all()
-    only_shift = CAPE(3.0, 0.0, 1.0).train().place(positions, n).q - positions.q
+    only_shift = CAPE(3.0, 0.0, 1.0).train().augment(positions, n).q - positions.q
     assert torch.allclose(only_shift, only_shift[:, :1].expand_as(only_shift), atol=1e-12)
     assert only_shift.min() < -2.8
     assert only_shift.max() > 2.8
-    only_jitter = CAPE(0.0, 0.5, 1.0).train().place(positions, n).q
+    only_jitter = CAPE(0.0, 0.5, 1.0).train().augment(positions, n).q
     assert (only_jitter.diff(dim=1) > 0).all(), "a jitter below one half keeps the order"
-    stretch = CAPE(0.0, 0.0, 1.2).train().place(positions, n).q[:, 1]
+    stretch = CAPE(0.0, 0.0, 1.2).train().augment(positions, n).q[:, 1]
     assert torch.allclose(stretch.log().aminmax().max, torch.tensor(math.log(1.2)).double(), atol=0.01)
     assert abs(float(stretch.log().mean())) < 0.02, "the logarithm is uniform around 0"
 
 
 def test_cape_centres_each_sequence():
     centred = CAPE(centre=True).eval()
-    assert centred.place(Positions.arange(5), 1).q[0].tolist() == [-2, -1, 0, 1, 2]
-    assert centred.place(Positions.packed([2, 3]), 1).q[0].tolist() == [-0.5, 0.5, -1, 0, 1]
-    assert centred.place(Positions.from_mask(MASK), 2).q[0, 2:].tolist() == [-1, 0, 1]
+    assert centred.augment(Positions.arange(5), 1).q[0].tolist() == [-2, -1, 0, 1, 2]
+    assert centred.augment(Positions.packed([2, 3]), 1).q[0].tolist() == [-0.5, 0.5, -1, 0, 1]
+    assert centred.augment(Positions.from_mask(MASK), 2).q[0, 2:].tolist() == [-1, 0, 1]
     with pytest.raises(posenc.InputError, match="full sequence"):
-        centred.place(Positions.arange(1, 4), 1)
+        centred.augment(Positions.arange(1, 4), 1)
 
 
 @given(n=st.integers(1, 64), seed=st.integers(0, 2**20))
 def test_randomized_is_a_sorted_sample_without_replacement(n, seed):
     torch.manual_seed(seed)
-    drawn = Randomized(64).train().place(Positions.arange(n), 3).q
+    drawn = Randomized(64).train().augment(Positions.arange(n), 3).q
     assert (drawn.diff(dim=1) > 0).all()
     assert drawn.min() >= 0
     assert drawn.max() < 64
 
 
 def test_randomized_draws_every_position_equally_often():
-    drawn = Randomized(8).train().place(Positions.arange(3), 4000).q
+    drawn = Randomized(8).train().augment(Positions.arange(3), 4000).q
     counts = torch.bincount(drawn.flatten(), minlength=8) / 4000
     assert torch.allclose(counts, torch.full((8,), 3 / 8), atol=0.04)  # five standard errors
     assert torch.allclose(drawn.double().mean(0), torch.tensor([9 / 4, 9 / 2, 27 / 4]).double() - 1, atol=0.1)
 
 
 def test_randomized_draws_for_each_document_over_the_whole_range():
-    drawn = Randomized(100).train().place(Positions.packed([3, 40]), 200).q
+    drawn = Randomized(100).train().augment(Positions.packed([3, 40]), 200).q
     assert (drawn[:, :3].diff(dim=1) > 0).all()
     assert (drawn[:, 3:].diff(dim=1) > 0).all()
     assert abs(float(drawn[:, 1].double().mean()) - 49.5) < 5, "the middle of three is in the middle of the range"
-    padded = Randomized(100).train().place(Positions.from_mask(MASK[:1]), 200).q[:, 2:]
+    padded = Randomized(100).train().augment(Positions.from_mask(MASK[:1]), 200).q[:, 2:]
     assert abs(float(padded[:, 1].double().mean()) - 49.5) < 5
 
 
 @pytest.mark.parametrize("n", [1, 3, 31, 63, 64])
 def test_randomized_tests_at_the_mean_of_its_draws(n):
     encoding = Randomized(64).eval()
-    spread = encoding.place(Positions.arange(n), 1).q[0]
+    spread = encoding.augment(Positions.arange(n), 1).q[0]
     expected = (torch.arange(1, n + 1) * 65 / (n + 1)).floor() - 1
     assert torch.equal(spread, expected.long())
     assert n == 1 or int(spread.diff().min()) >= 1
     assert spread.min() >= 0
     assert spread.max() < 64
-    drawn = Randomized(64, testing="random").eval().place(Positions.arange(n), 1).q
+    drawn = Randomized(64, testing="random").eval().augment(Positions.arange(n), 1).q
     assert drawn.shape == (1, n)
 
 
@@ -137,11 +137,11 @@ def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
         (lambda: CAPE(max_jitter=-1.0), "max_jitter=-1.0"),
         (lambda: Randomized(0), "max_length=0"),
         (lambda: Randomized(8, testing="never"), "testing 'never'"),
-        (lambda: Randomized(8).place(Positions.arange(9), 1), "9 tokens does not fit"),
-        (lambda: Randomized(8).place(Positions.arange(1, 5), 1), "full sequence"),
-        (lambda: Randomized(8).place(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
+        (lambda: Randomized(8).augment(Positions.arange(9), 1), "9 tokens does not fit"),
+        (lambda: Randomized(8).augment(Positions.arange(1, 5), 1), "full sequence"),
+        (lambda: Randomized(8).augment(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
         (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
-            torch.zeros(1, 4, 8), SHAPE(9).place(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
+            torch.zeros(1, 4, 8), SHAPE(9).augment(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
     ],
 )  # fmt: skip
 def test_refusals(make, message):
@@ -153,24 +153,24 @@ def test_refusals(make, message):
 def test_a_cache_cannot_be_trained_on(encoding):
     """What was cached has been moved by another draw."""
     with pytest.raises(posenc.InputError, match="full sequence"):
-        encoding.train().place(Positions.arange(2, 3), 1)
-    assert encoding.eval().place(Positions.arange(2, 3), 1).start == (3, 0)
+        encoding.train().augment(Positions.arange(2, 3), 1)
+    assert encoding.eval().augment(Positions.arange(2, 3), 1).start == (3, 0)
 
 
 def test_prefix_tokens_stay():
-    moved = SHAPE(9).train().place(Positions.grid(2, 2, prefix=1), 3).q
+    moved = SHAPE(9).train().augment(Positions.grid(2, 2, prefix=1), 3).q
     assert (moved[:, 0] == -1).all()
     assert (moved[:, 1] >= 0).all()
-    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no place"):
-        CAPE().train().place(Positions.grid(2, 2, prefix=1), 1)
+    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no position"):
+        CAPE().train().augment(Positions.grid(2, 2, prefix=1), 1)
 
 
 def test_cape_on_a_grid_moves_each_axis():
     positions = Positions.grid(3, 4)
-    shift = CAPE(5.0, 0.0, 1.0).train().place(positions, 50).q - positions.q
+    shift = CAPE(5.0, 0.0, 1.0).train().augment(positions, 50).q - positions.q
     assert torch.allclose(shift, shift[:, :1].expand_as(shift), atol=1e-12)
     assert (shift[:, 0, 0] != shift[:, 0, 1]).all()
-    jittered = CAPE(0.0, 0.5, 1.0).train().place(positions, 50).q - positions.q
+    jittered = CAPE(0.0, 0.5, 1.0).train().augment(positions, 50).q - positions.q
     assert jittered.abs().max() <= 0.5
     assert len(jittered.unique()) == jittered.numel()
 
@@ -179,9 +179,9 @@ def test_cape_on_a_grid_moves_each_axis():
 @pytest.mark.parametrize("training", [True, False])
 def test_randomized_places_texts_that_count_from_0(ids, training):
     with pytest.raises(posenc.InputError, match=r"0 \.\. n-1"):
-        Randomized(16).train(training).place(Positions.from_ids(ids), 1)
+        Randomized(16).train(training).augment(Positions.from_ids(ids), 1)
 
 
 def test_randomized_places_of_long_texts_stay_apart():
-    spread = Randomized(20000).eval().place(Positions.arange(20000), 1).q
+    spread = Randomized(20000).eval().augment(Positions.arange(20000), 1).q
     assert (spread.diff() > 0).all()

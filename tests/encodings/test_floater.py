@@ -9,7 +9,7 @@ from torchdiffeq import odeint
 
 import posenc
 from posenc import FLOATER, Positions
-from posenc.encodings import ode
+from posenc.encodings import floater
 from posenc.transformer import Transformer, TransformerConfig
 from references import absolute
 
@@ -106,9 +106,9 @@ def test_sinusoids_are_a_flow():
     bias, column = 3.0 * torch.ones(dim, dtype=torch.float64), torch.zeros(dim, 1, dtype=torch.float64)
     weight1 = torch.cat((torch.eye(dim, dtype=torch.float64), column), 1)
     weight2 = torch.cat((turn / 0.01, column), 1)
-    dynamics = ode.Dynamics(weight1, bias, weight2, -(turn / 0.01) @ bias, 0.01, 5)
+    dynamics = floater.Dynamics(weight1, bias, weight2, -(turn / 0.01) @ bias, 0.01, 5)
     initial = torch.cat((torch.zeros(1, half), torch.ones(1, half)), 1).double()
-    found = ode.trajectory(initial, dynamics, 50)[:, 0]
+    found = floater.trajectory(initial, dynamics, 50)[:, 0]
     want = posenc.functional.sinusoidal(torch.arange(51), dim, layout="concat", dtype=torch.float64)
     # the largest local error of a fourth-order step of angle 1/5 is of (1/5)^5 / 5!, 250 steps are taken
     assert (found - want).abs().max() < 250 * 0.2**5 / 120
@@ -157,13 +157,15 @@ def test_gradients_are_those_of_the_steps(ids):
     initial = torch.randn(2, 3, dtype=torch.float64)
     layers = [torch.randn(shape, dtype=torch.float64) * 0.5 for shape in ((3, 4), (3,), (3, 4), (3,))]
     inputs = [x.requires_grad_() for x in (initial, *layers)]
-    assert torch.autograd.gradcheck(lambda *x: ode.flow(*x, torch.tensor(ids), None, 0.05, 2), inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda *x: floater.flow(*x, torch.tensor(ids), None, 0.05, 2), inputs, fast_mode=True
+    )
 
 
 def test_the_operator_keeps_its_promises_to_the_compiler():
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (3, 4), (3,), (3, 4), (3,))]
     for ids in (torch.tensor([[0, 3]]), torch.tensor([[0.5, 2.0]], dtype=torch.float64)):
-        torch.library.opcheck(ode.flow, (*inputs, ids, None, 0.05, 2))
+        torch.library.opcheck(floater.flow, (*inputs, ids, None, 0.05, 2))
 
 
 # ---------------------------------------------------------------- where the flow enters

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import AxialTable, Encoding, InputError, PerLayer, Positions
-from posenc.composites import Sum
+from posenc.encoding import Sum
 from references.calls import EXACT, dense, random
 
 GRID, HEADS, WIDTH = (3, 4), 4, 12

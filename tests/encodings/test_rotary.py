@@ -310,7 +310,7 @@ def test_layers_without_position_are_smollm3():
         (lambda: PRotary(8, fraction=1.5), "fraction=1.5"),
         (lambda: frequencies.proportional(8, fraction=-0.1), "fraction=-0.1"),
         (lambda: PRotary(7), "head_dim=7"),
-        (lambda: DecoupledRotary(8, rotary_dim=10), "rotary_dim=10: cannot exceed head_dim=8"),
+        (lambda: DecoupledRotary(8, rotary_dim=10), "rotary_dim=10: .*head_dim=8"),
         (lambda: DecoupledRotary(8, rotary_dim=3), "rotary_dim=3"),
         (lambda: XPos(8, gamma=0.0), "gamma=0.0"),
         (lambda: XPos(8, scale_base=-1.0), "scale_base=-1.0"),

@@ -352,7 +352,7 @@ def test_completed_by_what_it_needs():
         (lambda: create({"name": "ntk", "factor": 4, "of": {"name": "linear"}}, 64, 1e4), "unknown option of schedule 'ntk' 'of'"),
         (lambda: create({"name": "resonance", "of": {"name": "ntk"}}, 64, 1e4), "schedule 'ntk' needs factor"),
         (lambda: create({"name": "resonance", "of": "ntk"}, 64, 1e4), "option of='ntk' of schedule 'resonance'"),
-        (lambda: parse("yarn:factor"), "option factor of schedule 'yarn': write factor=value"),
+        (lambda: parse("yarn:factor"), "option factor of yarn: write factor=value"),
         (lambda: parse("yarn:head_dim=4"), "unknown option of schedule 'yarn' 'head_dim"),
         (lambda: parse("resonance:of=yarn"), "unknown option of schedule 'resonance' 'of=yarn'"),
         (lambda: parse("yarn+linear"), r"'yarn\+linear': linear is not applied to another schedule; after \+ go resonance, tapered"),

@@ -223,7 +223,7 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
         ("nowhere.py:Fade", "encodings=nowhere.py:Fade: nowhere.py: no such file"),
         ("fading.py:Fady", "did you mean 'Fade'"),
         ("fading.py:posenc", "fading.py:posenc: is a module; name a subclass of posenc.Encoding"),
-        ("fading.py:Fade:slop=2", "unknown option of Fade 'slop=2': did you mean 'slope'"),
+        ("fading.py:Fade:slop=2", "unknown option of fading.py:Fade 'slop=2': did you mean 'slope'"),
     ]:
         with pytest.raises(InputError, match=message):
             Comparison((name,), 1, settings).check(corpus)

@@ -8,10 +8,10 @@ import torch
 
 from posenc import Positions, frequencies, position_maps
 from posenc.encodings import ENCODINGS
+from posenc.encodings.catalogue import OF_THE_MODEL
 from posenc.errors import InputError
 from posenc.frequencies import SCHEDULES
 from posenc.functional import frequency_curve
-from posenc.listing import OF_THE_MODEL
 from posenc.position_maps import MAPS
 from report.formulas import SIZES, each, same, says
 

@@ -18,11 +18,12 @@ from torch.overrides import TorchFunctionMode
 from posenc.analysis.codes import Codes, seeded
 from posenc.checks import checked
 from posenc.encoding import Encoding
-from posenc.encodings import create, lookup, parts
+from posenc.encodings import create, lookup
 from posenc.encodings.absolute import Absolute
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
+from posenc.spec import parse
 from posenc.transformer import Attention, Block, Transformer, TransformerConfig
 
 BYTES = 256
@@ -139,7 +140,7 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Vector
             module.backend = "reference"  # the only one that is differentiable twice under every encoding
 
     def positions_at(x: Tensor, at: Tensor) -> Positions:
-        return encoding.place(Positions.from_ids(at).with_causal(model.config.causal), len(x))
+        return encoding.augment(Positions.from_ids(at).with_causal(model.config.causal), len(x))
 
     def join(x: Tensor, at: Tensor) -> Tensor:
         return encoding.embed(x, positions_at(x, at), 0)
@@ -351,7 +352,7 @@ def random_model(
 ) -> Transformer:
     """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. The
     model has the same weights under every encoding; the encoding's are N(0, 0.5^2), since zeros would hide it."""
-    causal_only = any(part.startswith("@") or lookup(part.split(":")[0]).causal_only for part in parts(encoding))
+    causal_only = any(term.map or lookup(term.name).causal_only for term in parse(encoding).terms)
     config = replace(config, causal=config.causal or causal_only)
     with seeded(seed):
         made = create(

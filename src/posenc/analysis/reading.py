@@ -19,8 +19,7 @@ from posenc.analysis.codes import Codes, HiddenKeys, Waves, seeded, table_codes
 from posenc.attention import posed
 from posenc.bias import dense_sum
 from posenc.checks import checked
-from posenc.composites import Sum
-from posenc.encoding import Encoding, bias_of
+from posenc.encoding import Encoding, Sum, bias_of
 from posenc.encodings import T5, Mapped, Rotary, create
 from posenc.errors import InputError
 from posenc.functional import Layout
@@ -227,9 +226,9 @@ def _why_not(parts: list[Part], layer: int, site: str | None) -> str:
         return f"it has no code at {site!r}; leave site= out"
     if not sites:
         return f"it does nothing with positions in layer {layer}, so there is no code to analyse"
-    if sites <= {"place"}:
+    if sites <= {"augment"}:
         return "it moves positions and has no codes of its own; add it to one that has, as in shape+sinusoidal"
-    if sites <= {"place", "sink"}:
+    if sites <= {"augment", "sink"}:
         return "it adds to the softmax's denominator, whatever the position: it has no code"
     if all(part.planes == () for part, _ in parts):
         return "it only scales scores (their temperature): it has no code"
@@ -402,8 +401,8 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     if not torch.equal(distances, distances.round()):
         raise InputError("distances: must be integers in a causal text; round them")
     text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
-    if "place" in encoding.sites():
-        text = encoding.place(text, 1)
+    if "augment" in encoding.sites():
+        text = encoding.augment(text, 1)
     return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
 
 
@@ -419,7 +418,7 @@ def _reads_keys(part: Encoding, layer: int, sizes: Sizes) -> bool:
 
 def _moves(encoding: Encoding) -> bool:
     """Whether it moves positions, so that codes are not those of the positions asked for."""
-    return "place" in encoding.sites() and (encoding.training or encoding.needs_length)
+    return "augment" in encoding.sites() and (encoding.training or encoding.needs_length)
 
 
 def _codes(
@@ -430,7 +429,7 @@ def _codes(
     waves: Waves | None = None,
     of_distance: bool = False,
 ) -> Codes:
-    used = [*parts, *(part for part in parts_of(encoding) if "place" in part.sites())]
+    used = [*parts, *(part for part in parts_of(encoding) if "augment" in part.sites())]
     limits = [p.max_positions for p in used if p.max_positions is not None and getattr(p, "beyond", "") != "clamp"]
     return Codes(
         name,
@@ -449,8 +448,8 @@ def _text_positions(encoding: Encoding, at: Tensor, key_at_zero: bool = False) -
     ids = at if at.is_floating_point() and bool((at != at.floor()).any()) else at.long()
     ids = ids.to(device_of(encoding))
     positions = Positions.from_ids(ids if ids.dim() == 1 else ids[None])
-    if "place" in encoding.sites():
-        positions = encoding.place(positions, 1)
+    if "augment" in encoding.sites():
+        positions = encoding.augment(positions, 1)
     return Positions.from_ids(positions.q, torch.zeros_like(positions.q[:, :1])) if key_at_zero else positions
 
 

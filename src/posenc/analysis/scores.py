@@ -349,7 +349,7 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
     without it. x: (length, width)."""
     encoding, sizes, layer = prepared.acting, prepared.sizes, prepared.layer
-    at = encoding.place(Positions.arange(len(x), causal=True), 1)
+    at = encoding.augment(Positions.arange(len(x), causal=True), 1)
     heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)

@@ -239,7 +239,7 @@ def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[st
 def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
     """A forward pass of the model, block by block, with its residuals and without."""
     config, encoding = model.config, model.encoding
-    positions = encoding.place(Positions.arange(tokens.shape[1]).with_causal(config.causal), len(tokens))
+    positions = encoding.augment(Positions.arange(tokens.shape[1]).with_causal(config.causal), len(tokens))
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     encoding.share([(block.attention.query, block.attention.key) for block in blocks])
     streams: dict[str, list[Tensor]] = {INTACT: [], WRITTEN: [], CUT: []}

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from posenc.cli.command import How, record
 from posenc.cli.common import DONE, WithOutput, check_limits, load_model
-from posenc.errors import InputError, unknown
-from posenc.texts import printable
+from posenc.errors import InputError, printable, unknown
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
@@ -52,11 +51,11 @@ class Analyze(WithOutput):
     def run(self) -> int:
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
-        from posenc.conformance.import_object import stdout_to_stderr
         from posenc.files import Folder
         from posenc.pretrained.load import needs
         from posenc.report.analysis import page, results
         from posenc.report.terminal import Display
+        from posenc.spec import printing_to_stderr
 
         needs("matplotlib", "lab")
         check_limits(self, **LIMITS)
@@ -64,7 +63,7 @@ class Analyze(WithOutput):
             self.out = os.path.abspath(self.out)  # the analysed code may change the folder
         sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         started = time.perf_counter()
-        with stdout_to_stderr(), Display(self.out or ".") as shown:  # what the analysed code prints goes to stderr
+        with printing_to_stderr(), Display(self.out or ".") as shown:  # what the analysed code prints goes to stderr
             target, tokenizer = self._target()
             subject = target_of(
                 target,
@@ -96,9 +95,9 @@ class Analyze(WithOutput):
 
     def _target(self) -> tuple[Any, Any]:
         """The encoding's name, object or model that is meant, and a model's tokenizer."""
-        from posenc.conformance.import_object import import_object
         from posenc.encodings import ENCODINGS
         from posenc.pretrained.load import DEMO, path_of
+        from posenc.spec import load_object
 
         subject = self.subject
         path, (_, colon, attribute) = path_of(subject), subject.rpartition(":")
@@ -110,7 +109,7 @@ class Analyze(WithOutput):
         if subject == DEMO or path.is_dir() or path.suffix == ".gguf":
             return load_model(subject, self.name, encoders=True)
         if colon and all(part.isidentifier() for part in attribute.split(".")):
-            return import_object(subject), None
+            return load_object(subject), None
         if path.is_file():
             raise InputError(f"{subject}: which object in it? Write {subject}:NAME")
         if subject.startswith(("/", "./", "../", "~")):

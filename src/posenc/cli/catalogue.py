@@ -13,7 +13,7 @@ class List(WithOutput):
     """List every encoding, schedule, method and task: what it is, its paper, its options."""
 
     def run(self) -> int:
-        from posenc.listing import catalogue, table
+        from posenc.cli.listing import catalogue, table
 
         return self.emit(catalogue(), table())
 
@@ -25,7 +25,7 @@ class Cite(WithOutput):
     encoding: Annotated[str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True)]
 
     def run(self) -> int:
-        from posenc.bibliography import cite
+        from posenc.encodings.catalogue import cite
 
         bibtex = cite(self.encoding)
         text = bibtex or f"{self.encoding} has no paper of its own"

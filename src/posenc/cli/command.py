@@ -23,9 +23,8 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_arg
 import torch
 
 from posenc import __version__
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, printable, unknown
 from posenc.files import Folder
-from posenc.texts import printable
 
 CONFIG = "config.yaml"
 MARK = "# posenc "

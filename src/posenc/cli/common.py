@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import Command, How, record
-from posenc.errors import InputError
-from posenc.texts import printable
+from posenc.errors import InputError, printable
 
 if TYPE_CHECKING:
     from posenc.lab.engines import Engine

@@ -30,13 +30,13 @@ class Conform(WithOutput):
 
     def run(self) -> int:
         from posenc.conformance.diagnosis import conform
-        from posenc.conformance.import_object import import_function, stdout_to_stderr
         from posenc.conformance.kinds import get_kind
+        from posenc.spec import load_function, printing_to_stderr
 
         get_kind(self.kind)
         if self.out:
             self.out = os.path.abspath(self.out)  # the tested code may change the folder
-        with stdout_to_stderr():  # what the tested code prints goes to stderr
-            verdict = conform(import_function(self.function), self.kind)
+        with printing_to_stderr():  # what the tested code prints goes to stderr
+            verdict = conform(load_function(self.function), self.kind)
         self.emit({"function": self.function, **verdict.to_dict()}, f"{self.function} as {verdict}")
         return DONE if verdict.passed else FAILED

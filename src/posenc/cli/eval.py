@@ -47,9 +47,9 @@ class Eval(WithModel, Study):
 
     @classmethod
     def epilog(cls) -> str:
+        from posenc.errors import summary
         from posenc.lab.evals.config import PRESETS
         from posenc.tasks import TASKS
-        from posenc.texts import summary
 
         width = max(map(len, TASKS))
         presets = (

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from posenc.cli.command import Command, How
 from posenc.cli.common import DONE
-from posenc.errors import InputError
-from posenc.texts import printable
+from posenc.errors import InputError, printable
 
 FILE = "posenc-explorer.html"
 

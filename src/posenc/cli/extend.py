@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from posenc.cli.command import How
 from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
-from posenc.texts import literal
+from posenc.spec import literal
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from posenc.attention import attention, explain, posed
 from posenc.backends import BACKENDS
-from posenc.composites import PerLayer, Sum
+from posenc.encoding import PerLayer, Sum
 
 from posenc.conformance.fixtures import (  # isort: skip
     DECODER, ENCODER, LENGTH, CheckFailed, EncodingUnderTest, NotApplicable, equal, seeded, tokens, uncompiled,

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.composites import PerLayer
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, PerLayer
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Cache, Transformer, TransformerConfig

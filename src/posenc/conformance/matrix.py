@@ -10,7 +10,7 @@ from posenc.conformance.fixtures import EncodingUnderTest, Make
 from posenc.conformance.suite import run
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create
-from posenc.listing import rows
+from posenc.encodings.catalogue import rows
 from posenc.transformer import TransformerConfig
 
 MAX_POSITIONS = 40

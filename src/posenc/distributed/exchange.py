@@ -8,7 +8,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from posenc.checks import check_value, checked
-from posenc.encoding import Encoding, placed_by
+from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.shards import Shard, chunks_of
@@ -78,11 +78,11 @@ class _AllGather(torch.autograd.Function):
 
 
 def place_shard(encoding: Encoding, positions: Positions, batch: int) -> Positions:
-    """`Encoding.place` for a shard: its part of the full sequence once that has been augmented. Random numbers are those
+    """`Encoding.augment` for a shard: its part of the full sequence once that has been augmented. Random numbers are those
     of the group's first process, in all of them."""
     part = _sharding(positions)
     full = part.full.with_causal(positions.causal)
-    moved = placed_by(encoding, full, batch)
+    moved = augmented_by(encoding, full, batch)
     if moved is full:
         return positions
     if part.world_size > 1:

@@ -2,39 +2,38 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from inspect import Parameter
 from typing import Any
 
 from posenc import position_maps
-from posenc.checks import LARGEST_SIZE, checked, is_whole, shown
-from posenc.composites import Composite, PerLayer, Sum
-from posenc.encoding import Encoding
-from posenc.encodings.absolute import Absolute, Learned, Sinusoidal
+from posenc.checks import LARGEST_SIZE, check_arguments, is_whole, shown
+from posenc.encoding import Composite, Encoding, PerLayer, Sum
+from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.complex_order import ComplexOrder
-from posenc.encodings.contextual import CoPE
+from posenc.encodings.cope import CoPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
-from posenc.encodings.denominator import LearnedSink, LogN, SoftmaxN, StepTemperature, Temperature
 from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
-from posenc.encodings.grid import GridSinusoidal
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
-from posenc.encodings.polar import PoPE
+from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.encodings.shaw import Shaw
+from posenc.encodings.sinks import LearnedSink, SoftmaxN
 from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
+from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.texts import check_options, literal, named, read_options, split
+from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, printing_to_stderr, source_of
 
 # fmt: off
 __all__ = [
@@ -70,12 +69,11 @@ ENCODINGS: dict[str, type[Encoding]] = {
 
 
 LARGEST = {"dim": 2**14, "head_dim": 2**14, "num_heads": 2**12, "num_kv_heads": 2**12, "num_layers": 2**12}
-"""The largest sizes that an encoding's text may ask for; of its other counts, such as rows, LARGEST_SIZE is."""
+"""The largest sizes that an encoding's text may ask for; of other counts, such as rows, LARGEST_SIZE is."""
 
 
-@checked
 def create(
-    name: str,
+    name: str | EncodingSpec,
     *,
     dim: int | None = None,
     num_heads: int | None = None,
@@ -92,7 +90,8 @@ def create(
 
     name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
     after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" when layers take turns
-    ("rope/rope/rope/none"). options: keyword arguments of the class; they go with a single name. max_positions: the
+    ("rope/rope/rope/none"). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
+    is imported. options: keyword arguments of the class; they go with a single name. max_positions: the
     training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
     patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
     is not given. classes: further encodings that the text may name.
@@ -100,57 +99,61 @@ def create(
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
-    _check_classes(classes)
-    shape: dict[str, Any] = {
-        "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
-        "max_positions": max_positions, "causal": causal, "grid": grid, "classes": classes,
-    }  # fmt: skip
-    if options and any(sign in name for sign in ("/", "+", "@")):
-        raise InputError(f"options {sorted(options)} for {name!r}: write them into the text, as in rope:layout=half")
-    for texts, composite in ((name.split("/"), PerLayer), (split(name), Sum)):
-        if len(texts) == 1:
-            continue
-        own = dict.fromkeys(texts, num_layers)
-        if composite is PerLayer and num_layers is not None:
-            own = {text: max(1, sum(texts[i % len(texts)] == text for i in range(num_layers))) for text in texts}
-        made = {text: create(text, num_layers=own[text], **shape) for text in own}
-        return composite(*(made[text] for text in texts))
-    text, mapped, of_map = name.partition("@")
-    if mapped:
-        return Mapped(create(text, num_layers=num_layers, **shape), read_map(of_map))
-    name, written = named(name)
-    cls = classes.get(name) or lookup(name)
-    parameters = cls.arguments()
-    options |= read_options(name, written, parameters)
-    check_options(name, options, parameters, cls.__init__)
-    for option, value in options.items():
-        most = LARGEST.get(option, LARGEST_SIZE)
-        if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
-            raise InputError(f"option {option}={value} of {name}: must be at most {most}")
-    if head_dim is None and dim is not None and num_heads is not None:
-        if "head_dim" in parameters and dim % num_heads:
-            raise InputError(f"dim={dim} and num_heads={num_heads}: must divide evenly; or pass head_dim")
+    check_arguments(create, locals())
+    spec = parse(name) if isinstance(name, str) else name
+    if options and (len(spec.layers) > 1 or len(spec.layers[0]) > 1 or spec.layers[0][0].map):
+        raise InputError(
+            f"options {sorted(options)} for {str(spec)!r}: write them into the text, as in rope:layout=half"
+        )
+    if head_dim is None and dim is not None and num_heads is not None and dim % num_heads == 0:
         head_dim = dim // num_heads
     if grid is not None:
         check_grid(grid)
         max_positions = math.prod(grid) if max_positions is None else max_positions
     height, width = (None, None) if grid is None else grid[-2:]
-    given = {
-        "height": height, "width": width, "columns": width, "axes": None if grid is None else len(grid), "dim": dim, "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads,
-        "num_layers": num_layers, "max_positions": max_positions, "rows": max_positions, "train_length": max_positions,
-        "bidirectional": None if causal is None else not causal,
+    shape = {
+        "height": height, "width": width, "columns": width, "axes": None if grid is None else len(grid), "dim": dim,
+        "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads, "max_positions": max_positions,
+        "rows": max_positions, "train_length": max_positions, "bidirectional": None if causal is None else not causal,
     }  # fmt: skip
-    shape = {k: v for k, v in given.items() if k in parameters and k not in options and v is not None}
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in shape | options]
+
+    def layer(terms: Sequence[Spec], layers: int | None) -> Encoding:
+        of_layer = shape | {"num_layers": layers}
+        made = {term: _single(term, of_layer, classes, options) for term in dict.fromkeys(terms)}
+        return made[terms[0]] if len(terms) == 1 else Sum(*(made[term] for term in terms))
+
+    if len(spec.layers) == 1:
+        return layer(spec.layers[0], num_layers)
+    turns: dict[tuple[Spec, ...], int | None] = dict.fromkeys(spec.layers)
+    if num_layers is not None:
+        acting = [spec.layers[i % len(spec.layers)] for i in range(num_layers)]
+        turns = {terms: max(1, acting.count(terms)) for terms in turns}
+    parts = {terms: layer(terms, layers) for terms, layers in turns.items()}
+    return PerLayer(*(parts[terms] for terms in spec.layers))
+
+
+def _single(
+    spec: Spec, shape: Mapping[str, Any], classes: Mapping[str, type[Encoding]], options: Mapping[str, Any]
+) -> Encoding:
+    """One term of an encoding's text. shape: what a class may take of the model's."""
+    name, cls = spec.name, classes.get(spec.name) or lookup(spec.name)
+    parameters = cls.arguments()
+    options = {**options, **spec.values(name, parameters)}
+    check_options(name, options, parameters, cls.__init__)
+    for option, value in options.items():
+        most = LARGEST.get(option, LARGEST_SIZE)
+        if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
+            raise InputError(f"option {option}={value} of {name}: must be at most {most}")
+    dim, heads = shape["dim"], shape["num_heads"]
+    unknown_width = "head_dim" in parameters and "head_dim" not in options and shape["head_dim"] is None
+    if unknown_width and dim is not None and heads is not None:
+        raise InputError(f"dim={dim} and num_heads={heads}: must divide evenly; or pass head_dim")
+    given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
-    return cls(**shape, **options)
-
-
-def _check_classes(classes: Mapping[str, Any]) -> None:
-    for name, cls in classes.items():
-        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-            raise InputError(f"classes={{{name!r}: {shown(cls)}}}: pass subclasses of posenc.Encoding by name")
+    encoding = cls(**given, **options)
+    return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
 
 
 def check_grid(grid: Sequence[int]) -> None:
@@ -165,36 +168,31 @@ def check_grid(grid: Sequence[int]) -> None:
         )
 
 
-@checked
 def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:
     """The encoding that `spec()` described; parameters are initialised afresh.
 
-    classes: further ones by name, as in `create`; a spec names a class of your own by its class name.
+    classes: further ones by name, as in `create`; a spec names a class without a `name` by its class name.
 
     Raises:
         InputError: an unknown name or arguments that the encoding does not take.
     """
+    check_arguments(from_spec, locals())
     arguments = dict(spec)
     name = arguments.pop("name", None)
-    composites: dict[str, type[Composite]] = {c.name: c for c in (Sum, PerLayer)}
-    _check_classes(classes)
-    composites |= {n: cls for n, cls in classes.items() if issubclass(cls, Composite)}
-    if isinstance(name, str) and name in composites:
+    known = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
+    cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, load=False)
+    if issubclass(cls, Composite):
         if set(arguments) - {"order"} != {"parts"}:
             raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
         parts = [from_spec(part, classes) for part in arguments["parts"]]
-        return composites[name](*(parts[i] for i in arguments.get("order", range(len(parts)))))
-    if name == Mapped.name and set(arguments) == {"encoding", "map"}:
-        return Mapped(from_spec(arguments["encoding"], classes), arguments["map"])
-    cls = classes[name] if isinstance(name, str) and name in classes else lookup(name)
+        return cls(*(parts[i] for i in arguments.get("order", range(len(parts)))))
     parameters = cls.arguments()
     for argument, value in arguments.items():
         if argument not in parameters:
             raise unknown(f"argument in the spec of {name!r}:", argument, parameters)
         takes = parameters[argument].annotation
         inner = value.get("name") if isinstance(value, Mapping) else None
-        encoding = isinstance(inner, str) and inner in {*ENCODINGS, *composites, *classes, Mapped.name}
-        if encoding and (takes is Parameter.empty or "Encoding" in str(takes)):
+        if isinstance(inner, str) and inner in known and (takes is Parameter.empty or "Encoding" in str(takes)):
             arguments[argument] = from_spec(value, classes)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
     if missing:
@@ -202,10 +200,20 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     return cls(**arguments)
 
 
-def lookup(name: object) -> type[Encoding]:
-    """The class behind a name; a class's own name, as in "Rotary", is recognised in the hint."""
+def lookup(name: object, load: bool = True) -> type[Encoding]:
+    """The class behind a name, or, if load is true, behind MODULE:CLASS or FILE:CLASS, which is imported.
+
+    Raises:
+        InputError: an unknown name, with the nearest one, or an object that is no class of encodings.
+    """
     if isinstance(name, str) and name in ENCODINGS:
         return ENCODINGS[name]
+    if load and isinstance(name, str) and ":" in name:
+        base, _, option = name.partition(":")
+        if base in ENCODINGS:
+            raise InputError(f"option {option} of {base}: write {option}=value")
+        with printing_to_stderr():
+            return _loaded(name, source_of(name))
     for known, cls in ENCODINGS.items():
         if str(name).lower() == cls.__name__.lower():
             raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
@@ -219,19 +227,19 @@ def lookup(name: object) -> type[Encoding]:
     raise unknown("encoding", name, ENCODINGS)
 
 
-def parts(name: str) -> list[str]:
-    """Every single encoding, with its options, in a text like "rope@rerope:window=4+alibi/none", and every position map
-    behind its "@"; each once."""
-    texts = [part.strip() for layer in name.split("/") for part in split(layer)]
-    return list(dict.fromkeys(part for text in texts for part in re.split("(?=@)", text)))
+@cache
+def _loaded(target: str, source: bytes) -> type[Encoding]:
+    """source: of its file, so that an edited one is read again."""
+    cls = load_object(target)
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise InputError(f"{target}: is a {type(cls).__name__}; name a subclass of posenc.Encoding")
+    return cls
 
 
-def read_map(text: str) -> PositionMap:
-    """The position map of a text like "self_extend:window=1024:group=8".
+def create_map(spec: Spec) -> PositionMap:
+    """The position map that a text names after "@", such as self_extend:window=1024:group=8.
 
     Raises:
         InputError: an unknown name or option.
     """
-    name, written = named(text)
-    pairs = [item.partition("=") for item in written]
-    return position_maps.create({"name": name, **{option: literal(value) for option, _, value in pairs}})
+    return position_maps.create({"name": spec.name, **spec.values(f"position map {spec.name!r}")})

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Absolute encodings: a code per position, merged into the model's input."""
+"""Absolute encodings: a sinusoidal or learned code per position, merged into the model's input."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, linear, pad
 
-from posenc.checks import check_sizes, check_word, checked
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_beyond, check_std
+from posenc.encodings.shared import check_beyond, normal_parameter
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
@@ -34,18 +35,23 @@ class Absolute(Encoding):
     one_axis: ClassVar[bool] = True
     """Its positions have one coordinate each, as text has; positions on a grid are refused."""
 
-    @checked
+    dim: int
+    merge: str
+
     def __init__(self, dim: int, merge: str = "add") -> None:
         super().__init__()
-        check_word("merge", merge, MERGES)
         check_sizes(dim=dim)
         self.dim = dim
         self.merge = merge
-        if merge == "concat":
-            self.projection: nn.Linear = nn.Linear(2 * dim, dim, bias=False)
+        Absolute.setup(self)
+
+    def setup(self) -> None:
+        check_word("merge", self.merge, MERGES)
+        if self.merge == "concat":
+            self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)
             with torch.no_grad():
-                nn.init.eye_(self.projection.weight[:, :dim])
-                nn.init.orthogonal_(self.projection.weight[:, dim:])
+                nn.init.eye_(self.projection.weight[:, : self.dim])
+                nn.init.orthogonal_(self.projection.weight[:, self.dim :])
 
     def codes(self, positions: Positions) -> Tensor:
         """The codes of the queries' positions: (batch or 1, num_queries, dim)."""
@@ -72,6 +78,7 @@ class Absolute(Encoding):
         return linear(torch.cat((x, codes.expand_as(x)), -1), self.projection.weight.to(x.dtype))
 
 
+@dataclass(eq=False, repr=False)
 class Sinusoidal(Absolute):
     """Sines and cosines of geometric frequencies: p_k = (sin k theta_c, cos k theta_c), theta_c = base^(-2c/dim).
 
@@ -86,34 +93,21 @@ class Sinusoidal(Absolute):
         r"p_{i,2c} = \sin(i \theta_c), \quad p_{i,2c+1} = \cos(i \theta_c)",
         r"x_i' = x_i + p_i, \quad \theta_c = b^{-2c/d}",
     )
-    extrapolates = "hoped for"
+    extrapolates = "not claimed"
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        base: float = 10000.0,
-        layout: SinusoidalLayout = "interleaved",
-        merge: str = "add",
-        amplitude: float = 1.0,
-        curve: str = "geometric",
-        exponent: float = 1.0,
-        endpoint: bool = False,
-    ) -> None:
-        super().__init__(dim, merge)
-        self.base = base
-        self.layout = layout
-        self.amplitude = amplitude
-        self.curve = curve
-        self.exponent = exponent
-        self.endpoint = endpoint
-        self.register_tables()
+    dim: int
+    base: float = 10000.0
+    layout: SinusoidalLayout = "interleaved"
+    merge: str = "add"
+    amplitude: float = 1.0
+    curve: str = "geometric"
+    exponent: float = 1.0
+    endpoint: bool = False
+    frequencies: Tensor = field(init=False)
 
     def tables(self) -> dict[str, Tensor]:
         return {"frequencies": frequency_curve(self.dim, self.base, self.curve, self.exponent, self.endpoint)}
-
-    frequencies: Tensor
 
     def code_frequencies(self) -> Tensor:
         return self.frequencies
@@ -124,6 +118,61 @@ class Sinusoidal(Absolute):
         )
 
 
+@dataclass(eq=False, repr=False)
+class GridSinusoidal(Absolute):
+    """A sinusoidal code per coordinate, side by side: of (y, x) in an image or (t, y, x) in a video.
+
+    dim: width of the model; each axis gets the largest even number of channels that all can have, and channels left
+    over stay zero. axes: coordinates per token, 2 or 3. base: of the frequencies. layout: "concat" (MAE) or
+    "interleaved" (DETR). x_first: begin with the last coordinate, as the authors' MAE does; DETR and ViTMAE in
+    transformers begin with y.
+
+    Coordinates may be fractional: DETR's are 2 pi (y + 1) / height. Tokens at -1 on every axis, such as [CLS], get a
+    zero code; text tokens are at their number on every axis. Raises InputError for other numbers of axes or too few
+    channels. Source: Carion et al. 2020, "DETR"; He et al. 2022, "MAE"; as in their code.
+    """
+
+    name = "grid_sinusoidal"
+    papers: ClassVar[tuple[str, ...]] = ("he2022masked", "carion2020end")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"x_i' = x_i + [p(y); p(x)], \quad i = (y, x)",
+        r"p(t) = [\sin(t \theta_c); \cos(t \theta_c)], \quad \theta_c = b^{-4c/d}",
+    )
+    extrapolates = "not claimed"
+    equal_to = "transformers' ViTMAE, DETR"
+    one_axis = False
+
+    dim: int
+    axes: int = 2
+    base: float = 10000.0
+    layout: SinusoidalLayout = "concat"
+    x_first: bool = False
+    merge: str = "add"
+    frequencies: Tensor = field(init=False)
+
+    def setup(self) -> None:
+        super().setup()
+        if self.axes not in (2, 3):
+            raise InputError(f"axes={self.axes}: an image has 2, a video 3; for one use Sinusoidal")
+        if self.dim < 2 * self.axes:
+            raise InputError(f"dim={self.dim}: needs a pair of channels for each of {self.axes} axes")
+
+    def tables(self) -> dict[str, Tensor]:
+        return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, self.base)}
+
+    def codes(self, positions: Positions) -> Tensor:
+        return self.remember(positions, "codes", lambda: self._codes(positions))
+
+    def _codes(self, positions: Positions) -> Tensor:
+        at, _ = positions.coordinates(self.axes, type(self).__name__)
+        if self.x_first:
+            at = at.flip(-1)
+        codes = sinusoidal_from(at, self.frequencies, self.layout).flatten(-2)
+        codes = codes.masked_fill(prefix_tokens(at)[..., None], 0)
+        return pad(codes, (0, self.dim - codes.shape[-1]))
+
+
+@dataclass(eq=False, repr=False)
 class Learned(Absolute):
     """One learned vector per position (Gehring et al. 2017; BERT, GPT-2).
 
@@ -138,19 +187,16 @@ class Learned(Absolute):
     extrapolates = "no: undefined past the table"
     equal_to = "transformers' BERT, GPT-2"
 
-    @checked
-    def __init__(
-        self, max_positions: int, dim: int, merge: str = "add", init_std: float = 0.02, beyond: str = "error"
-    ) -> None:
-        super().__init__(dim, merge)
-        check_sizes(max_positions=max_positions)
-        check_beyond(beyond)
-        check_std(init_std)
-        self.max_positions: int = max_positions
-        self.init_std = init_std
-        self.beyond = beyond
-        self.table: nn.Parameter = nn.Parameter(torch.empty(max_positions, dim))
-        nn.init.normal_(self.table, std=init_std)
+    max_positions: int = field()  # required, though Encoding has a default
+    dim: int
+    merge: str = "add"
+    init_std: float = 0.02
+    beyond: str = "error"
+
+    def setup(self) -> None:
+        super().setup()
+        check_beyond(self.beyond)
+        self.table: nn.Parameter = normal_parameter(self.max_positions, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         assert self.max_positions is not None
@@ -168,7 +214,7 @@ def rows_of(
 ) -> Tensor:
     """The rows that the queries' positions (or the keys') name in a learned table of a line or a grid: (batch or 1, n).
 
-    sizes: of the table's axes. A position is a place along each, or one number that counts the cells row by row.
+    sizes: of the table's axes. A position is a coordinate on each, or one number that counts the cells row by row.
     beyond: what a position outside gets: "clamp" the nearest row, else an error. remedy: what an error advises.
     prefix: tokens at -1 on every axis are let through, as -1.
 

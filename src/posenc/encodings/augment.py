@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions moved in training, so that a model meets more of them than its texts have: for use with any encoding that
-reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where said.
+"""Positions changed in training, so that a model meets more of them than its texts have: for use with any encoding that
+reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where stated.
 
 Every layer, query and key of one forward pass sees the same draw. The draws use torch's global random generator.
 """
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posenc.checks import check_sizes, check_word, checked
+from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
 
 
+@dataclass(eq=False, repr=False)
 class SHAPE(Encoding):
-    """Shifted positions: each training sequence starts at a random place, 0 to max_shift - 1, so that a model learns
+    """Shifted positions: each training sequence starts at a random position, 0 to max_shift - 1, so that a model learns
     not to rely on where a text begins.
 
     max_shift: the paper's K (500 in its main experiments). Packed documents of a row share its shift.
@@ -32,26 +34,26 @@ class SHAPE(Encoding):
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
 
-    @checked
-    def __init__(self, max_shift: int = 500) -> None:
-        super().__init__()
-        check_sizes(max_shift=max_shift)
-        self.max_shift = max_shift
+    max_shift: int = 500
 
-    def place(self, positions: Positions, batch: int) -> Positions:
+    def setup(self) -> None:
+        check_sizes(max_shift=self.max_shift)
+
+    def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training:
             return positions
-        positions.require_full_sequence("SHAPE draws one shift for a whole sequence in training")
+        positions.require_full_sequence("SHAPE draws one shift for a complete sequence in training")
         shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
 
-        def place(ids: Tensor, order: Tensor) -> Tensor:
+        def shifted(ids: Tensor, order: Tensor) -> Tensor:
             if ids.dim() == 2:
                 return ids + shift
             return torch.where(prefix_tokens(ids)[..., None], ids, ids + shift[..., None])
 
-        return positions.moved(place)
+        return positions.moved(shifted)
 
 
+@dataclass(eq=False, repr=False)
 class CAPE(Encoding):
     """Augmented continuous positions: in training a shift and a stretch per sequence and a jitter per token.
 
@@ -71,30 +73,21 @@ class CAPE(Encoding):
     )
     extrapolates = "partly: better than sinusoidal codes, on speech and images"
 
-    @checked
-    def __init__(
-        self, max_shift: float = 5.0, max_jitter: float = 0.5, max_stretch: float = 1.03, centre: bool = False
-    ) -> None:
-        super().__init__()
+    max_shift: float = 5.0
+    max_jitter: float = 0.5
+    max_stretch: float = 1.03
+    centre: bool = False
+
+    def setup(self) -> None:
         for name, value, least in (
-            ("max_shift", max_shift, 0.0), ("max_jitter", max_jitter, 0.0), ("max_stretch", max_stretch, 1.0),
+            ("max_shift", self.max_shift, 0.0), ("max_jitter", self.max_jitter, 0.0), ("max_stretch", self.max_stretch, 1.0),
         ):  # fmt: skip
             if not least <= value < math.inf:
                 raise InputError(f"{name}={value}: must be a number from {least:g} on")
-        self.max_shift = max_shift
-        self.max_jitter = max_jitter
-        self.max_stretch = max_stretch
-        self.centre = centre
+        self.needs_length = self.centre
+        self.shift_invariant = not self.centre
 
-    @property
-    def needs_length(self) -> bool:  # type: ignore[override]
-        return self.centre
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        return not self.centre
-
-    def place(self, positions: Positions, batch: int) -> Positions:
+    def augment(self, positions: Positions, batch: int) -> Positions:
         if self.centre:
             positions.require_one_axis("CAPE(centre=True)")
             positions.require_full_sequence("CAPE(centre=True) subtracts the mean position")
@@ -102,11 +95,11 @@ class CAPE(Encoding):
             positions = positions.moved(lambda ids, order: exact(ids) - mean)
         if not self.training:
             return positions
-        positions.require_full_sequence("CAPE draws one shift and stretch for a whole sequence in training")
+        positions.require_full_sequence("CAPE draws one shift and stretch for a complete sequence in training")
         ids = positions.q
         if ids.dim() == 3 and not torch.compiler.is_compiling() and bool(prefix_tokens(ids).any()):
             raise InputError(
-                "CAPE moves every token, and [CLS] has no place to be moved from: give it the patches alone"
+                "CAPE moves every token, and [CLS] has no position to move from: give it the patches alone"
             )
 
         def uniform(n: int, largest: float, axes: tuple[int, ...] = ()) -> Tensor:
@@ -118,6 +111,7 @@ class CAPE(Encoding):
         return positions.moved(lambda ids, order: moved)
 
 
+@dataclass(eq=False, repr=False)
 class Randomized(Encoding):
     """Randomised positions: a text of n tokens gets n of the positions 0 .. max_length - 1, drawn and sorted, so that
     a longer text later has no position that is new.
@@ -133,24 +127,16 @@ class Randomized(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
 
-    @checked
-    def __init__(self, max_length: int = 2048, testing: str = "spread") -> None:
-        super().__init__()
-        check_sizes(max_length=max_length)
-        check_word("testing", testing, ("spread", "random", "plain"))
-        self.max_length = max_length
-        self.testing = testing
-        self.max_positions: int = max_length
+    max_length: int = 2048
+    testing: str = "spread"
 
-    @property
-    def needs_length(self) -> bool:  # type: ignore[override]
-        return self.testing != "plain"
+    def setup(self) -> None:
+        check_word("testing", self.testing, ("spread", "random", "plain"))
+        self.max_positions = self.max_length
+        self.needs_length = self.testing != "plain"
+        self.shift_invariant = not self.needs_length
 
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        return self.testing == "plain"
-
-    def place(self, positions: Positions, batch: int) -> Positions:
+    def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training and self.testing == "plain":
             return positions
         positions.require_full_sequence("Randomized spreads a text's positions over max_length")

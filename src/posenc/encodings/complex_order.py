@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from posenc.checks import check_divisors, check_sizes, checked
+from posenc.checks import check_divisors
 from posenc.encoding import Encoding, require_fit
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
 
+@dataclass(eq=False, repr=False)
 class ComplexOrder(Encoding):
     """Complex word order: channel c of a word at position k is r e^(i (omega k + theta)), with the word's own
     amplitude, frequency and phase.
@@ -39,24 +41,22 @@ class ComplexOrder(Encoding):
         r"\omega_i = W_\omega x_i + \beta, \quad \varphi_i = W_\varphi x_i",
         r"x_i' = W [\operatorname{Re} z_i; \operatorname{Im} z_i]",
     )
-    extrapolates = "hoped for"
+    extrapolates = "not claimed"
 
-    @checked
-    def __init__(self, dim: int, base: float = 10000.0) -> None:
-        super().__init__()
-        check_sizes(dim=dim)
-        check_divisors(base=base)
-        self.dim = dim
-        self.base = base
-        self.frequency: nn.Linear = nn.Linear(dim, dim)
-        self.phase: nn.Linear = nn.Linear(dim, dim, bias=False)
-        self.projection: nn.Linear = nn.Linear(2 * dim, dim, bias=False)
+    dim: int
+    base: float = 10000.0
+
+    def setup(self) -> None:
+        check_divisors(base=self.base)
+        self.frequency: nn.Linear = nn.Linear(self.dim, self.dim)
+        self.phase: nn.Linear = nn.Linear(self.dim, self.dim, bias=False)
+        self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)
         with torch.no_grad():
-            self.frequency.bias.copy_(base ** (-2 * (torch.arange(dim) // 2) / dim))
+            self.frequency.bias.copy_(self.base ** (-2 * (torch.arange(self.dim) // 2) / self.dim))
             nn.init.zeros_(self.frequency.weight)
             nn.init.zeros_(self.phase.weight)
-            nn.init.eye_(self.projection.weight[:, :dim])
-            nn.init.orthogonal_(self.projection.weight[:, dim:])
+            nn.init.eye_(self.projection.weight[:, : self.dim])
+            nn.init.orthogonal_(self.projection.weight[:, self.dim :])
 
     def waves(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Real and imaginary part of the words at the queries' positions: two (batch, seq, dim)."""

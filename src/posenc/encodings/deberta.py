@@ -2,17 +2,17 @@
 """DeBERTa: content and distance are compared apart, in both directions; absolute positions enter before the output."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Projections
 from posenc.encodings.absolute import Learned
-from posenc.encodings.checks import check_std, check_terms
-from posenc.encodings.content import ContentBias, HeadProjection
+from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter
 from posenc.errors import InputError
 from posenc.functional import deberta_bucket
 from posenc.positions import Positions
@@ -27,29 +27,21 @@ class _Disentangled(ContentBias):
     shift_invariant = True
     extrapolates = "yes: far distances share a vector"
 
-    @checked
-    def __init__(
-        self, dim: int, num_heads: int, head_dim: int, num_layers: int, max_relative_positions: int, terms: str,
-        paper_index: bool, init_std: float, span: int,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        check_sizes(
-            dim=dim, num_heads=num_heads, head_dim=head_dim, num_layers=num_layers,
-            max_relative_positions=max_relative_positions,
-        )  # fmt: skip
-        check_std(init_std)
-        self.dim = dim
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.num_layers = num_layers
-        self.max_relative_positions = max_relative_positions
-        self.terms = terms
-        self.paper_index = paper_index
-        self.init_std = init_std
-        self.span = span
-        self.acting: frozenset[str] = check_terms(terms, ("c2p", "p2c", "p2p"))
-        self.table: nn.Parameter = nn.Parameter(torch.empty(2 * span, dim))
-        nn.init.normal_(self.table, std=init_std)
+    dim: int
+    max_relative_positions: int
+    terms: str
+    paper_index: bool
+    init_std: float
+
+    @property
+    def span(self) -> int:
+        """Half the rows of the table."""
+        return self.max_relative_positions
+
+    def setup(self) -> None:
+        self.acting: frozenset[str] = check_terms(self.terms, ("c2p", "p2c", "p2p"))
+        self.bias_reads_keys = "p2c" in self.acting
+        self.table: nn.Parameter = normal_parameter(2 * self.span, self.dim, init_std=self.init_std)
 
     def add_projections(self, key_bias: bool) -> None:
         """Projections of the encoding's own, for the sides that the terms need."""
@@ -71,10 +63,6 @@ class _Disentangled(ContentBias):
         """The row among the table's queries: delta(i, j) in the authors' code, delta(j, i) in the paper."""
         return self.row(-distance if self.paper_index else distance)
 
-    @property
-    def bias_reads_keys(self) -> bool:  # type: ignore[override]
-        return "p2c" in self.acting
-
     def keys(self, layer: int, dtype: torch.dtype) -> Tensor | None:
         """The table as keys, (num_heads, 2 span, head_dim); None where no term needs them."""
         return None if self.key is None else self.key(self.table.to(dtype), self.own_layer(layer))
@@ -91,15 +79,15 @@ class _Disentangled(ContentBias):
         self.check_integers(positions)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
         keys, queries = self.keys(layer, q.dtype), self.queries(layer, q.dtype)
-        found: list[Score] = []
+        terms: list[Score] = []
         if keys is not None and "c2p" in self.acting:
-            found.append(QueryRelative(q.to(dtype) * scale, keys.to(dtype), self.row, positions))
+            terms.append(QueryRelative(q.to(dtype) * scale, keys.to(dtype), self.row, positions))
         if queries is not None and "p2c" in self.acting:
             per_head = k.to(dtype).repeat_interleave(self.num_heads // k.shape[1], 1)
-            found.append(KeyRelative(per_head * scale, queries.to(dtype), self.row_of_query, positions))
+            terms.append(KeyRelative(per_head * scale, queries.to(dtype), self.row_of_query, positions))
         if keys is not None and queries is not None and "p2p" in self.acting:
-            found.append(self.position_to_position(queries.to(dtype) * scale, keys.to(dtype), positions))
-        return found
+            terms.append(self.position_to_position(queries.to(dtype) * scale, keys.to(dtype), positions))
+        return terms
 
     def position_to_position(self, queries: Tensor, keys: Tensor, positions: Positions) -> Relative:
         """Q_d . K_d, a number per head and distance."""
@@ -113,6 +101,7 @@ class _Disentangled(ContentBias):
         return Relative(of_distance, self.num_heads, positions)
 
 
+@dataclass(eq=False, repr=False)
 class DeBERTa(_Disentangled):
     """DeBERTa (v1): queries meet keys of their distance, keys meet queries of it, from one table for all layers.
 
@@ -135,23 +124,21 @@ class DeBERTa(_Disentangled):
     )
     equal_to = "transformers' DeBERTa"
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        num_layers: int = 1,
-        max_relative_positions: int = 512,
-        terms: str = "c2p|p2c",
-        paper_index: bool = False,
-        init_std: float = 0.02,
-    ) -> None:
-        span = max_relative_positions
-        super().__init__(dim, num_heads, head_dim, num_layers, span, terms, paper_index, init_std, span)
+    dim: int
+    num_heads: int
+    head_dim: int
+    num_layers: int = 1
+    max_relative_positions: int = 512
+    terms: str = "c2p|p2c"
+    paper_index: bool = False
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        super().setup()
         self.add_projections(key_bias=False)
 
 
+@dataclass(eq=False, repr=False)
 class DeBERTaV2(_Disentangled):
     """DeBERTa v2 and v3: logarithmic buckets of distances, whose vectors pass through the model's own projections.
 
@@ -174,34 +161,30 @@ class DeBERTaV2(_Disentangled):
     )
     equal_to = "transformers' DeBERTa-v2"
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        num_layers: int = 1,
-        max_relative_positions: int = 512,
-        position_buckets: int = 256,
-        terms: str = "c2p|p2c",
-        shared: bool = True,
-        norm: bool = True,
-        paper_index: bool = False,
-        init_std: float = 0.02,
-    ) -> None:
-        if position_buckets:
-            deberta_bucket(torch.zeros(1), position_buckets, max_relative_positions)  # refuses bad sizes
-        span = position_buckets or max_relative_positions
-        super().__init__(
-            dim, num_heads, head_dim, num_layers, max_relative_positions, terms, paper_index, init_std, span
-        )
-        self.position_buckets = position_buckets
-        self.shared = shared
-        self.norm = norm
-        self.layer_norm: nn.Module = nn.LayerNorm(dim, eps=1e-7) if norm else nn.Identity()
+    dim: int
+    num_heads: int
+    head_dim: int
+    num_layers: int = 1
+    max_relative_positions: int = 512
+    position_buckets: int = 256
+    terms: str = "c2p|p2c"
+    shared: bool = True
+    norm: bool = True
+    paper_index: bool = False
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        if self.position_buckets:
+            deberta_bucket(torch.zeros(1), self.position_buckets, self.max_relative_positions)  # refuses bad sizes
+        super().setup()
+        self.layer_norm: nn.Module = nn.LayerNorm(self.dim, eps=1e-7) if self.norm else nn.Identity()
         self.projections: list[Projections] = []
-        if not shared:
+        if not self.shared:
             self.add_projections(key_bias=True)
+
+    @property
+    def span(self) -> int:
+        return self.position_buckets or self.max_relative_positions
 
     def counted(self, distance: Tensor) -> Tensor:
         if not self.position_buckets:
@@ -221,8 +204,8 @@ class DeBERTaV2(_Disentangled):
         """The table as queries (side 0) or keys (side 1), (num_heads, 2 span, head_dim)."""
         table = self.layer_norm(self.table).to(dtype)
         if not self.shared:
-            own = (self.query, self.key)[side]
-            return None if own is None else own(table, self.own_layer(layer))
+            projection = (self.query, self.key)[side]
+            return None if projection is None else projection(table, self.own_layer(layer))
         if layer >= len(self.projections):
             raise InputError(
                 f"DeBERTaV2 has no query and key projection for layer {layer}: give it the model's by "
@@ -245,11 +228,11 @@ class EnhancedMaskDecoder(nn.Module):
     of the table, see `Learned`. Source: He et al. 2021, section 3.2; microsoft/DeBERTa.
     """
 
-    @checked
     def __init__(
         self, max_positions: int, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
     ) -> None:
         super().__init__()
+        check_arguments(EnhancedMaskDecoder.__init__, locals())
         check_sizes(steps=steps)
         self.steps = steps
         self.positions: Learned = Learned(max_positions, dim, init_std=init_std, beyond=beyond)

@@ -2,6 +2,7 @@
 """Biases of the distance alone: a number per head and distance, added to the scores."""
 
 import math
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_sizes, check_word, checked
+from posenc.checks import check_word
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_heads, check_std
+from posenc.encodings.shared import check_heads, normal_parameter
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
@@ -37,6 +38,7 @@ class _DistanceBias(Encoding):
         return term.made_once(partial(self.remember, positions, ("vector", dtype))) if constant else term
 
 
+@dataclass(eq=False, repr=False)
 class T5(_DistanceBias):
     """T5's learned bias per head and bucket of distances; scores are not divided by the square root of head_dim.
 
@@ -57,28 +59,18 @@ class T5(_DistanceBias):
     extrapolates = "yes: one bias for all far distances"
     equal_to = "transformers' T5, MPNet"
 
-    @checked
-    def __init__(
-        self,
-        num_heads: int,
-        bidirectional: bool = True,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        init_std: float = 0.02,
-        scaled: bool = False,
-    ) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads)
-        check_std(init_std)
-        t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
-        self.num_heads = num_heads
-        self.bidirectional = bidirectional
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
-        self.init_std = init_std
-        self.scaled = scaled
-        self.table: nn.Parameter = nn.Parameter(torch.empty(num_heads, num_buckets))
-        nn.init.normal_(self.table, std=init_std)
+    num_heads: int
+    bidirectional: bool = True
+    num_buckets: int = 32
+    max_distance: int = 128
+    init_std: float = 0.02
+    scaled: bool = False
+
+    def setup(self) -> None:
+        t5_bucket(
+            torch.zeros(1, dtype=torch.long), self.bidirectional, self.num_buckets, self.max_distance
+        )  # refuses bad sizes
+        self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         bucket = t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
@@ -86,13 +78,14 @@ class T5(_DistanceBias):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         if positions.fractional:
-            raise InputError("T5 has buckets for whole distances only: round the positions, or use ALiBi or KERPLE")
+            raise InputError("T5 has buckets for integer distances only: round the positions, or use ALiBi or KERPLE")
         return super().bias(q, k, positions, layer)
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0
 
 
+@dataclass(eq=False, repr=False)
 class ALiBi(_DistanceBias):
     """Attention with linear biases: -slope_h * |distance|, nothing learned.
 
@@ -110,13 +103,8 @@ class ALiBi(_DistanceBias):
     equal_to = "transformers' BLOOM, MPT"
     constant = True
 
-    @checked
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.register_tables()
-
-    slopes: Tensor
+    num_heads: int
+    slopes: Tensor = field(init=False)
 
     def tables(self) -> dict[str, Tensor]:
         return {"slopes": alibi_slopes(self.num_heads)}
@@ -129,7 +117,7 @@ class GridALiBi(ALiBi):
     """ALiBi between the patches of an image: -slope_h * their Euclidean distance, nothing learned.
 
     num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
-    ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a place; here
+    ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
     such as [CLS], at -1 on every axis, are at no distance from any: their bias is zero both ways.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
     (their "X-ALiBi") it is the same bias, with `Positions.cross`.
@@ -152,14 +140,15 @@ class GridALiBi(ALiBi):
         check_heads(self, q, self.num_heads)
         dtype = torch.promote_types(q.dtype, torch.float32)
 
-        def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             distance = (i - j).square().sum(-1).to(dtype).sqrt()
-            placeless = prefix_tokens(i) | prefix_tokens(j)
-            return self.of_distance(head, distance.masked_fill(placeless, 0), layer, dtype)
+            unplaced = prefix_tokens(i) | prefix_tokens(j)
+            return self.of_distance(head, distance.masked_fill(unplaced, 0), layer, dtype)
 
-        return Positional(of_places, self.num_heads, positions)
+        return Positional(of_positions, self.num_heads, positions)
 
 
+@dataclass(eq=False, repr=False)
 class KERPLE(_DistanceBias):
     """Learned decay with the distance: -p log(1 + a |distance|), or -a |distance|^p, with p and a per head.
 
@@ -183,27 +172,26 @@ class KERPLE(_DistanceBias):
     )
     extrapolates = "yes: trained short, tested long"
 
-    @checked
-    def __init__(self, num_heads: int, num_layers: int = 1, kind: str = "log", bound: float = 0.01) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads, num_layers=num_layers)
-        check_word("kind", kind, ("log", "power"))
-        if not 0 < bound < 1:
-            raise InputError(f"bound={bound}: must lie between 0 and 1, where a starts")
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.kind = kind
-        self.bound = bound
-        self.p: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 2))
-        self.a: nn.Parameter = nn.Parameter(torch.empty(num_layers, num_heads).uniform_(bound, 1))
+    num_heads: int
+    num_layers: int = 1
+    kind: str = "log"
+    bound: float = 0.01
+
+    def setup(self) -> None:
+        check_word("kind", self.kind, ("log", "power"))
+        if not 0 < self.bound < 1:
+            raise InputError(f"bound={self.bound}: must lie between 0 and 1, where a starts")
+        self.p: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 2))
+        self.a: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 1))
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        p = _held(self.p[layer], self.bound, 2.0 if self.kind == "power" else math.inf).to(dtype)[head]
-        a = _held(self.a[layer], self.bound, math.inf).to(dtype)[head]
+        p = _clamped(self.p[layer], self.bound, 2.0 if self.kind == "power" else math.inf).to(dtype)[head]
+        a = _clamped(self.a[layer], self.bound, math.inf).to(dtype)[head]
         distance = distance.abs().to(dtype)
         return -p * torch.log1p(a * distance) if self.kind == "log" else -a * distance**p
 
 
+@dataclass(eq=False, repr=False)
 class Sandwich(_DistanceBias):
     """Products of sinusoidal codes, p_i . p_j = sum_c cos(distance base^(-2c/dim_bar)), flatter from head to head.
 
@@ -221,15 +209,13 @@ class Sandwich(_DistanceBias):
     extrapolates = "yes: trained short, tested long"
     constant = True
 
-    @checked
-    def __init__(self, num_heads: int, dim_bar: int = 128, base: float = 10000.0) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads)
-        check_even("dim_bar", dim_bar)
-        self.num_heads = num_heads
-        self.dim_bar = dim_bar
-        self.base = base
-        self.frequencies: list[float] = frequency_curve(dim_bar, base).tolist()
+    num_heads: int
+    dim_bar: int = 128
+    base: float = 10000.0
+
+    def setup(self) -> None:
+        check_even("dim_bar", self.dim_bar)
+        self.frequencies: list[float] = frequency_curve(self.dim_bar, self.base).tolist()
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         distance, total = exact(distance), torch.zeros((), device=distance.device)
@@ -238,6 +224,7 @@ class Sandwich(_DistanceBias):
         return (total * self.num_heads / (8 * (head + 1))).to(dtype)
 
 
+@dataclass(eq=False, repr=False)
 class Sines(_DistanceBias):
     """PE(l - r) with PE(l) = (sin, cos)(pi l / train_length): each head adds a learned combination of the two numbers.
 
@@ -253,16 +240,12 @@ class Sines(_DistanceBias):
     )
     extrapolates = "no: distances repeat after twice the training length"
 
-    @checked
-    def __init__(self, num_heads: int, train_length: int, init_std: float = 0.02) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads, train_length=train_length)
-        check_std(init_std)
-        self.num_heads = num_heads
-        self.train_length = train_length
-        self.init_std = init_std
-        self.weight: nn.Parameter = nn.Parameter(torch.empty(num_heads, 2))
-        nn.init.normal_(self.weight, std=init_std)
+    num_heads: int
+    train_length: int
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        self.weight: nn.Parameter = normal_parameter(self.num_heads, 2, init_std=self.init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         angle = exact(distance) * (math.pi / self.train_length)
@@ -270,6 +253,6 @@ class Sines(_DistanceBias):
         return weight[..., 0] * angle.sin().to(dtype) + weight[..., 1] * angle.cos().to(dtype)
 
 
-def _held(parameter: Tensor, low: float, high: float) -> Tensor:
+def _clamped(parameter: Tensor, low: float, high: float) -> Tensor:
     """The parameter within bounds; the gradient is that of the parameter itself, even outside."""
     return parameter + (parameter.clamp(low, high) - parameter).detach()

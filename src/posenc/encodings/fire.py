@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_heads
-from posenc.encodings.perceptron import HeadPerceptron
+from posenc.encodings.shared import HeadPerceptron, check_heads
 from posenc.errors import InputError
 from posenc.positions import Positions
 
@@ -39,7 +38,6 @@ class FIRE(Encoding):
     papers: ClassVar[tuple[str, ...]] = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
 
-    @checked
     def __init__(
         self,
         num_heads: int,
@@ -50,6 +48,7 @@ class FIRE(Encoding):
         init_c: float = 0.1,
         eps: float = 1e-6,
     ) -> None:
+        check_arguments(FIRE.__init__, locals())
         super().__init__()
         check_sizes(num_heads=num_heads, num_layers=num_layers, hidden=hidden)
         if threshold is None:

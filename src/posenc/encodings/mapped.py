@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
-from posenc.composites import PerLayer, Sum
-from posenc.encoding import Encoding
-from posenc.encodings.rotary import Rotary
+from posenc.checks import check_arguments
+from posenc.encoding import Composite, Encoding
 from posenc.errors import InputError
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
@@ -21,7 +19,7 @@ from posenc.positions.visibility import Branch
 class Mapped(Encoding):
     """A rotation by mapped positions, as in `Mapped(Rotary(64), rerope(window=512))`. For causal attention.
 
-    encoding: what rotates queries and keys by their positions. map: where they count as being, see
+    encoding: rotates queries and keys by their positions. map: the positions that it sees instead, see
     `posenc.position_maps`; or its spec, a dict. Keys are cached unrotated. Biases added to it, as in
     `Mapped(...) + ALiBi(8)`, see true distances.
     Raises InputError for an encoding that does not rotate, or does more.
@@ -30,10 +28,10 @@ class Mapped(Encoding):
     name = "mapped"
     causal_only = True
 
-    @checked
     def __init__(self, encoding: Encoding, map: PositionMap | Mapping[str, Any]) -> None:
         super().__init__()
-        composite = isinstance(encoding, (Sum, PerLayer, Mapped))
+        check_arguments(Mapped.__init__, locals())
+        composite = isinstance(encoding, (Composite, Mapped))
         if composite or encoding.sites() != ("rotate",) or not encoding.sees_order:
             raise InputError(
                 f"encoding={encoding.known_as}: a position map moves what one encoding rotates by its positions, such as rope; "
@@ -41,14 +39,9 @@ class Mapped(Encoding):
             )
         self.encoding = encoding
         self.map: PositionMap = map if isinstance(map, PositionMap) else create(map)
-
-    @property
-    def papers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.encoding.papers, *self.map.papers)
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        return self.encoding.shift_invariant and self.map.shift_invariant
+        self.shift_invariant = encoding.shift_invariant and self.map.shift_invariant
+        self.centres_keys = encoding.centres_keys
+        vars(self)["papers"] = (*encoding.papers, *self.map.papers)
 
     @property
     def isometric(self) -> bool:
@@ -57,13 +50,6 @@ class Mapped(Encoding):
     @property
     def planes(self) -> Hashable:
         return self.encoding.planes
-
-    @property
-    def centres_keys(self) -> bool:  # type: ignore[override]
-        return self.encoding.centres_keys
-
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "encoding": self.encoding.spec(), "map": self.map.spec()}
 
     def extra_repr(self) -> str:
         return str(self.map)
@@ -76,8 +62,8 @@ class Mapped(Encoding):
         if branch is None:
             raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
         moved = positions.shared((self, branch), lambda: self._moved(positions, branch))
-        if branch.k is torch.zeros_like and type(self.encoding) is Rotary and self.isometric:
-            return self.encoding.rotate_queries(q, moved, layer), k  # at position 0 a key is not turned
+        if branch.k is torch.zeros_like and self.encoding.zero_is_identity:
+            return self.encoding.rotate_queries(q, moved, layer), k
         return self.encoding.rotate(q, k, moved, layer)
 
     @staticmethod

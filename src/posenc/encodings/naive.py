@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """No position at all, and the three first ideas that everyone has and the literature rejects: honest baselines."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from posenc.checks import check_sizes, check_word, checked
+from posenc.checks import check_arguments, check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
-from posenc.encodings.checks import check_std
+from posenc.encodings.shared import normal_parameter
 from posenc.errors import InputError
 from posenc.functional import binary_digits
 from posenc.positions import Positions
@@ -29,22 +30,23 @@ class NoPE(Encoding):
     equal_to = "the same attention without it"
 
 
+@dataclass(eq=False, repr=False)
 class _Scalar(Absolute):
     """A number per position, spread over the channels.
 
     spread: "learned" multiplies it by a learned direction (dim,), "first_channel" writes it into channel 0.
     """
 
-    @checked
-    def __init__(self, dim: int, merge: str = "add", spread: str = "learned", init_std: float = 0.02) -> None:
-        super().__init__(dim, merge)
-        check_word("spread", spread, ("learned", "first_channel"))
-        check_std(init_std)
-        self.spread = spread
-        self.init_std = init_std
-        if spread == "learned":
-            self.direction: nn.Parameter = nn.Parameter(torch.empty(dim))
-            nn.init.normal_(self.direction, std=init_std)
+    dim: int
+    merge: str = "add"
+    spread: str = "learned"
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        super().setup()
+        check_word("spread", self.spread, ("learned", "first_channel"))
+        if self.spread == "learned":
+            self.direction: nn.Parameter = normal_parameter(self.dim, init_std=self.init_std)
 
     def number(self, positions: Positions) -> Tensor:
         """The number of each query, (batch or 1, num_queries)."""
@@ -57,6 +59,7 @@ class _Scalar(Absolute):
         return pad(number, (0, self.dim - 1))
 
 
+@dataclass(eq=False, repr=False)
 class Normalized(_Scalar):
     """Position scaled to [0, 1]: k / (length - 1). A step means something else in every length, and the code of the
     first token changes when a later one is appended: cached decoding cannot reproduce the full pass unless `length`
@@ -69,18 +72,15 @@ class Normalized(_Scalar):
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        merge: str = "add",
-        spread: str = "learned",
-        init_std: float = 0.02,
-        length: int | None = None,
-    ) -> None:
-        super().__init__(dim, merge, spread, init_std)
-        check_sizes(length=length)
-        self.length = length
+    dim: int
+    merge: str = "add"
+    spread: str = "learned"
+    init_std: float = 0.02
+    length: int | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        check_sizes(length=self.length)
 
     @property
     def needs_length(self) -> bool:  # type: ignore[override]
@@ -120,8 +120,8 @@ class Binary(Absolute):
     )
     extrapolates = "no: unseen digits, then repetition"
 
-    @checked
     def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:
+        check_arguments(Binary.__init__, locals())
         super().__init__(dim, merge)
         bits = min(dim, 16) if bits is None else bits
         if not 1 <= bits <= min(dim, 62):

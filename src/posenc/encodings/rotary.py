@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.checks import check_divisors, checked
+from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_head_dim
+from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import (
     Layout,
@@ -52,7 +52,6 @@ class Rotary(Encoding):
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -61,12 +60,14 @@ class Rotary(Encoding):
         rotary_dim: int | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(Rotary.__init__, locals())
         super().__init__()
         check_even("head_dim", head_dim)
         if rotary_dim is not None:
             check_even("rotary_dim", rotary_dim)
             if rotary_dim > head_dim:
-                raise InputError(f"rotary_dim={rotary_dim}: cannot exceed head_dim={head_dim}")
+                raise InputError(f"rotary_dim={rotary_dim}: must be at most head_dim={head_dim}")
+        check_divisors(rope_theta=rope_theta)
         self.head_dim = head_dim
         self.rope_theta = rope_theta
         self.layout = layout
@@ -80,6 +81,10 @@ class Rotary(Encoding):
     @property
     def isometric(self) -> bool:
         return self.attention_factor == 1.0
+
+    @property
+    def zero_is_identity(self) -> bool:
+        return self.isometric
 
     @property
     def planes(self) -> Hashable:
@@ -157,8 +162,8 @@ class Rotary(Encoding):
         return self.turn(k, *self.remember(positions, (dtype, "k"), lambda: self.cos_sin(positions.k, dtype, first)))
 
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        own = type(self).rotate_queries is Rotary.rotate_queries
-        if not (own and self._turns_all and q.shape[2] == 1) or torch.compiler.is_compiling():
+        inherited = type(self).rotate_queries is Rotary.rotate_queries
+        if not (inherited and self._turns_all and q.shape[2] == 1) or torch.compiler.is_compiling():
             return None
         dtype = torch.promote_types(q.dtype, torch.float32)
 
@@ -186,7 +191,7 @@ class Rotary(Encoding):
 class PRotary(Rotary):
     """p-RoPE: only the fastest frequencies rotate, the slow rest of the pairs carries content without position.
 
-    fraction: of the head's pairs that rotate; 1 is RoPE, 0 no position at all. Frequencies are those of the whole
+    fraction: of the head's pairs that rotate; 1 is RoPE, 0 no position at all. Frequencies are those of the full
     head, unlike partial rotary, whose exponents are spread over rotary_dim (`Rotary(rotary_dim=)`). The paper's best
     is 0.75; Gemma 4 takes 0.25 (rope_type "proportional" in transformers). Other arguments as in `Rotary`.
     Raises InputError for a fraction outside 0 .. 1. Source: Barbero et al. 2024, section 6.
@@ -201,7 +206,6 @@ class PRotary(Rotary):
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     equal_to = "transformers' proportional RoPE"
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -210,6 +214,7 @@ class PRotary(Rotary):
         fraction: float = 0.75,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(PRotary.__init__, locals())
         self.fraction = fraction  # first: the base asks for the frequencies
         super().__init__(head_dim, rope_theta, layout, schedule=schedule)
 
@@ -240,7 +245,6 @@ class DecoupledRotary(Rotary):
     equal_to = "transformers' DeepSeek-V3"
     rotary_dim: int
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -249,6 +253,7 @@ class DecoupledRotary(Rotary):
         rotary_dim: int | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(DecoupledRotary.__init__, locals())
         third = max(2, head_dim // 6 * 2)
         super().__init__(head_dim, rope_theta, layout, third if rotary_dim is None else rotary_dim, schedule)
 
@@ -280,7 +285,6 @@ class XPos(Rotary):
     equal_to = "x-transformers, rotary-embedding-torch"
     centres_keys = True
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -291,6 +295,7 @@ class XPos(Rotary):
         gamma: float = 0.4,
         scale_base: float = 512.0,
     ) -> None:
+        check_arguments(XPos.__init__, locals())
         check_divisors(gamma=gamma, scale_base=scale_base)
         self.gamma = gamma
         self.scale_base: float = scale_base  # first: the base asks for the tables
@@ -303,10 +308,10 @@ class XPos(Rotary):
         return False
 
     def tables(self) -> dict[str, Tensor]:
-        found = super().tables()
-        pairs = found["inv_freq"].numel()
+        tables = super().tables()
+        pairs = tables["inv_freq"].numel()
         zeta = (torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs + self.gamma) / (1 + self.gamma)
-        return found | {"log_zeta": zeta.log()}
+        return tables | {"log_zeta": zeta.log()}
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         keys = positions.k.to(self.log_zeta)
@@ -330,7 +335,7 @@ class XPos(Rotary):
     def _refuse_halves(self) -> NoReturn:
         raise InputError(
             "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
-            "keep its keys unrotated, and rotate them in each call"
+            "cache its keys unrotated, and rotate them in each call"
         )
 
 

@@ -2,16 +2,17 @@
 """Rotations over several axes: each pair of channels turns by <its frequency vector, the token's coordinates>."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_head_dim
 from posenc.encodings.rotary import rescheduled
+from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
@@ -29,20 +30,18 @@ class AxesRotary(Encoding):
     frequency: Tensor
     """The frequency vectors, radians per step along each axis: (pairs, axes)."""
 
-    @checked
-    def __init__(self, head_dim: int, axes: int, layout: Layout) -> None:
-        super().__init__()
-        check_even("head_dim", head_dim)
-        check_sizes(axes=axes)
-        self.head_dim = head_dim
-        self.axes = axes
-        self.layout = layout
+    head_dim: int
+    axes: int
+    layout: Layout
+
+    def setup(self) -> None:
+        check_even("head_dim", self.head_dim)
 
     def check_split(self) -> None:
         """Refuse a width of which the axes cannot have as many pairs each."""
         if self.head_dim % (2 * self.axes):
             raise InputError(
-                f"head_dim={self.head_dim}: each of {self.axes} axes takes whole pairs, so a multiple of {2 * self.axes}"
+                f"head_dim={self.head_dim}: each of {self.axes} axes takes complete pairs, so pass a multiple of {2 * self.axes}"
             )
 
     @property
@@ -115,6 +114,7 @@ class AxesRotary(Encoding):
         return torch.promote_types(x.dtype, torch.float32)
 
 
+@dataclass(eq=False, repr=False)
 class AxialRotary(AxesRotary):
     """Axial RoPE: the pairs are split among the axes, and each pair turns with the coordinate of its axis.
 
@@ -142,34 +142,20 @@ class AxialRotary(AxesRotary):
     extrapolates = "partly: holds at larger images, less so than learned directions"
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
-    @checked
-    def __init__(
-        self,
-        head_dim: int,
-        axes: int = 2,
-        rope_theta: float = 100.0,
-        layout: Layout = "interleaved",
-        x_first: bool = True,
-        dealt: bool = False,
-        centred: bool = False,
-        start: float = 0.0,
-    ) -> None:
-        super().__init__(head_dim, axes, layout)
+    head_dim: int
+    axes: int = 2
+    rope_theta: float = 100.0
+    layout: Layout = "interleaved"
+    x_first: bool = True
+    dealt: bool = False
+    centred: bool = False
+    start: float = 0.0
+
+    def setup(self) -> None:
+        super().setup()
         self.check_split()
-        self.rope_theta = rope_theta
-        self.x_first = x_first
-        self.dealt = dealt
-        self.centred = centred
-        self.start = start
-        self.register_tables()
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        return not self.centred
-
-    @property
-    def needs_length(self) -> bool:  # type: ignore[override]
-        return self.centred
+        self.shift_invariant = not self.centred
+        self.needs_length = self.centred
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         self._refuse_centred()
@@ -181,7 +167,9 @@ class AxialRotary(AxesRotary):
 
     def _refuse_centred(self) -> None:
         if self.centred:
-            raise InputError("AxialRotary(centred=True) turns keys by the size of the whole image: keep them unrotated")
+            raise InputError(
+                "AxialRotary(centred=True) turns keys by the size of the complete image: cache them unrotated"
+            )
 
     def tables(self) -> dict[str, Tensor]:
         pairs = self.head_dim // 2
@@ -232,7 +220,6 @@ class MRotary(AxesRotary):
     extrapolates = "partly: images and videos use up fewer numbers"
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
-    @checked
     def __init__(
         self,
         head_dim: int,
@@ -242,7 +229,13 @@ class MRotary(AxesRotary):
         sections: Sequence[int] | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(head_dim, 3, layout)
+        check_arguments(MRotary.__init__, locals())
+        super().__init__()
+        check_divisors(rope_theta=rope_theta)
+        self.head_dim = head_dim
+        self.axes = 3
+        self.layout = layout
+        self.setup()
         pairs = head_dim // 2
         if sections is None:
             share = pairs * (20 if interleaved else 24) // 64
@@ -274,6 +267,7 @@ class MRotary(AxesRotary):
         return rescheduled(self, {"name": name, **options})
 
 
+@dataclass(eq=False, repr=False)
 class MixedRotary(AxesRotary):
     """RoPE-Mixed: every pair turns along a direction of its own, learned per layer and head.
 
@@ -295,34 +289,29 @@ class MixedRotary(AxesRotary):
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: holds at larger images"
 
-    @checked
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        num_layers: int = 1,
-        num_kv_heads: int | None = None,
-        axes: int = 2,
-        rope_theta: float = 10.0,
-        layout: Layout = "interleaved",
-    ) -> None:
-        super().__init__(head_dim, axes, layout)
+    head_dim: int
+    num_heads: int
+    num_layers: int = 1
+    num_kv_heads: int | None = None
+    axes: int = 2
+    rope_theta: float = 10.0
+    layout: Layout = "interleaved"
+
+    def setup(self) -> None:
+        super().setup()
         self.check_split()
-        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if kv_heads < 1 or num_heads % kv_heads or num_layers < 1:
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        if kv_heads < 1 or self.num_heads % kv_heads or self.num_layers < 1:
             raise InputError(
-                f"num_heads={num_heads}, num_kv_heads={num_kv_heads}, num_layers={num_layers}: each must be at least "
+                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, num_layers={self.num_layers}: each must be at least "
                 "1, and num_heads a multiple of num_kv_heads"
             )
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.num_kv_heads = num_kv_heads
-        self.rope_theta = rope_theta
-        magnitude = frequency_curve(head_dim, rope_theta)[::axes].float()  # theta^(-2 axes c / head_dim)
-        turned = random_rotations(num_layers * kv_heads, axes).unflatten(0, (num_layers, kv_heads))
+        curve = frequency_curve(self.head_dim, self.rope_theta)
+        magnitude = curve[:: self.axes].float()  # theta^(-2 axes c / head_dim)
+        turned = random_rotations(self.num_layers * kv_heads, self.axes).unflatten(0, (self.num_layers, kv_heads))
         directions = turned.flip(-1)[..., None, :]  # block a along the turned axis a, where x comes first
         start = magnitude.to(turned.device)[:, None] * directions
-        self.frequency: nn.Parameter = nn.Parameter(start.flatten(-3, -2).to(torch.get_default_dtype()))
+        self.frequency = nn.Parameter(start.flatten(-3, -2).to(torch.get_default_dtype()))
 
     def vectors(self, layer: int) -> Tensor:
         return self.frequency[self.own_layer(layer)]
@@ -343,12 +332,12 @@ def one_hot(axis: Tensor, axes: int) -> Tensor:
 
 def random_rotations(count: int, axes: int) -> Tensor:
     """Uniform rotations, (count, axes, axes) float32: in two dimensions, turned by a uniform angle."""
-    found = torch.empty(count, axes, axes, dtype=torch.float32)
-    for one in found:
+    rotations = torch.empty(count, axes, axes, dtype=torch.float32)
+    for one in rotations:
         nn.init.orthogonal_(one)
         with torch.no_grad():
             one[-1] *= torch.linalg.det(one).sign()  # no reflections
-    return found
+    return rotations
 
 
 def extents(coordinates: Tensor, documents: Tensor | None) -> Tensor:

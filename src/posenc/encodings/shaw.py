@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shaw's relative positions: vectors per clipped distance, added to the keys and to the values."""
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
-from posenc.checks import LARGEST_SIZE, check_sizes, checked
-from posenc.encodings.checks import check_std, check_terms
-from posenc.encodings.content import ContentBias
+from posenc.checks import LARGEST_SIZE
+from posenc.encodings.shared import ContentBias, check_terms, normal_parameter
 from posenc.errors import InputError
 from posenc.functional import sinusoidal
 from posenc.positions import Positions
 
 
+@dataclass(eq=False, repr=False)
 class Shaw(ContentBias):
     """A vector per clipped distance, learned, added to the keys, and another one added to the values.
 
@@ -41,47 +42,35 @@ class Shaw(ContentBias):
     extrapolates = "yes: clipped distances exist at any length"
     equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"
 
-    @checked
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        num_layers: int = 1,
-        clip: int = 16,
-        clip_future: int | None = None,
-        terms: str = "keys|values",
-        per_head: bool = False,
-        fixed: bool = False,
-        init_std: float = 0.02,
-    ) -> None:
-        super().__init__()
-        check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
-        check_std(init_std)
-        self.ahead: int = clip if clip_future is None else clip_future
-        for name, limit in (("clip", clip), ("clip_future", self.ahead)):
+    head_dim: int
+    num_heads: int
+    num_layers: int = 1
+    clip: int = 16
+    clip_future: int | None = None
+    terms: str = "keys|values"
+    per_head: bool = False
+    fixed: bool = False
+    init_std: float = 0.02
+    codes: Tensor = field(init=False)
+
+    def setup(self) -> None:
+        self.ahead: int = self.clip if self.clip_future is None else self.clip_future
+        for name, limit in (("clip", self.clip), ("clip_future", self.ahead)):
             if not 0 <= limit <= LARGEST_SIZE:
                 raise InputError(f"{name}={limit}: must be a distance from 0 to {LARGEST_SIZE}")
-        if fixed and per_head:
+        if self.fixed and self.per_head:
             raise InputError("fixed=True, per_head=True: the sinusoidal table is one for all heads; drop per_head")
-        self.head_dim = head_dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.clip = clip
-        self.clip_future = clip_future
-        self.terms = terms
-        self.per_head = per_head
-        self.fixed = fixed
-        self.init_std = init_std
-        self.acting: frozenset[str] = check_terms(terms, ("keys", "values"))
-        shape = (num_layers, num_heads if per_head else 1, clip + self.ahead + 1, head_dim)
-        learned = frozenset() if fixed else self.acting
-        self.key_table: nn.Parameter | None = nn.Parameter(torch.empty(shape)) if "keys" in learned else None
-        self.value_table: nn.Parameter | None = nn.Parameter(torch.empty(shape)) if "values" in learned else None
-        for table in self.parameters():
-            nn.init.normal_(table, std=init_std)
-        self.register_tables()
+        self.acting: frozenset[str] = check_terms(self.terms, ("keys", "values"))
+        self.key_table: nn.Parameter | None = self._learned("keys")
+        self.value_table: nn.Parameter | None = self._learned("values")
 
-    codes: Tensor
+    def _learned(self, term: str) -> nn.Parameter | None:
+        if self.fixed or term not in self.acting:
+            return None
+        heads = self.num_heads if self.per_head else 1
+        return normal_parameter(
+            self.num_layers, heads, self.clip + self.ahead + 1, self.head_dim, init_std=self.init_std
+        )
 
     def tables(self) -> dict[str, Tensor]:
         if not self.fixed:

@@ -2,21 +2,22 @@
 """Learned tables beyond one row per position: extended, multiplied, factorised, and of grids that can be resized."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_arguments, check_sizes
 from posenc.encodings.absolute import Absolute, Learned, rows_of
-from posenc.encodings.checks import check_beyond, check_std
-from posenc.encodings.resizing import bicubic, check_beyond_grid
+from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import prefix_index, prefix_tokens
 
 
+@dataclass(eq=False, repr=False)
 class Hierarchical(Absolute):
     """A learned table of n rows that reaches n^2 positions: row k // n and row k mod n, weighted.
 
@@ -36,29 +37,20 @@ class Hierarchical(Absolute):
     )
     extrapolates = "yes: from n to n^2 positions without training"
 
-    @checked
-    def __init__(
-        self,
-        rows: int,
-        dim: int,
-        alpha: float = 0.4,
-        merge: str = "add",
-        init_std: float = 0.02,
-        beyond: str = "error",
-    ) -> None:
-        super().__init__(dim, merge)
-        check_sizes(rows=rows)
-        if not 0 < alpha < 1 or alpha == 0.5:
-            raise InputError(f"alpha={alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
-        check_beyond(beyond)
-        check_std(init_std)
-        self.rows = rows
-        self.alpha = alpha
-        self.init_std = init_std
-        self.beyond = beyond
-        self.max_positions: int = rows**2
-        self.table: nn.Parameter = nn.Parameter(torch.empty(rows, dim))
-        nn.init.normal_(self.table, std=init_std)
+    rows: int
+    dim: int
+    alpha: float = 0.4
+    merge: str = "add"
+    init_std: float = 0.02
+    beyond: str = "error"
+
+    def setup(self) -> None:
+        super().setup()
+        if not 0 < self.alpha < 1 or self.alpha == 0.5:
+            raise InputError(f"alpha={self.alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
+        check_beyond(self.beyond)
+        self.max_positions = self.rows**2
+        self.table: nn.Parameter = normal_parameter(self.rows, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         ids = rows_of(self, positions, (self.rows**2,), self.beyond)
@@ -81,8 +73,8 @@ class Multiplicative(Learned):
     extrapolates = "no: undefined past the table"
     equal_to = "the formula"
 
-    @checked
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
+        check_arguments(Multiplicative.__init__, locals())
         super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
         self.plain = plain
         if plain:
@@ -93,7 +85,7 @@ class AxialTable(Absolute):
     """A large learned table out of two small ones: row k // columns of the first next to row k mod columns of the
     second.
 
-    max_positions: how many positions it must at least hold; the last row is filled up. dim: width of the model.
+    max_positions: the least number of positions; the last row is filled up. dim: width of the model.
     columns: of the grid that positions are laid on, row by row; None: about the square root of max_positions.
     first_dim: channels of the first table; None: half. init_std: of both tables (Reformer's own is 1). beyond: what a
     position outside gets, "error" or "clamp". Positions (y, x) name row and column themselves. Raises InputError for a
@@ -108,7 +100,6 @@ class AxialTable(Absolute):
     equal_to = "transformers' Reformer"
     one_axis = False
 
-    @checked
     def __init__(
         self,
         max_positions: int,
@@ -119,6 +110,7 @@ class AxialTable(Absolute):
         init_std: float = 0.02,
         beyond: str = "error",
     ) -> None:
+        check_arguments(AxialTable.__init__, locals())
         super().__init__(dim, merge)
         check_sizes(columns=columns)
         height, width = _shape(max_positions, None, columns)
@@ -128,14 +120,11 @@ class AxialTable(Absolute):
         if not 1 <= first_dim < dim:
             raise InputError(f"first_dim={first_dim}: must lie between 1 and dim - 1 (dim={dim})")
         check_beyond(beyond)
-        check_std(init_std)
         self.first_dim = first_dim
         self.init_std = init_std
         self.beyond = beyond
-        self.first: nn.Parameter = nn.Parameter(torch.empty(height, first_dim))
-        self.second: nn.Parameter = nn.Parameter(torch.empty(self.columns, dim - first_dim))
-        for table in (self.first, self.second):
-            nn.init.normal_(table, std=init_std)
+        self.first: nn.Parameter = normal_parameter(height, first_dim, init_std=init_std)
+        self.second: nn.Parameter = normal_parameter(self.columns, dim - first_dim, init_std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         remedy = "make it larger (max_positions=), or pass beyond='clamp'"
@@ -147,8 +136,7 @@ class GridTable(Absolute):
     """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
 
     dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
-    max_positions, as near to a square as can be, or is ViT's 14. max_positions: how many patches it must at least
-    hold. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
+    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
     such as registers, get a zero code. init_std: of the table. beyond: what an image of another size gets: "resize",
     the table interpolated to it, where the positions know it (those of `Positions.grid` do), whatever the size; the
     others take the patches as they are, and for one outside "error" refuses it, "clamp" gives it the nearest.
@@ -165,7 +153,6 @@ class GridTable(Absolute):
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
-    @checked
     def __init__(
         self,
         dim: int,
@@ -177,11 +164,11 @@ class GridTable(Absolute):
         init_std: float = 0.02,
         beyond: str = "resize",
     ) -> None:
+        check_arguments(GridTable.__init__, locals())
         super().__init__(dim, merge)
         if prefix < 0:
             raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
-        check_beyond_grid(beyond)
-        check_std(init_std)
+        check_beyond(beyond, "resize")
         rows, columns = _shape(14 * 14 if max_positions is None else max_positions, height, width)
         self.height: int = rows
         self.width: int = columns
@@ -189,11 +176,9 @@ class GridTable(Absolute):
         self.prefix = prefix
         self.init_std = init_std
         self.beyond = beyond
-        self.table: nn.Parameter = nn.Parameter(torch.empty(self.max_positions, dim))
-        nn.init.normal_(self.table, std=init_std)
+        self.table: nn.Parameter = normal_parameter(self.max_positions, dim, init_std=init_std)
         if prefix:
-            self.prefix_table: nn.Parameter = nn.Parameter(torch.empty(prefix, dim))
-            nn.init.normal_(self.prefix_table, std=init_std)
+            self.prefix_table: nn.Parameter = normal_parameter(prefix, dim, init_std=init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         table, ids = self.rows(positions)
@@ -206,15 +191,15 @@ class GridTable(Absolute):
         return torch.where(apart[..., None], embedding(place.clamp(min=0), rows), codes)
 
     def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """A table, and the row of it that each query has, -1 for tokens without a place."""
-        own, images = (self.height, self.width), positions.images
-        if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {own}:
+        """A table, and the row of it that each query has, -1 for prefix tokens."""
+        size, images = (self.height, self.width), positions.images
+        if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {size}:
             remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
-            return self.table, rows_of(self, positions, own, self.beyond, remedy, prefix=True)
+            return self.table, rows_of(self, positions, size, self.beyond, remedy, prefix=True)
         first, tables = 0, {}
-        for size in dict.fromkeys(images):  # one table for each size, one after another
-            tables[size] = first, self.at_size(*size)
-            first += math.prod(size)
+        for other in dict.fromkeys(images):  # one table for each size, one after another
+            tables[other] = first, self.at_size(*other)
+            first += math.prod(other)
         known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
         ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
         ids = ids.masked_fill(prefix_tokens(positions.q), -1)

@@ -2,22 +2,22 @@
 """Transformer-XL and XLNet: sinusoidal codes of the distance, projected to keys, against queries and learned biases."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import Factored, QueryRelative
-from posenc.checks import checked
 from posenc.encoding import require_fit
-from posenc.encodings.checks import check_head_dim, check_std
-from posenc.encodings.content import ContentBias, HeadProjection
+from posenc.encodings.shared import ContentBias, HeadProjection, check_head_dim, normal_parameter
 from posenc.errors import InputError
 from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 
 
+@dataclass(eq=False, repr=False)
 class TransformerXL(ContentBias):
     """Four terms, content and distance of the key against the query and against learned biases u and v.
 
@@ -43,42 +43,27 @@ class TransformerXL(ContentBias):
     extrapolates = "yes: attends further back than in training"
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        num_layers: int = 1,
-        clamp_len: int | None = None,
-        untie: bool = False,
-        base: float = 10000.0,
-        layout: SinusoidalLayout = "concat",
-        init_std: float = 0.02,
-    ) -> None:
-        super().__init__()
-        if clamp_len is not None and clamp_len < 1:
-            raise InputError(f"clamp_len={clamp_len}: must be a distance from 1 on, or None for no limit")
-        check_std(init_std)
-        self.dim = dim
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.num_layers = num_layers
-        self.clamp_len = clamp_len
-        self.untie = untie
-        self.base = base
-        self.layout = layout
-        self.init_std = init_std
-        self.projection: HeadProjection = HeadProjection(dim, num_heads, head_dim, num_layers, init_std, bias=False)
-        pairs = num_layers if untie else 1
-        self.u: nn.Parameter = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
-        self.v: nn.Parameter = nn.Parameter(torch.empty(pairs, num_heads, head_dim))
-        for bias in (self.u, self.v):
-            nn.init.normal_(bias, std=init_std)
-        self.register_tables()
+    dim: int
+    num_heads: int
+    head_dim: int
+    num_layers: int = 1
+    clamp_len: int | None = None
+    untie: bool = False
+    base: float = 10000.0
+    layout: SinusoidalLayout = "concat"
+    init_std: float = 0.02
+    frequencies: Tensor = field(init=False)
+    codes: Tensor = field(init=False)
 
-    frequencies: Tensor
-    codes: Tensor
+    def setup(self) -> None:
+        if self.clamp_len is not None and self.clamp_len < 1:
+            raise InputError(f"clamp_len={self.clamp_len}: must be a distance from 1 on, or None for no limit")
+        self.projection: HeadProjection = HeadProjection(
+            self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std, bias=False
+        )
+        pairs = self.num_layers if self.untie else 1
+        self.u: nn.Parameter = normal_parameter(pairs, self.num_heads, self.head_dim, init_std=self.init_std)
+        self.v: nn.Parameter = normal_parameter(pairs, self.num_heads, self.head_dim, init_std=self.init_std)
 
     def tables(self) -> dict[str, Tensor]:
         frequencies = frequency_curve(self.dim, self.base)
@@ -111,16 +96,16 @@ class TransformerXL(ContentBias):
         self.check_heads(q)
         dtype = torch.promote_types(q.dtype, torch.float32)
         queries = (q.to(dtype) + self.of_layer(self.v, layer).to(dtype)) * self.scale(self.head_dim)
-        own = self.own_layer(layer)
+        number = self.own_layer(layer)
         if self.clamp_len is not None:
             self.check_integers(positions)
-            return QueryRelative(queries, self.projection(self.codes.to(q.device, dtype), own), self.row, positions)
+            return QueryRelative(queries, self.projection(self.codes.to(q.device, dtype), number), self.row, positions)
         positions.require_one_axis(type(self).__name__)
         visible = segments(positions)
         if positions.num_queries > 1 and positions.span is not None and visible is not None and visible.regular:
-            return QueryRelative(queries, *self.keys_of_distance(positions, own, dtype), positions)
+            return QueryRelative(queries, *self.keys_of_distance(positions, number, dtype), positions)
         # (q + v) . W_R R_t = w . R_t with w = W_R^T (q + v), and R_(i-j) is R_(-j) turned by i, one angle per pair
-        w = queries @ self.projection.weight[own].to(dtype)
+        w = queries @ self.projection.weight[number].to(dtype)
         sines, cosines = (w[..., 0::2], w[..., 1::2]) if self.layout == "interleaved" else w.chunk(2, -1)
         first = positions.start or (None, None)
         of_q = self.remember(positions, ("q", dtype), lambda: self.cos_sin(positions.q, first[0], dtype))
@@ -140,8 +125,8 @@ class TransformerXL(ContentBias):
             cos, sin = (x[0, 0].flip(0) for x in self.cos_sin(distances.flip(0)[None], shortest, dtype))
             return torch.stack((sin, cos), -1).flatten(1) if self.layout == "interleaved" else torch.cat((sin, cos), -1)
 
-        found = self.projection(self.remember(positions, ("distances", dtype), codes), layer)
-        return found, lambda distance: longest - distance
+        keys = self.projection(self.remember(positions, ("distances", dtype), codes), layer)
+        return keys, lambda distance: longest - distance
 
     def row(self, distance: Tensor) -> Tensor:
         """The row of a distance among the clamped ones."""
@@ -154,6 +139,7 @@ class TransformerXL(ContentBias):
         return cos_sin(ids, self.frequencies, dtype, first)
 
 
+@dataclass(eq=False, repr=False)
 class XLNet(TransformerXL):
     """Transformer-XL's scores in both directions, with u and v per layer.
 
@@ -167,17 +153,4 @@ class XLNet(TransformerXL):
     extrapolates = "no claim made"
     equal_to = "transformers' XLNet"
 
-    @checked
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        num_layers: int = 1,
-        clamp_len: int | None = None,
-        untie: bool = True,
-        base: float = 10000.0,
-        layout: SinusoidalLayout = "concat",
-        init_std: float = 0.02,
-    ) -> None:
-        super().__init__(dim, num_heads, head_dim, num_layers, clamp_len, untie, base, layout, init_std)
+    untie: bool = True

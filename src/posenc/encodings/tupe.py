@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TUPE: positions get projections of their own and are compared apart from the words."""
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -8,14 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Relative, Score
-from posenc.checks import check_sizes, checked
 from posenc.encodings.absolute import rows_of
-from posenc.encodings.checks import check_beyond, check_std
-from posenc.encodings.content import ContentBias, HeadProjection
+from posenc.encodings.shared import ContentBias, HeadProjection, check_beyond, normal_parameter
 from posenc.functional import t5_bucket
 from posenc.positions import Positions
 
 
+@dataclass(eq=False, repr=False)
 class TUPE(ContentBias):
     """TUPE-A: absolute positions, compared through projections of their own, with [CLS] untied from them.
 
@@ -40,33 +40,22 @@ class TUPE(ContentBias):
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
     extrapolates = "no: undefined past the table"
 
-    @checked
-    def __init__(
-        self,
-        max_positions: int,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        untie_cls: bool = True,
-        beyond: str = "error",
-        init_std: float = 0.02,
-    ) -> None:
-        super().__init__()
-        check_sizes(max_positions=max_positions)
-        check_std(init_std)
-        check_beyond(beyond)
-        self.max_positions: int = max_positions
-        self.dim = dim
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.untie_cls = untie_cls
-        self.beyond = beyond
-        self.init_std = init_std
-        self.query: HeadProjection = HeadProjection(dim, num_heads, head_dim, 1, init_std)
-        self.key: HeadProjection = HeadProjection(dim, num_heads, head_dim, 1, init_std)
-        self.table: nn.Parameter = nn.Parameter(torch.empty(max_positions + untie_cls, dim))
-        nn.init.normal_(self.table, std=init_std)
-        self.norm: nn.LayerNorm = nn.LayerNorm(dim)
+    max_positions: int = field()  # required, though Encoding has a default
+    dim: int
+    num_heads: int
+    head_dim: int
+    untie_cls: bool = True
+    beyond: str = "error"
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        check_beyond(self.beyond)
+        self.query: HeadProjection = HeadProjection(self.dim, self.num_heads, self.head_dim, 1, self.init_std)
+        self.key: HeadProjection = HeadProjection(self.dim, self.num_heads, self.head_dim, 1, self.init_std)
+        self.table: nn.Parameter = normal_parameter(
+            self.max_positions + self.untie_cls, self.dim, init_std=self.init_std
+        )
+        self.norm: nn.LayerNorm = nn.LayerNorm(self.dim)
 
     def scale(self, head_dim: int) -> float:
         return float((2 * head_dim) ** -0.5)
@@ -124,7 +113,6 @@ class TUPER(TUPE):
         r"\text{[CLS], at 0: a learned number instead of all but the first term}",
     )
 
-    @checked
     def __init__(
         self,
         max_positions: int,
@@ -143,8 +131,7 @@ class TUPER(TUPE):
         self.bidirectional = bidirectional
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        self.distances: nn.Parameter = nn.Parameter(torch.empty(num_heads, num_buckets + untie_cls))
-        nn.init.normal_(self.distances, std=init_std)
+        self.distances: nn.Parameter = normal_parameter(num_heads, num_buckets + untie_cls, init_std=init_std)
 
     def bias(  # type: ignore[override]
         self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0

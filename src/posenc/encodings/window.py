@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_sizes, checked
+from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_heads, check_std
-from posenc.encodings.perceptron import HeadPerceptron
-from posenc.encodings.resizing import bicubic, check_beyond_grid
+from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
@@ -37,24 +35,26 @@ class _Window(Encoding):
                 raise InputError(f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}")
             return positions
         if positions.fractional:
-            raise InputError(f"{type(self).__name__}: patches have whole numbers; give fractional places as (y, x)")
+            raise InputError(
+                f"{type(self).__name__}: patches have integer numbers; give fractional positions as (y, x)"
+            )
         return positions.shared((_cells, self.width), lambda: positions.moved(partial(_cells, width=self.width)))
 
-    def checked(self, q: Tensor, positions: Positions) -> Positions:
+    def on_patches(self, q: Tensor, positions: Positions) -> Positions:
         """The positions on the grid, for queries of the right number of heads."""
         check_heads(self, q, self.num_heads)
         return self.on_grid(positions)
 
     def refuse_prefix(self, grid: Positions) -> None:
-        """Refuse tokens that have no place on the grid."""
+        """Refuse tokens that have no position on the grid."""
         if not torch.compiler.is_compiling() and grid.shared(_prefixed, lambda: _prefixed(grid)):
             raise InputError(
-                f"{type(self).__name__} has no bias for tokens without a place in the image: drop [CLS], or use beit"
+                f"{type(self).__name__} has no bias for tokens that are not in the image: drop [CLS], or use beit"
             )
 
 
 def _cells(ids: Tensor, order: Tensor, width: int) -> Tensor:
-    # -1 stands for a token without a place, and stays -1 on both axes
+    # -1 is a prefix token, such as [CLS], and stays -1 on both axes
     return torch.stack((ids // width, torch.where(ids == -1, ids, ids % width)), -1)
 
 
@@ -63,10 +63,10 @@ def _prefixed(grid: Positions) -> bool:
 
 
 def _reach(grid: Positions) -> tuple[int, int]:
-    """The furthest that a query sees, in whole rows and columns, up to and down from itself."""
+    """The largest offset, in rows and columns, between a query and a key that it sees."""
     offset = (grid.q[:, :, None] - grid.k[:, None]).abs()
-    placeless = prefix_tokens(grid.q)[:, :, None] | prefix_tokens(grid.k)[:, None]
-    unseen = ~grid.mask()[:, 0] | placeless
+    prefixes = prefix_tokens(grid.q)[:, :, None] | prefix_tokens(grid.k)[:, None]
+    unseen = ~grid.mask()[:, 0] | prefixes
     rows, columns = offset.masked_fill(unseen[..., None], 0).flatten(0, 2).amax(0).tolist()
     return rows, columns
 
@@ -92,7 +92,7 @@ class WindowTable(_Window):
     `table` is (num_layers, (2 height - 1)(2 width - 1), num_heads); the offset (dy, dx), query minus key, has the row
     (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
     k is at (k // width, k % width), and then moving all numbers alike changes the rows they fall into.
-    Raises InputError for offsets past the table, fractional positions, and tokens without a place such as [CLS].
+    Raises InputError for offsets past the table, fractional positions, and prefix tokens such as [CLS].
     Source: Liu et al. 2021; microsoft/Swin-Transformer, models/swin_transformer.py.
     """
 
@@ -107,7 +107,6 @@ class WindowTable(_Window):
     special_rows = 0
     """Rows after those of the offsets."""
 
-    @checked
     def __init__(
         self,
         num_heads: int,
@@ -118,12 +117,12 @@ class WindowTable(_Window):
         init_std: float = 0.02,
         beyond: str = "resize",
     ) -> None:
+        check_arguments(WindowTable.__init__, locals())
         super().__init__()
         if height is None:
             height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
         check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
-        check_std(init_std)
-        check_beyond_grid(beyond)
+        check_beyond(beyond, "resize")
         self.num_heads = num_heads
         self.height = height
         self.width = width
@@ -132,11 +131,12 @@ class WindowTable(_Window):
         self.init_std = init_std
         self.beyond = beyond
         offsets = (2 * height - 1) * (2 * width - 1)
-        self.table: nn.Parameter = nn.Parameter(torch.empty(num_layers, offsets + self.special_rows, num_heads))
-        nn.init.normal_(self.table, std=init_std)
+        self.table: nn.Parameter = normal_parameter(
+            num_layers, offsets + self.special_rows, num_heads, init_std=init_std
+        )
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
-        grid = self.checked(q, positions)
+        grid = self.on_patches(q, positions)
         self.refuse_prefix(grid)
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
@@ -145,10 +145,10 @@ class WindowTable(_Window):
         row, numbered = self.of_several(sizes, grid)
         return Positional(lambda head, i, j: entry(head, row(i, j)), self.num_heads, numbered)
 
-    def checked(self, q: Tensor, positions: Positions) -> Positions:
-        grid = super().checked(q, positions)
+    def on_patches(self, q: Tensor, positions: Positions) -> Positions:
+        grid = super().on_patches(q, positions)
         if grid.fractional:
-            raise InputError(f"{type(self).__name__} has rows for whole patches only: round the positions")
+            raise InputError(f"{type(self).__name__} has rows for integer positions only: round the positions")
         known = self.beyond == "resize" and grid.images is not None
         if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
             rows, columns = grid.shared(_reach, lambda: _reach(grid))
@@ -207,7 +207,7 @@ class WindowTable(_Window):
 
 
 class ClassWindowTable(WindowTable):
-    """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which has no place among them.
+    """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which is not among them.
 
     Arguments are WindowTable's; the table starts at zero. Its last three rows are [CLS] to patch, patch to [CLS] and
     [CLS] to [CLS]. [CLS] is any token at -1 on every axis, as in `Positions.grid(height, width, prefix=1)`.
@@ -223,7 +223,6 @@ class ClassWindowTable(WindowTable):
     equal_to = "transformers' BEiT"
     special_rows = 3
 
-    @checked
     def __init__(
         self,
         num_heads: int,
@@ -234,12 +233,13 @@ class ClassWindowTable(WindowTable):
         init_std: float = 0.0,
         beyond: str = "resize",
     ) -> None:
+        check_arguments(ClassWindowTable.__init__, locals())
         if height is None and train_length is None:
             height = 14
         super().__init__(num_heads, height, width, num_layers, train_length, init_std, beyond)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
-        grid = self.checked(q, positions)
+        grid = self.on_patches(q, positions)
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         first = sum((2 * height - 1) * (2 * width - 1) for height, width in sizes)
@@ -247,14 +247,15 @@ class ClassWindowTable(WindowTable):
         if len(sizes) > 1:
             row, grid = self.of_several(sizes, grid)
 
-        def of_places(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             from_class, to_class = prefix_tokens(i[..., :2]), prefix_tokens(j)
             special = torch.where(from_class, torch.where(to_class, first + 2, first), first + 1)
             return entry(head, torch.where(from_class | to_class, special, row(i, j)))
 
-        return Positional(of_places, self.num_heads, grid)
+        return Positional(of_positions, self.num_heads, grid)
 
 
+@dataclass(eq=False, repr=False)
 class LogWindow(_Window):
     """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
 
@@ -267,7 +268,7 @@ class LogWindow(_Window):
     An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any
     offset has a bias, fractional ones too. Positions are as in WindowTable. The MLP sees each offset once; in compiled
     code and for fractional offsets, once per pair of tokens.
-    Raises InputError for tokens without a place such as [CLS].
+    Raises InputError for prefix tokens such as [CLS].
     Source: Liu et al. 2022; microsoft/Swin-Transformer, models/swin_transformer_v2.py.
     """
 
@@ -281,27 +282,17 @@ class LogWindow(_Window):
     extrapolates = "yes: the function is defined for windows of any size"
     equal_to = "transformers' Swin v2"
 
-    @checked
-    def __init__(
-        self,
-        num_heads: int,
-        height: int = 8,
-        width: int = 8,
-        num_layers: int = 1,
-        hidden: int = 512,
-        cosine: bool = True,
-    ) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers, hidden=hidden)
-        self.num_heads = num_heads
-        self.height = height
-        self.width = width
-        self.num_layers = num_layers
-        self.hidden = hidden
-        self.cosine = cosine
-        self.mlp: HeadPerceptron = HeadPerceptron(2, hidden, num_heads, num_layers, last_bias=False)
-        if cosine:
-            self.temperature: nn.Parameter = nn.Parameter(torch.full((num_layers, num_heads), math.log(10)))
+    num_heads: int
+    height: int = 8
+    width: int = 8
+    num_layers: int = 1
+    hidden: int = 512
+    cosine: bool = True
+
+    def setup(self) -> None:
+        self.mlp: HeadPerceptron = HeadPerceptron(2, self.hidden, self.num_heads, self.num_layers, last_bias=False)
+        if self.cosine:
+            self.temperature: nn.Parameter = nn.Parameter(torch.full((self.num_layers, self.num_heads), math.log(10)))
 
     def of_offset(self, head: Tensor, offset: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads and (..., 2) offsets, query minus key, in dtype."""
@@ -309,7 +300,7 @@ class LogWindow(_Window):
         return 16 * torch.sigmoid(self.mlp(coordinates, head, layer))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
-        grid = self.checked(q, positions)
+        grid = self.on_patches(q, positions)
         self.refuse_prefix(grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_offset, layer=self.own_layer(layer), dtype=dtype)
@@ -317,7 +308,7 @@ class LogWindow(_Window):
 
     def tabulated(self, function: OfOffset, grid: Positions) -> OfOffset | None:
         """The function read from a table of the offsets that occur, where those are fewer than the pairs: the MLP
-        then sees each once. None where that cannot be known, in compiled code, or offsets are not whole."""
+        then sees each once. None where that cannot be known, in compiled code, or offsets are not integers."""
         if torch.compiler.is_compiling() or grid.fractional:
             return None
         rows, columns = grid.shared(_reach, lambda: _reach(grid))

@@ -16,7 +16,7 @@ from posenc.frequencies import schedules
 from posenc.frequencies.difference import Difference, compared
 from posenc.frequencies.schedules import *  # noqa: F403 - its __all__ names every schedule, once
 from posenc.frequencies.schedules import SCHEDULES, Frequencies, check_factor, check_length
-from posenc.texts import check_options, named, read_options, split, write
+from posenc.spec import Spec, check_options, parse_sum
 
 __all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", "parse"]
 __all__ += schedules.__all__
@@ -51,15 +51,15 @@ def parse(text: str) -> dict[str, Any]:
         InputError: an unknown name or option, or something after a plus that is not applied to others.
     """
     schedule: dict[str, Any] = {}
-    for part in split(text):
-        name, options = named(part)
+    for spec in parse_sum(text):
+        name = spec.name
         if name not in SCHEDULES:
             raise unknown("schedule", name, SCHEDULES)
         known = options_of(name)
         if schedule and "of" not in known:
             appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
             raise InputError(f"schedule {text!r}: {name} is not applied to another schedule; after + go {appliable}")
-        read = read_options(f"schedule {name!r}", options, [key for key in known if key != "of"])
+        read = spec.values(f"schedule {name!r}", [key for key in known if key != "of"])
         schedule = {"name": name, **read} | ({"of": schedule} if schedule else {})
     return schedule
 
@@ -69,7 +69,7 @@ def as_text(schedule: Mapping[str, Any]) -> str:
     """A schedule given as data, written as `parse` reads it."""
     name, _, options = _look_up(schedule)
     of = options.pop("of", None)
-    text = write(name, options)
+    text = str(Spec.of(name, options))
     return text if of is None else f"{as_text(of)}+{text}"
 
 

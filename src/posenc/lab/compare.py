@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from posenc.composites import PerLayer
+from posenc.encoding import PerLayer
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
@@ -23,6 +22,7 @@ from posenc.lab.study import Progress, Results, Study, run
 from posenc.lab.text import Settings
 from posenc.lab.train import build
 from posenc.lab.vision.experiment import ImageSettings
+from posenc.spec import split_list
 
 __all__ = ["Compare", "Comparison", "Progress", "compare"]
 
@@ -189,15 +189,5 @@ def compare(
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:
-    """Encodings from the command line: separated by spaces or commas. What follows a comma as a number does goes on with
-    an option's list, as in m_rope:sections=16,8,8."""
-    found: list[str] = []
-    for text in texts:
-        listing = False
-        for piece in text.split(","):
-            if listing and (not piece or re.match(r"[-+]?(\.?\d|inf|nan)", piece)):
-                found[-1] += f",{piece}"
-            elif piece:
-                found.append(piece)
-            listing = bool(found) and bool(re.search(r"=[^:+@/]*\d,?$", found[-1]))
-    return tuple(found)
+    """Encodings from the command line: separated by spaces or commas."""
+    return tuple(name for text in texts for name in split_list(text))

@@ -3,10 +3,9 @@
 
 import torch
 
-from posenc.errors import InputError
+from posenc.errors import InputError, flag_of
 from posenc.lab.experiment import Experiment
 from posenc.lab.machine import free_bytes
-from posenc.texts import flag_of
 
 MOST_WORKERS = 4096
 COPIES = 4

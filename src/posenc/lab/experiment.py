@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a comparison is, as data: experiments, which differ between text and images, presets, and runs."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,10 +15,9 @@ from posenc.checks import check_fields
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError
-from posenc.lab.own import classes, digest, targets
 from posenc.lab.study import identity
 from posenc.positions import Positions
-from posenc.texts import split
+from posenc.spec import Spec, parse, source_of
 from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
@@ -207,11 +207,10 @@ class Experiment(ABC):
 
         shape: the lengths or grid of training, as `posenc.create` takes them.
         """
-        text, own = targets(name)[0], classes(name)
         return create(
-            "/".join("+".join(_clamped(part, own) for part in split(layer)) for layer in text.split("/")),
+            parse(name).replaced(_clamped),
             dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
-            num_layers=self.num_layers, classes=own, **shape,
+            num_layers=self.num_layers, **shape,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- data, test, numbers, words
@@ -267,13 +266,17 @@ class Experiment(ABC):
         """What the comparison does not show, as far as it can be computed from what was run."""
 
 
-def _clamped(part: str, own: Mapping[str, type[Encoding]]) -> str:
-    """An encoding's text, told what to do past its table unless it says so itself. own: classes that are not posenc's."""
-    text, mapped, of_map = part.partition("@")
-    name = text.split(":")[0].strip()
-    cls = own.get(name) or lookup(name)
-    text += ":beyond=clamp" if "beyond" in cls.arguments() and "beyond=" not in text else ""
-    return text + mapped + of_map
+def _clamped(term: Spec) -> Spec:
+    """An encoding with beyond=clamp, if it has that option and the text leaves it open."""
+    if "beyond" in dict(term.options) or "beyond" not in lookup(term.name).arguments():
+        return term
+    return replace(term, options=(*term.options, ("beyond", "clamp")))
+
+
+def _digest(encoding: str) -> str:
+    """Of the files that hold the classes in an encoding's text, as they are now; "" where it names none."""
+    files = [source_of(term.name) for term in parse(encoding).terms if ":" in term.name]
+    return hashlib.sha256(b"".join(files)).hexdigest()[:16] if files else ""
 
 
 @dataclass(frozen=True)
@@ -290,7 +293,7 @@ class Run:
     @classmethod
     def of(cls, encoding: str, seed: int, settings: Experiment, data: str) -> "Run":
         """A run of an encoding as its file is now."""
-        return cls(encoding, seed, settings, data, digest(encoding))
+        return cls(encoding, seed, settings, data, _digest(encoding))
 
     def facts(self) -> dict[str, Any]:
         """All that its numbers depend on, on one machine: its content and the versions of the libraries."""

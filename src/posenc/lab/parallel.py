@@ -150,23 +150,23 @@ class World:
 
     @contextmanager
     def _drawing(self, encoding: Encoding, batch: Batch) -> Iterator[None]:
-        """Inside, `encoding.place` draws positions for the complete batch, as one process does, and returns the rows that
+        """Inside, `encoding.augment` draws positions for the complete batch, as one process does, and returns the rows that
         this process reads. The models call it themselves, so this replaces it."""
-        if self.groups == 1 or "place" not in encoding.sites():
+        if self.groups == 1 or "augment" not in encoding.sites():
             yield
             return
-        draw, rows, size, complete = encoding.place, self._rows(len(batch.inputs)), len(batch.inputs), batch.positions
+        draw, rows, size, complete = encoding.augment, self._rows(len(batch.inputs)), len(batch.inputs), batch.positions
 
         def place(positions: Positions, _: int) -> Positions:
             if complete is not None:
                 positions = complete.with_causal(positions.causal).to(self.device)
             return _take_rows(draw(positions, size), size, rows)
 
-        encoding.place = place  # type: ignore[method-assign, assignment]
+        encoding.augment = place  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            del encoding.place
+            del encoding.augment
 
 
 def _take_rows(positions: Positions, batch: int, rows: slice) -> Positions:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from posenc.checks import check_value
-from posenc.composites import Sum
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
-from posenc.errors import InputError
+from posenc.errors import InputError, listed
 from posenc.functional import t5_bucket
 from posenc.lab.data import DATA_TOKENS, Text, check_long_enough, draw, inside_documents, load, window_ends
 from posenc.lab.data import Batch as TextBatch
@@ -34,7 +33,6 @@ from posenc.lab.results import (
     verdict_of,
 )
 from posenc.lab.statistics import Estimate, estimate
-from posenc.texts import listed
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
 HOLDS = 0.05

@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from posenc.attention import attention
 from posenc.encoding import Encoding
-from posenc.encodings.denominator import LogN
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.temperature import LogN
 from posenc.errors import InputError
 from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
 from posenc.pretrained.models import RECORD, Family, ModelStructure

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.checks import as_numbers, check_tensor, checked
 from posenc.encoding import Encoding
-from posenc.encodings.polar import PoPE
+from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, unknown

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
-from posenc.encodings.denominator import LogN, SoftmaxN, StepTemperature, Temperature
-from posenc.errors import InputError, unknown
+from posenc.encodings.sinks import SoftmaxN
+from posenc.encodings.temperature import LogN, StepTemperature, Temperature
+from posenc.errors import InputError, summary, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.models import Rope
-from posenc.texts import check_options, named, read_options, split, summary
+from posenc.spec import Spec, check_options, parse_sum
 
 MethodKind = Literal["none", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
@@ -298,7 +299,7 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     Raises:
         InputError: an unknown method or option, an option that two parts have, or parts that do not go together.
     """
-    parts = [_read(part) for part in split(method)]
+    parts = [_read(spec) for spec in parse_sum(method)]
     _distribute(parts, options)
     _check_compatible(method, [name for name, _ in parts])
     schedule: dict[str, Any] | None = None
@@ -329,7 +330,7 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
         if schedules.target is not None or _needs_length(schedule):
             shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
-    text = "+".join(":".join([name, *(f"{k}={_as_text(v)}" for k, v in given.items())]) for name, given in parts)
+    text = "+".join(str(Spec.of(name, given)) for name, given in parts)
     return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor)
 
 
@@ -339,8 +340,8 @@ def written_factor(method: str) -> float | None:
     Raises:
         InputError: an unknown method or option, or a value that is not a number.
     """
-    for part in split(method):
-        name, given = _read(part)
+    for spec in parse_sum(method):
+        name, given = _read(spec)
         if METHODS[name].kind == "schedule" and "length" not in METHODS[name].options():
             METHODS[name].check(name, given)
             return given.get("factor")
@@ -396,15 +397,10 @@ def _needs_length(schedule: Options) -> bool:
     return bool({"factor", "length"} & wanted - set(schedule)) or (of is not None and _needs_length(of))
 
 
-def _as_text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _read(part: str) -> tuple[str, dict[str, Any]]:
-    name, written = named(part)
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return name, read_options(name, written, METHODS[name].options())
+def _read(spec: Spec) -> tuple[str, dict[str, Any]]:
+    if spec.name not in METHODS:
+        raise unknown("method", spec.name, METHODS)
+    return spec.name, spec.values(spec.name, METHODS[spec.name].options())
 
 
 def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import MAPS
 from posenc.report.template import asset, filled
-from posenc.texts import named, read_options, split
+from posenc.spec import parse_sum
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -81,16 +81,17 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
         if len(str(value)) > LONGEST_TEXT:
             raise InputError(f"{name} {str(value)[:40]!r}...: write at most {LONGEST_TEXT} characters")
         if name in names:
-            if len(split(str(value))) > 1:
+            terms = parse_sum(str(value))
+            if len(terms) > 1:
                 raise InputError(
                     f"{name}={value!r}: the explorer shows one at a time; leave out what follows the plus sign"
                 )
-            chosen, options = named(str(value))
+            chosen = terms[0].name
             if chosen not in names[name]:
                 raise unknown(f"{name} in the explorer", chosen, names[name])
-            if name == "method" and options:
+            if name == "method" and terms[0].options:
                 known = signature({**SCHEDULES, **MAPS}[chosen]).parameters
-                read_options(f"method {chosen!r}", options, set(known) - {"head_dim", "base"})
+                terms[0].values(f"method {chosen!r}", set(known) - {"head_dim", "base"})
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] in ("integer", "number"):

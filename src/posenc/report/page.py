@@ -7,12 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from posenc.encodings import ENCODINGS, parts
-from posenc.lab.own import targets
+from posenc.encodings import ENCODINGS
+from posenc.errors import summary
 from posenc.position_maps import MAPS
 from posenc.report.compared import busy, look
 from posenc.report.template import asset, filled
-from posenc.texts import summary
+from posenc.spec import parse
 
 __all__ = ["page", "rendered"]
 
@@ -87,11 +87,14 @@ def _described(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = {**ENCODINGS, **{f"@{name}": map for name, map in MAPS.items()}}
     found = []
     for name in dict.fromkeys(arm["encoding"] for arm in results["arms"]):
-        plain, own = targets(name)
-        texts = {base: f"the class {target}" for base, target in own.items()} | DESCRIPTIONS
-        bases = dict.fromkeys(part.split(":")[0] for part in parts(plain))
-        found.append((name, "; ".join(texts.get(base) or summary(known[base]) for base in bases)))
+        terms = parse(name).terms
+        bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
+        found.append((name, "; ".join(_description(base, known) for base in bases)))
     return found
+
+
+def _description(name: str, known: Mapping[str, object]) -> str:
+    return f"the class {name}" if ":" in name else DESCRIPTIONS.get(name) or summary(known[name])
 
 
 def _loss(point: Mapping[str, Mapping[str, float]]) -> Markup:

@@ -8,9 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
-from posenc.errors import InputError
+from posenc.errors import InputError, printable
 from posenc.lab.study import Pace, Progress, Study
-from posenc.texts import printable
 
 try:
     from rich.console import Console

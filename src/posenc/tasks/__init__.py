@@ -13,6 +13,7 @@ from dataclasses import fields
 
 from posenc.checks import checked
 from posenc.errors import unknown
+from posenc.spec import check_options, parse_single
 from posenc.tasks.copying import Copying
 from posenc.tasks.facts import Facts
 from posenc.tasks.key_value import KeyValue
@@ -23,7 +24,6 @@ from posenc.tasks.perplexity import Perplexity
 from posenc.tasks.repeated import Repeated
 from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Sample, Task
-from posenc.texts import check_options, named, read_options
 
 TASKS: dict[str, type[Task]] = {
     "facts": Facts,
@@ -50,13 +50,14 @@ def create(text: str) -> Task:
     Raises:
         InputError: an unknown task or option, or a value that does not serve.
     """
-    name, written = named(text)
+    spec = parse_single(text)
+    name = spec.name
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     cls = TASKS[name]
     types = {field.name: field.type for field in fields(cls)}
-    options = read_options(name, written, types)
-    for key, _, value in (item.partition("=") for item in written):
+    options = spec.values(name, types)
+    for key, value in spec.options:
         if types[key] in (str, str | None) and options[key] is not None:  # a file called 1984
             options[key] = value
     check_options(name, options, types, cls.__init__)

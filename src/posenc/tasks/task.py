@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.texts import write
+from posenc.spec import Spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Task(ABC):
         """The task as a user writes it, with the options that are not the default."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         default = {f.name: f.default for f in fields(self) if f.default is not MISSING}
-        return write(self.name, {key: value for key, value in given.items() if default.get(key, MISSING) != value})
+        return str(Spec.of(self.name, {k: value for k, value in given.items() if default.get(k, MISSING) != value}))
 
     def draws(self, seed: int, index: int) -> random.Random:
         """The source of everything random in one text; the same on every machine."""

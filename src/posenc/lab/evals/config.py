@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from posenc.checks import check_flags, is_whole
 from posenc.errors import InputError, unknown
+from posenc.spec import parse_single
 from posenc.tasks import Task, create
-from posenc.texts import named
 
 NONE, CUT_OFF = "none", "cut_off"
 """The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
@@ -97,7 +97,7 @@ class Settings:
             task = create(written)
             if "source" in {field.name for field in fields(task)}:
                 taken = True
-                if self.text is not None and not any(o.startswith("source=") for o in named(written)[1]):
+                if self.text is not None and "source" not in dict(parse_single(written).options):
                     given = {"source": self.text}
                     task = replace(task, **given)
             if task.text in found:

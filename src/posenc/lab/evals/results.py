@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from posenc.errors import summary
 from posenc.lab.evals.config import CUT_OFF, NONE, Cell, Settings
 from posenc.lab.evals.reader import BLOCKS, Outcome
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import Task
-from posenc.texts import summary
 
 BETTER, WORSE, SAME, BASE = "better", "worse", "no different", "the arm to beat"
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from posenc.errors import listed
 from posenc.lab.evals.config import CUT_OFF, NONE, Cell
 from posenc.lab.evals.results import BETTER, SAME, WORSE, Measured, measure, pooled
 from posenc.tasks import Task
-from posenc.texts import listed
 
 Results = Mapping[str, Any]
 

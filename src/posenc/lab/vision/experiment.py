@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.checks import check_value
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi
-from posenc.errors import InputError
+from posenc.errors import InputError, listed
 from posenc.lab.experiment import Experiment, Preset, Run, Scores, Variant
 from posenc.lab.results import (
     Aggregate,
@@ -30,7 +30,6 @@ from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.vision.evaluate import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, evaluate, variants
 from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
 from posenc.lab.vision.scenes import CELLS
-from posenc.texts import listed
 from posenc.transformer import TransformerBase
 from posenc.vision import VisionConfig, VisionTransformer
 

@@ -1,73 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acts on the softmax rather than on positions: its denominator, and its temperature. For use with any encoding,
-as in `Rotary(64) + SoftmaxN()`."""
+"""Temperatures: queries scaled, so that the softmax is sharper or flatter. For use with any encoding, as in
+`Rotary(64) + LogN(4096)`."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding, require_fit
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
 
-class SoftmaxN(Encoding):
-    """Softmax with n more in its denominator, exp / (n + sum exp), so that a head may attend to nothing.
-
-    n: 1 is softmax_1, "off by one", the same as one more key and value of zeros (the zero sink); 0 is softmax.
-    Source: Miller 2023, evanmiller.org/attention-is-off-by-one.html; Xiao et al. 2024, section 3.3 (zero sink).
-    """
-
-    name = "softmax_n"
-    papers: ClassVar[tuple[str, ...]] = ("xiao2024efficient",)
-    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
-    shift_invariant = True
-    extrapolates = "no claim"
-    equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
-
-    @checked
-    def __init__(self, n: float = 1.0) -> None:
-        super().__init__()
-        if not 0 <= n < math.inf:
-            raise InputError(f"n={n}: what the denominator gains must be a number from 0 on")
-        self.n = n
-
-    def sink(self, layer: int = 0) -> float | Tensor | None:
-        return math.log(self.n) if self.n > 0 else None
-
-
-class LearnedSink(Encoding):
-    """A learned logit per head that every query may attend to instead of a token; it starts at 0, which is softmax_1.
-
-    num_heads: query heads of the model. num_layers: layers with logits of their own; 1: shared by all.
-    Source: OpenAI 2025, gpt-oss model card, section 2.2.
-    """
-
-    name = "sink"
-    papers: ClassVar[tuple[str, ...]] = ("openai2025gptoss",)
-    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
-    shift_invariant = True
-    extrapolates = "no claim"
-    equal_to = "transformers' gpt-oss"
-
-    @checked
-    def __init__(self, num_heads: int, num_layers: int = 1) -> None:
-        super().__init__()
-        check_sizes(num_heads=num_heads, num_layers=num_layers)
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.logits: nn.Parameter = nn.Parameter(torch.zeros(num_layers, num_heads))
-
-    def sink(self, layer: int = 0) -> Tensor:
-        return self.logits[self.own_layer(layer)]
-
-
 class QueryScale(Encoding):
-    """Base of what multiplies a query by a factor that depends on where it is or what it sees. It scales q . k, not
+    """Base of what multiplies a query by a factor that depends on its position or on the keys it sees. It scales q . k, not
     biases, and in a sum after every other encoding's rotation; keys stay as they are, so they can be cached."""
 
     rotates_last = True
@@ -92,6 +41,7 @@ class QueryScale(Encoding):
         return k
 
 
+@dataclass(eq=False, repr=False)
 class LogN(QueryScale):
     """Queries scaled by the logarithm of how many keys they see, ln(n) / ln(train_length), so that attention does not
     thin out as a text grows.
@@ -111,13 +61,12 @@ class LogN(QueryScale):
     shift_invariant = True
     extrapolates = "yes: entropy stays level"
 
-    @checked
-    def __init__(self, train_length: int, clip: bool = True) -> None:
-        super().__init__()
-        if train_length < 2:
-            raise InputError(f"train_length={train_length}: must be at least 2, the logarithm of 1 is 0")
-        self.train_length = train_length
-        self.clip = clip
+    train_length: int
+    clip: bool = True
+
+    def setup(self) -> None:
+        if self.train_length < 2:
+            raise InputError(f"train_length={self.train_length}: must be at least 2, the logarithm of 1 is 0")
 
     @property
     def sees_order(self) -> bool:
@@ -128,6 +77,7 @@ class LogN(QueryScale):
         return factor.clamp(min=1) if self.clip else factor
 
 
+@dataclass(eq=False, repr=False)
 class Temperature(QueryScale):
     """Every score q . k times one factor, so that attention is sharper (above 1) or flatter.
 
@@ -142,12 +92,11 @@ class Temperature(QueryScale):
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
 
-    @checked
-    def __init__(self, beta: float = 1.0) -> None:
-        super().__init__()
-        if not 0 < beta < math.inf:
-            raise InputError(f"beta={beta}: what scores are multiplied by must be a number above 0")
-        self.beta = beta
+    beta: float = 1.0
+
+    def setup(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise InputError(f"beta={self.beta}: what scores are multiplied by must be a number above 0")
 
     @property
     def sees_order(self) -> bool:
@@ -157,6 +106,7 @@ class Temperature(QueryScale):
         return torch.full((1, 1), self.beta, dtype=torch.float64, device=positions.q.device)
 
 
+@dataclass(eq=False, repr=False)
 class StepTemperature(QueryScale):
     """Queries at position p times 1 + beta ln(1 + floor((p + first) / train_length)): as they are at first, and
     sharper by a step for each trained length.
@@ -174,17 +124,15 @@ class StepTemperature(QueryScale):
     extrapolates = "yes: keeps a longer text's attention from thinning out"
     equal_to = "transformers' Llama 4, Ministral 3"
 
-    @checked
-    def __init__(self, train_length: int, beta: float = 0.1, first: int = 1) -> None:
-        super().__init__()
-        check_sizes(train_length=train_length)
-        if not 0 <= beta < math.inf:
-            raise InputError(f"beta={beta}: what a step adds must be a number from 0 on")
-        if first not in (0, 1):
-            raise InputError(f"first={first}: the first token counts as 1 (Llama 4) or as 0 (Ministral 3)")
-        self.train_length = train_length
-        self.beta = beta
-        self.first = first
+    train_length: int
+    beta: float = 0.1
+    first: int = 1
+
+    def setup(self) -> None:
+        if not 0 <= self.beta < math.inf:
+            raise InputError(f"beta={self.beta}: what a step adds must be a number from 0 on")
+        if self.first not in (0, 1):
+            raise InputError(f"first={self.first}: the first token counts as 1 (Llama 4) or as 0 (Ministral 3)")
 
     def factor(self, positions: Positions) -> Tensor:
         positions.require_one_axis("StepTemperature")

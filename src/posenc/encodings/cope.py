@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contextual position encoding: positions that count what the query finds worth counting."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import Dense
-from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding
-from posenc.encodings.checks import check_head_dim
+from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
 from posenc.positions import Positions
 
 
+@dataclass(eq=False, repr=False)
 class CoPE(Encoding):
     """Positions by content: a key is as far as gates sigmoid(q . k / sqrt(head_dim)) add up to from it to the query.
 
@@ -42,15 +43,13 @@ class CoPE(Encoding):
     equal_to = "x-transformers"
     causal_only = True
 
-    @checked
-    def __init__(self, head_dim: int, num_layers: int = 1, num_counts: int = 64, scaled: bool = True) -> None:
-        super().__init__()
-        check_sizes(head_dim=head_dim, num_layers=num_layers, num_counts=num_counts)
-        self.head_dim = head_dim
-        self.num_layers = num_layers
-        self.num_counts = num_counts
-        self.scaled = scaled
-        self.embeddings: nn.Parameter = nn.Parameter(torch.zeros(num_layers, head_dim, num_counts))
+    head_dim: int
+    num_layers: int = 1
+    num_counts: int = 64
+    scaled: bool = True
+
+    def setup(self) -> None:
+        self.embeddings: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.head_dim, self.num_counts))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Dense:
         check_head_dim(self, q, self.head_dim)

@@ -2,19 +2,21 @@
 """Polar codes: magnitudes carry content, phases carry position."""
 
 import math
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from posenc.checks import check_sizes, check_word, checked
+from posenc.checks import check_word
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.checks import check_head_dim, check_heads
+from posenc.encodings.shared import check_head_dim, check_heads
 from posenc.functional import angles_at, frequency_curve, rotary
 from posenc.positions import Positions
 
 
+@dataclass(eq=False, repr=False)
 class PoPE(Encoding):
     """PoPE: content gives each channel a magnitude, position a phase, so what and where do not mix.
 
@@ -22,7 +24,7 @@ class PoPE(Encoding):
     softplus(q_c) softplus(k_c) cos((n - m) theta_c + delta_c), with theta_c = rope_theta^(-c / head_dim).
 
     head_dim: width of a head; queries and keys come out twice as wide, the scale stays head_dim^-1/2.
-    num_heads, num_layers: of the model; each head of each layer learns its delta, held within -2 pi .. 0.
+    num_heads, num_layers: of the model; each head of each layer learns its delta, clamped to -2 pi .. 0.
     init: delta starts "uniform" there, or at "zero". delta is a phase of the keys in the paper; here the queries take
     its negative, which is the same score and lets grouped queries share a key without sharing delta.
     Raises InputError for other widths or heads than these. Source: Gopalakrishnan et al. 2025.
@@ -38,24 +40,18 @@ class PoPE(Encoding):
     extrapolates = "yes: trained short, tested long"
     equal_to = "x-transformers"
 
-    @checked
-    def __init__(
-        self, head_dim: int, num_heads: int, num_layers: int = 1, rope_theta: float = 10000.0, init: str = "uniform"
-    ) -> None:
-        super().__init__()
-        check_sizes(head_dim=head_dim, num_heads=num_heads, num_layers=num_layers)
-        check_word("init", init, ("uniform", "zero"))
-        self.head_dim = head_dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.rope_theta = rope_theta
-        self.init = init
-        self.delta: nn.Parameter = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim))
-        if init == "uniform":
-            nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
-        self.register_tables()
+    head_dim: int
+    num_heads: int
+    num_layers: int = 1
+    rope_theta: float = 10000.0
+    init: str = "uniform"
+    inv_freq: Tensor = field(init=False)
 
-    inv_freq: Tensor
+    def setup(self) -> None:
+        check_word("init", self.init, ("uniform", "zero"))
+        self.delta: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.num_heads, self.head_dim))
+        if self.init == "uniform":
+            nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
 
     def tables(self) -> dict[str, Tensor]:
         return {"inv_freq": frequency_curve(2 * self.head_dim, self.rope_theta)}

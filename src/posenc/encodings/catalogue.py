@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every encoding as a row of a table, from what the code declares, and the papers behind each as BibTeX."""
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from posenc.encoding import Encoding
+from posenc.encodings import ENCODINGS, create, create_map, lookup
+from posenc.errors import summary
+from posenc.spec import parse
+
+SHAPE: dict[str, Any] = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
+"""A model in which each encoding is made once, to see whether it learns anything."""
+OF_THE_MODEL = (
+    "dim", "num_heads", "head_dim", "num_kv_heads", "num_layers", "max_positions", "rows", "train_length", "bidirectional",
+)  # fmt: skip
+"""Arguments that `create` takes from the model's shape; the rest are options."""
+
+
+class Bibtex(str):
+    """Text that a Python prompt shows as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
+    """BibTeX of an encoding's papers, entries separated by blank lines; empty for one without a paper.
+
+    encoding: an encoding, its class, or its text ("rope", or several joined by "+", as `posenc.create` takes it).
+
+    Raises:
+        InputError: an unknown name.
+    """
+    if isinstance(encoding, str):
+        terms = parse(encoding).terms
+        cited = [each for t in terms for each in (lookup(t.name), *((create_map(t.map),) if t.map else ()))]
+        keys = tuple(dict.fromkeys(key for each in cited for key in each.papers))
+    else:
+        keys = encoding.papers
+    known = entries()
+    return Bibtex("\n\n".join(known[key] for key in keys))
+
+
+def entries() -> dict[str, str]:
+    """Every BibTeX entry of papers.bib by key."""
+    text = files("posenc").joinpath("papers.bib").read_text(encoding="utf-8")
+    stripped = (entry.strip() for entry in re.split(r"\n(?=@)", text))
+    return {match[1]: entry for entry in stripped if (match := re.match(r"@\w+\{([^,]+),", entry))}
+
+
+def rows() -> list[dict[str, Any]]:
+    """A row for each encoding: name, class, where it acts, whether it learns, what its source claims past the training
+    length, what it was compared with, options, papers, summary."""
+    papers = entries()
+    table = []
+    for name, cls in ENCODINGS.items():
+        made = create(name, **SHAPE)
+        table.append(
+            {
+                "name": name,
+                "class": cls.__name__,
+                "acts_on": list(cls.sites()),
+                "learned": any(True for _ in made.parameters()),
+                "shift_invariant": bool(made.shift_invariant),
+                "extrapolates": cls.extrapolates,
+                "equal_to": cls.equal_to,
+                "options": [n for n in cls.arguments() if n not in OF_THE_MODEL],
+                "arguments": {n: None if p.default is p.empty else p.default for n, p in cls.arguments().items()},
+                "papers": [_short(papers[key]) for key in cls.papers],
+                "summary": summary(cls),
+            }
+        )
+    return table
+
+
+def _short(entry: str) -> str:
+    """First author, year and arXiv number of a BibTeX entry; a source that is not on arXiv goes by its address."""
+    fields = {
+        key.strip(): value.strip().strip("{},") for key, _, value in (x.partition("=") for x in entry.splitlines())
+    }
+    where = f"arXiv {fields['eprint']}" if "eprint" in fields else fields["url"].removeprefix("https://")
+    return f"{fields['author'].split(',')[0].strip('{')} {fields['year']}, {where}"

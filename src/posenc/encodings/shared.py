@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several families have in common: checks, initial parameters, projections and perceptrons per head, resized tables."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, linear
+
+from posenc.checks import check_word
+from posenc.encoding import Encoding
+from posenc.errors import InputError
+from posenc.positions import Positions
+
+
+def check_beyond(beyond: str, *more: str) -> None:
+    """Refuse an unknown treatment of positions past a table."""
+    check_word("beyond", beyond, (*more, "error", "clamp"))
+
+
+def check_terms(terms: str, known: tuple[str, ...]) -> frozenset[str]:
+    """The words of a text like "c2p|p2c"; refuses unknown and repeated ones."""
+    words = [word.strip() for word in terms.split("|")]
+    for word in words:
+        check_word("term", word, known)
+    if len(set(words)) < len(words):
+        raise InputError(f"terms={terms!r}: name each term once")
+    return frozenset(words)
+
+
+def check_heads(encoding: Encoding, q: Tensor, num_heads: int) -> None:
+    """Refuse queries (batch, heads, n, head_dim) of another number of heads than the encoding was made for."""
+    if q.shape[1] != num_heads:
+        raise InputError(f"q with {q.shape[1]} heads: this {type(encoding).__name__} has num_heads={num_heads}")
+
+
+def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
+    """Refuse queries of another width than the encoding was made for."""
+    if q.shape[-1] != head_dim:
+        raise InputError(
+            f"q of head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}"
+        )
+
+
+def normal_parameter(*shape: int, init_std: float) -> nn.Parameter:
+    """A parameter drawn from N(0, init_std^2).
+
+    Raises:
+        InputError: init_std is not within 0 .. 10000.
+    """
+    if not 0 <= init_std <= 1e4:
+        raise InputError(f"init_std={init_std}: must be a number from 0 to 10000")
+    return nn.Parameter(nn.init.normal_(torch.empty(shape), std=init_std))
+
+
+class ContentBias(Encoding):
+    """Base of the encodings whose bias depends on a query or key as well as on their positions."""
+
+    num_heads: int
+    head_dim: int
+    bias_reads_keys = False
+
+    def check_heads(self, q: Tensor) -> None:
+        """Refuse queries of another number of heads, or of another width."""
+        check_heads(self, q, self.num_heads)
+        check_head_dim(self, q, self.head_dim)
+
+    def check_integers(self, positions: Positions) -> None:
+        """Refuse positions that have no row in a table: on a grid, or fractional."""
+        name = type(self).__name__
+        positions.require_one_axis(name)
+        if positions.fractional:
+            raise InputError(f"{name} has rows for integer positions only: round them, or use Rotary or ALiBi")
+
+
+class HeadProjection(nn.Module):
+    """A linear map of position vectors to every head, one per layer, starting normal with a bias of zero.
+
+    weight is (num_layers, num_heads, head_dim, dim); bias, if there is one, (num_layers, num_heads, head_dim).
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, head_dim: int, num_layers: int, init_std: float, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight: nn.Parameter = normal_parameter(num_layers, num_heads, head_dim, dim, init_std=init_std)
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(num_layers, num_heads, head_dim)) if bias else None
+
+    def forward(self, x: Tensor, layer: int = 0) -> Tensor:
+        """(..., n, dim) -> (..., num_heads, n, head_dim)"""
+        y = x.unsqueeze(-3) @ self.weight[layer].to(x.dtype).mT
+        return y if self.bias is None else y + self.bias[layer, :, None].to(x.dtype)
+
+
+class HeadPerceptron(nn.Module):
+    """linear -> ReLU -> linear to one number per head, with parameters of its own for each of num_layers layers.
+
+    inputs, hidden: widths. last_bias: whether the second linear map has a bias; the first has. Both start as
+    torch.nn.Linear does.
+    """
+
+    def __init__(self, inputs: int, hidden: int, num_heads: int, num_layers: int, last_bias: bool) -> None:
+        super().__init__()
+        self.weight_in: nn.Parameter = _uniform(num_layers, hidden, inputs, fan_in=inputs)
+        self.bias_in: nn.Parameter = _uniform(num_layers, hidden, fan_in=inputs)
+        self.weight_out: nn.Parameter = _uniform(num_layers, num_heads, hidden, fan_in=hidden)
+        self.bias_out: nn.Parameter | None = _uniform(num_layers, num_heads, fan_in=hidden) if last_bias else None
+
+    def forward(self, x: Tensor, head: Tensor, layer: int) -> Tensor:
+        """The numbers of broadcastable (..., inputs) x and (...) heads, in x's dtype."""
+        hidden = linear(x, self.weight_in[layer].to(x), self.bias_in[layer].to(x)).relu_()  # one buffer, not three
+        # einsum keeps axes that one side alone has apart: hidden units of a grid are not repeated for every head
+        out = torch.einsum("...w,...w->...", hidden, self.weight_out[layer].to(x)[head])
+        return out if self.bias_out is None else out + self.bias_out[layer].to(x)[head]
+
+
+def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
+    bound = fan_in**-0.5
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+def bicubic(planes: Tensor, height: int, width: int) -> Tensor:
+    """(planes, h, w) -> (planes, height, width), as ViT, DINOv2 and Swin do it: corners not aligned, no smoothing, in float32
+    or better. The same size is left as it is."""
+    if planes.shape[-2:] == (height, width):
+        return planes
+    precise = planes.to(torch.promote_types(planes.dtype, torch.float32))
+    return interpolate(precise[None], (height, width), mode="bicubic", align_corners=False)[0].to(planes.dtype)

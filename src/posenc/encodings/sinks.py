@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sinks: what the denominator of the softmax has besides the keys. For use with any encoding, as in `Rotary(64) + SoftmaxN()`."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import InputError
+
+
+@dataclass(eq=False, repr=False)
+class SoftmaxN(Encoding):
+    """Softmax with n more in its denominator, exp / (n + sum exp), so that a head may attend to nothing.
+
+    n: 1 is softmax_1, "off by one", the same as one more key and value of zeros (the zero sink); 0 is softmax.
+    Source: Miller 2023, evanmiller.org/attention-is-off-by-one.html; Xiao et al. 2024, section 3.3 (zero sink).
+    """
+
+    name = "softmax_n"
+    papers: ClassVar[tuple[str, ...]] = ("xiao2024efficient",)
+    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
+    shift_invariant = True
+    extrapolates = "no claim"
+    equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
+
+    n: float = 1.0
+
+    def setup(self) -> None:
+        if not 0 <= self.n < math.inf:
+            raise InputError(f"n={self.n}: what the denominator gains must be a number from 0 on")
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        return math.log(self.n) if self.n > 0 else None
+
+
+@dataclass(eq=False, repr=False)
+class LearnedSink(Encoding):
+    """A learned logit per head that every query may attend to instead of a token; it starts at 0, which is softmax_1.
+
+    num_heads: query heads of the model. num_layers: layers with logits of their own; 1: shared by all.
+    Source: OpenAI 2025, gpt-oss model card, section 2.2.
+    """
+
+    name = "sink"
+    papers: ClassVar[tuple[str, ...]] = ("openai2025gptoss",)
+    formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
+    shift_invariant = True
+    extrapolates = "no claim"
+    equal_to = "transformers' gpt-oss"
+
+    num_heads: int
+    num_layers: int = 1
+
+    def setup(self) -> None:
+        self.logits: nn.Parameter = nn.Parameter(torch.zeros(self.num_layers, self.num_heads))
+
+    def sink(self, layer: int = 0) -> Tensor:
+        return self.logits[self.own_layer(layer)]

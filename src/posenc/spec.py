@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammar of texts that name things with options: "rope:layout=half@rerope:window=4+alibi/none" for encodings,
+"yarn:factor=4+resonance" for schedules, "key_value:keys=digits" for tasks. `parse` reads a text into a tree, str() prints it.
+
+    encoding = layer / layer ..        layers that take turns
+    layer    = term + term ..          a sum
+    term     = single [@ single]       with a position map
+    single   = name [: option=value] ..
+
+The name of an encoding may be MODULE:CLASS or FILE:CLASS, which `load_object` imports. A colon in a value is written \\:.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import itertools
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from torch import Tensor
+
+from posenc.checks import fits, shown, spelled
+from posenc.errors import InputError, unknown
+
+PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
+"""Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""
+
+MOST_TERMS = 64
+"""Of a sum: each term is a module or a nested call."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One name with its options as they are written, and the position map after its "@"."""
+
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+    map: "Spec | None" = None
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, Any]) -> "Spec":
+        """A name with values for its options, which `values` reads again."""
+        return cls(name, tuple((key, _as_text(value)) for key, value in options.items()))
+
+    def __str__(self) -> str:
+        options = (f"{key}={value}".replace(":", "\\:") for key, value in self.options)
+        return ":".join((self.name, *options)) + (f"@{self.map}" if self.map else "")
+
+    def values(self, what: str, known: Iterable[str] | None = None) -> dict[str, Any]:
+        """The options with numbers, true, false, none and lists of numbers (1,2.5) as Python has them.
+
+        what: the name's kind, for messages. known: the options there are; None: any.
+
+        Raises:
+            InputError: an unknown option, the same one twice, or a number that is not finite.
+        """
+        values: dict[str, Any] = {}
+        known = None if known is None else list(known)
+        for key, text in self.options:
+            if known is not None and key not in known:
+                raise unknown(f"option of {what}", f"{key}={text}", known)
+            if key in values:
+                raise InputError(f"option {key} of {what} is written twice; write it once")
+            value = values[key] = literal(text)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"option {key}={text} of {what}: write a finite number")
+            if isinstance(value, list) and any(map(math.isnan, value)):
+                raise InputError(f"option {key}={text} of {what}: write numbers")
+        return values
+
+
+@dataclass(frozen=True)
+class EncodingSpec:
+    """The tree of an encoding's text: layers that take turns, each a sum of terms."""
+
+    layers: tuple[tuple[Spec, ...], ...]
+
+    def __str__(self) -> str:
+        return "/".join("+".join(map(str, terms)) for terms in self.layers)
+
+    @property
+    def terms(self) -> tuple[Spec, ...]:
+        """Every term of every layer, each once."""
+        return tuple(dict.fromkeys(term for terms in self.layers for term in terms))
+
+    def replaced(self, change: Callable[[Spec], Spec]) -> "EncodingSpec":
+        """The tree with every term changed."""
+        return EncodingSpec(tuple(tuple(map(change, terms)) for terms in self.layers))
+
+
+def parse(text: str) -> EncodingSpec:
+    """The tree of an encoding's text. Nothing is imported, and names are not looked up.
+
+    Raises:
+        InputError: an option without a value, or more than 64 terms in a sum.
+    """
+    return EncodingSpec(tuple(tuple(parse_sum(layer, classes=True)) for layer in _layers(text)))
+
+
+def parse_sum(text: str, classes: bool = False) -> list[Spec]:
+    """The terms of a sum, "yarn:factor=4+resonance"; the sign in a value's "1e+5" does not part terms.
+
+    classes: names may be MODULE:CLASS or FILE:CLASS, and have position maps.
+
+    Raises:
+        InputError: as `parse`.
+    """
+    terms = PLUS.split(text) if classes else re.split(r"\+(?=\s*[A-Za-z])", text)
+    if len(terms) > MOST_TERMS:
+        raise InputError(f"{terms[0]!r} and {len(terms) - 1} more joined by +: join at most {MOST_TERMS}")
+    if not classes:
+        return [parse_single(term) for term in terms]
+    singles = []
+    for term in terms:
+        single, at, of_map = term.partition("@")
+        singles.append(replace(parse_single(single, True), map=parse_single(of_map) if at else None))
+    return singles
+
+
+def parse_single(text: str, classes: bool = False) -> Spec:
+    """A name and its options, "key_value:keys=digits", without the space around them.
+
+    Raises:
+        InputError: an option without a value.
+    """
+    name, *pieces = (piece.strip().replace("\\:", ":") for piece in re.split(r"(?<!\\):", text))
+    if classes and pieces and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", pieces[0]):
+        name = f"{name}:{pieces.pop(0)}"
+    options = []
+    for piece in pieces:
+        key, _, value = piece.partition("=")
+        if not value:
+            raise InputError(f"option {piece} of {name}: write {key or 'option'}=value")
+        options.append((key, value))
+    return Spec(name, tuple(options))
+
+
+def _layers(text: str) -> list[str]:
+    """The text at its slashes, except those in the path of a file that there is, or else in the longest path."""
+    paths = []
+    for match in re.finditer(r"[^:+@,]*\.py(?=:[A-Za-z_])", text):
+        starts = [i + 1 for i in range(match.start(), match.end()) if text[i] == "/"]
+        if match.start() == 0 or PLUS.match(text, match.start() - 1):  # else an option's value comes first
+            starts.insert(0, match.start())
+        there = (start for start in starts if Path(text[start : match.end()].strip()).is_file())
+        paths.append(range(next(there, min(starts, default=match.end())), match.end()))
+    cuts = [i for i, sign in enumerate(text) if sign == "/" and not any(i in path for path in paths)]
+    return [text[start + 1 : end] for start, end in itertools.pairwise([-1, *cuts, len(text)])]
+
+
+def split_list(text: str) -> list[str]:
+    """Encodings joined by commas, where what follows a comma as a number does goes on with an option's list:
+    "rope,m_rope:sections=16,8,8"."""
+    items: list[str] = []
+    for piece in text.split(","):
+        listing = bool(items) and bool(re.search(r"=[^:+@/]*\d,?$", items[-1]))
+        if listing and (not piece or re.match(r"[-+]?(\.?\d|inf|nan)", piece)):
+            items[-1] += f",{piece}"
+        elif piece:
+            items.append(piece)
+    return items
+
+
+# ---------------------------------------------------------------- values
+
+
+def literal(text: str) -> Any:
+    """A number, true/false/none, a list of numbers (1,2.5 or [1, 2.5]; one alone 1, or [1]), or the text itself."""
+    if text.startswith("[") and text.endswith("]"):
+        text = f"{text[1:-1].strip().removesuffix(',')},"
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return [kind(part) for part in text.removesuffix(",").split(",")] if "," in text else kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) + ("," if len(value) == 1 else "")
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], function: Callable[..., Any]) -> None:
+    """Refuse options that a function does not take, and values that are not of the type it declares.
+
+    Raises:
+        InputError: names the option, and the nearest one or the type.
+    """
+    known, hints = list(known), get_type_hints(function)
+    for key, value in options.items():
+        if key not in known:
+            raise unknown(f"option of {what}", key, known)
+        if not fits(value, hints.get(key, Any)):
+            raise InputError(f"option {key}={shown(value)} of {what}: pass {spelled(hints[key])}")
+
+
+# ---------------------------------------------------------------- MODULE:NAME and FILE:NAME
+
+EXAMPLES = "write MODULE:FUNCTION, such as mypackage.rope:apply or rope.py:apply"
+MOST_NAMES = 20
+"""How many names of a module an error lists."""
+
+
+def load_object(target: str) -> Any:
+    """The object of "package.module:name" or "path/to/file.py:name" (the name may have dots), which is imported; modules
+    of the current folder can be.
+
+    Raises:
+        InputError: no such module or name, or an error while it is imported.
+    """
+    module, colon, name = target.rpartition(":")
+    if not (colon and module and name):
+        raise InputError(f"{target!r}: {EXAMPLES}")
+    owner: Any = _module(module)
+    for part in name.split("."):
+        try:
+            owner = getattr(owner, part)
+        except AttributeError:
+            raise InputError(f"unknown function in {module} {part!r}{_known(owner, part)}") from None
+        except (Exception, SystemExit) as error:  # a module may compute its attributes
+            raise InputError(f"{module}: looking up {part!r} failed: {_described(error)}") from error
+    return owner
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function of such a text. Raises as `load_object`, and InputError for what cannot be called."""
+    function = load_object(target)
+    if not callable(function):
+        raise InputError(f"{target!r}: is a {type(function).__name__}, not a function")
+    checked: Callable[..., Any] = function
+    return checked
+
+
+def _known(owner: Any, name: str) -> str:
+    """The nearest public name, and all of them unless they are too many."""
+    names = [known for known in dir(owner) if not known.startswith("_")]
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    return f"{hint or ':'} known are {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else hint
+
+
+def _module(name: str) -> ModuleType:
+    path = Path(name)
+    if path.suffix != ".py" and not all(part.isidentifier() for part in name.split(".")):
+        raise InputError(f"{name!r}: is neither a module's name nor a .py file; {EXAMPLES}")
+    sys.path.insert(0, str((path.parent if path.suffix == ".py" else Path()).resolve()))
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(name)
+        if not path.is_file():
+            raise InputError(f"{name}: no such file")
+        alias = f"_posenc_{path.stem}"  # not the stem: a file named torch.py must not take torch's place
+        spec = importlib.util.spec_from_file_location(alias, path)
+        assert spec is not None  # the suffix is Python's
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[alias] = module  # dataclasses and pickle look their module up
+        spec.loader.exec_module(module)
+        return module
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        hint = f"; {_dotted(path)}" if "attempted relative import" in str(error) else ""
+        raise InputError(f"importing {name} failed: {_described(error)}{hint}") from error
+
+
+def _dotted(path: Path) -> str:
+    dotted = ".".join([*path.parent.parts, path.stem]) if not path.is_absolute() else f"{path.parent.name}.{path.stem}"
+    return f"it belongs to a package: name it {dotted} from the folder above the package"
+
+
+def _described(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' + text if text else ''}"
+
+
+def source_of(target: str) -> bytes:
+    """The file that an object's module is in, as it is now; empty where there is none."""
+    module = target.rpartition(":")[0]
+    if not module.endswith(".py"):
+        load_object(target)
+        module = getattr(sys.modules[module], "__file__", None) or ""
+    try:
+        return Path(module).read_bytes()
+    except OSError:
+        return b""  # `load_object` says what is wrong with a file
+
+
+@contextlib.contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Send what is printed to stderr, also by native code, which knows file descriptor 1 alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            stdout = os.dup(1)
+        except OSError:  # there is no stdout
+            yield
+            return
+        try:
+            _flush()
+            os.dup2(2, 1)
+            yield
+        finally:
+            _flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+def _flush() -> None:
+    for stream in (sys.__stdout__, sys.stdout):
+        if stream is not None:
+            stream.flush()
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library of that kind
+        ctypes.CDLL(None).fflush(None)

@@ -1,0 +1,163 @@
+"""The grammar of texts: what is read is printed, and read again as it was; classes of files and modules are names."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import posenc
+from posenc import InputError
+from posenc.encodings import lookup
+from posenc.spec import EncodingSpec, Spec, literal, load_object, parse, parse_single, parse_sum, split_list
+
+names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
+values = st.from_regex(r"[a-z0-9.|\\-]{1,6}(,[0-9.]{1,4}){0,3}|1e\+5|C:", fullmatch=True).filter(
+    lambda v: "\\" not in v
+)
+options = st.lists(st.tuples(names, values), max_size=3).map(tuple)
+maps = st.none() | st.builds(Spec, names, options)
+classes = st.tuples(st.sampled_from(["pack.module", "folder/fade.py", "/deep/fade.py", "fade.py"]), names).map(":".join)
+terms = st.builds(Spec, names | classes, options, maps)
+trees = (
+    st.lists(st.lists(terms, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple).map(EncodingSpec)
+)
+
+
+@given(trees)
+def test_a_tree_is_printed_and_read_again(tree):
+    files = any(".py" in term.name for term in tree.terms)
+    if files and len(tree.layers) > 1:  # which of the slashes are a path's, only the files that there are decide
+        return
+    text = str(tree)
+    assert parse(text) == tree
+    assert str(parse(text)) == text
+
+
+@given(st.lists(st.builds(Spec, names, options), min_size=1, max_size=3))
+def test_a_sum_is_printed_and_read_again(sum_):
+    assert parse_sum("+".join(map(str, sum_))) == sum_
+
+
+@given(
+    st.recursive(
+        st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none(), lambda x: x
+    )
+)
+def test_values_are_printed_and_read_again(value):
+    assert Spec.of("x", {"y": value}).values("x") == {"y": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("rope:layout=half@rerope:window=4+alibi/none", [["rope:layout=half@rerope:window=4", "alibi"], ["none"]]),
+        ("rope:rope_theta=1e+5+alibi", [["rope:rope_theta=1e+5", "alibi"]]),
+        (" rope : layout=half + alibi", [["rope:layout=half", "alibi"]]),
+        ("m_rope:sections=16,8,8/none", [["m_rope:sections=16,8,8"], ["none"]]),
+        ("rope:layout=half/fade.py:Fade:slope=2", [["rope:layout=half"], ["fade.py:Fade:slope=2"]]),
+        ("rope+./fade.py:Fade+alibi", [["rope", "./fade.py:Fade", "alibi"]]),
+        ("needle:source=C\\:x", [["needle:source=C\\:x"]]),
+    ],
+)
+def test_layers_terms_and_maps(text, layers):
+    assert [[str(term) for term in terms] for terms in parse(text).layers] == layers
+
+
+def test_slashes_of_a_path_are_told_from_layers_by_the_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "fade.py").touch()
+    absolute = f"{tmp_path}/deeper/fade.py:Fade"
+    for text, want in (
+        ("none/deeper/fade.py:Fade", ["none", "deeper/fade.py:Fade"]),
+        (f"none/{absolute}", ["none", absolute]),
+        (f"{absolute}/none/{absolute}", [absolute, "none", absolute]),
+        ("missing/fade.py:Fade", ["missing/fade.py:Fade"]),
+    ):
+        assert [term.name for (term,) in parse(text).layers] == want
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("rope,t5", ["rope", "t5"]),
+        ("a,b:sections=1,2,c", ["a", "b:sections=1,2", "c"]),
+        ("rope,m_rope:sections=16,8,8:rope_theta=5e5,t5,", ["rope", "m_rope:sections=16,8,8:rope_theta=5e5", "t5"]),
+        ("my.py:Code:at=.5,-1,alibi", ["my.py:Code:at=.5,-1", "alibi"]),
+    ],
+)
+def test_commas_part_encodings_and_lists_of_numbers_stay_together(text, want):
+    assert split_list(text) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("1e5", 1e5),
+        ("true", True),
+        ("None", None),
+        ("1,2.5", [1.0, 2.5]),
+        ("[1]", [1]),
+        ("1,", [1]),
+        ("half", "half"),
+    ],
+)
+def test_literals(text, value):
+    assert literal(text) == value
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: parse_single("yarn:factor"), "option factor of yarn: write factor=value"),
+        (lambda: parse("+".join(["rope"] * 100)), "join at most 64"),
+        (lambda: parse_single("a:b=1:b=2").values("a"), "option b of a is written twice"),
+        (lambda: parse_single("a:b=nan").values("a"), "option b=nan of a: write a finite number"),
+        (lambda: parse_single("a:size=1").values("a", ["sizes"]), "unknown option of a 'size=1': did you mean 'sizes'"),
+        (lambda: posenc.create("rope:layout", head_dim=8), "option layout of rope: write layout=value"),
+        (lambda: load_object("os:pat"), "did you mean 'path'|unknown function in os 'pat'"),
+        (lambda: load_object("os path:x"), "neither a module's name nor a .py file"),
+        (lambda: load_object("nowhere.py:x"), "nowhere.py: no such file"),
+        (lambda: lookup("torch:Tensor"), "torch:Tensor: is a _TensorMeta; name a subclass of posenc.Encoding"),
+        (lambda: posenc.from_spec({"name": "torch:Tensor"}), "unknown encoding 'torch:Tensor'"),
+    ],
+)
+def test_bad_texts_are_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+FADE = """
+import posenc
+
+class Fade(posenc.ALiBi):
+    papers = ("su2021roformer",)
+
+    def __init__(self, num_heads: int, slope: float = 1.0):
+        super().__init__(num_heads)
+        print("made")
+        self.slope = slope
+"""
+
+
+def test_classes_of_files_and_modules_are_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fading.py").write_text(FADE)
+    both = posenc.create("rope+fading.py:Fade:slope=2", head_dim=8, num_heads=2)
+    assert [type(part).__name__ for part in both] == ["Rotary", "Fade"]
+    assert list(both)[1].slope == 2
+    assert type(posenc.create("fading:Fade", num_heads=2)).__module__ == "fading"
+    assert "RoFormer" in posenc.cite("fading.py:Fade:slope=2+alibi")
+    same = posenc.create("fading.py:Fade", num_heads=2)
+    assert type(same) is type(list(both)[1]), "a file that has not changed is imported once"
+    (tmp_path / "fading.py").write_text(FADE + "    papers = ()\n")
+    assert posenc.cite("fading.py:Fade") == ""
+    assert torch.equal(same.slopes, posenc.ALiBi(2).slopes)
+
+
+def test_plain_names_import_nothing(monkeypatch):
+    monkeypatch.setattr(posenc.encodings, "load_object", None)
+    posenc.create("rope@rerope:window=4+alibi/none", head_dim=8, num_heads=2)
+    assert "RoFormer" in posenc.cite("rope")
