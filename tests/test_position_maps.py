@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, position_maps
 from posenc.attention import posed
-from posenc.backends import call
+from posenc.backends import fused
 from posenc.position_maps import MAPS, dual_chunk, leaky_rerope, rerope, self_extend, streaming, string
 from posenc.positions.regions import Region
 from posenc.positions.segments import segments
@@ -49,7 +49,7 @@ WHOLE = [name for name in LAYOUTS if name != "gaps"]
 def _small_tiles(monkeypatch):
     torch.manual_seed(0)
     for name, size in (("ROWS", 3), ("MANY", 5), ("COLUMNS", 4), ("CELLS", 32)):
-        monkeypatch.setattr(call, name, size)
+        monkeypatch.setattr(fused, name, size)
 
 
 def inputs(p, heads=4, kv_heads=2, dtype=torch.float64):

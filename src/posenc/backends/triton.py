@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
-from posenc.bias import Factored, QueryRelative, Relative
+from posenc.bias.terms import KernelInputs
 from posenc.kernels import HAS_TRITON
 
 WIDEST = 256
@@ -33,15 +33,15 @@ class Triton:
         if positions.start is None:
             return "the kernel is for contiguous positions, without padding or packing"
         for term in bias:
-            if not isinstance(term, Relative | QueryRelative | Factored):
+            if term.in_kernel is None:
                 return f"the kernel has no form for {type(term).__name__}"
-            if not isinstance(term, Factored) and term.positions.start != positions.start:
+            if term.by_distance and term.positions.start != positions.start:  # type: ignore[attr-defined]
                 return "a term has positions of its own"  # on a grid
-        if sum(isinstance(term, QueryRelative) for term in bias) > 1:
+        if [term.in_kernel for term in bias].count("products") > 1:
             return "the kernel takes one table that queries are multiplied with"
         if q.dtype == torch.float64:
             return "the kernel takes float32 and less"
-        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in problem.factored), problem.v.shape[-1])
+        width = max(problem.width, problem.v.shape[-1])
         if width > WIDEST:
             return f"queries, keys or values {width} wide; the kernel ends at {WIDEST}"
         if q.shape[0] * q.shape[1] > MOST_HEADS:
@@ -55,13 +55,8 @@ class Triton:
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         if problem.is_empty:
             return "there is nothing to compute", 0, ""
-        heads, queries, keys = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
         size = problem.widened_bytes() + problem.q.shape[:3].numel() * 4  # and the log-sum-exp
-        for term in problem.bias:
-            if isinstance(term, Relative):
-                size += 4 * heads * (queries + keys - 1)
-            elif isinstance(term, QueryRelative):
-                size += 4 * (term.content.shape[:3].numel() * term.table.shape[-2] + queries + keys - 1)
+        size += 4 * sum(term.reduced(_distances(problem), problem.q.device).lookup_numbers() for term in problem.others)
         return "posenc's own kernel, tested under Triton's interpreter, not measured on a GPU", size, ""
 
     def attend(self, problem: Problem) -> Tensor:
@@ -69,24 +64,21 @@ class Triton:
             return Reference().attend(problem)
         from posenc.kernels.attention import relative_attention
 
-        start, device = problem.positions.start, problem.q.device
-        assert start is not None
-        vector: Tensor | None = None
-        products: Tensor | None = None
-        row: Tensor | None = None
-        for term in problem.bias:
-            if isinstance(term, Relative):
-                vector = term.vector(device) if vector is None else vector + term.vector(device)
-            elif isinstance(term, QueryRelative):
-                products = (term.content @ term.table.mT).float()
-                longest = start[0] + term.num_queries - 1 - start[1]
-                row = term.index(longest - torch.arange(term.num_queries + term.num_keys - 1, device=device))
+        positions, inputs = problem.positions, KernelInputs()
+        for term in problem.others:
+            inputs = term.reduced(_distances(problem), problem.q.device).for_kernel(inputs)
         q, k, v, scale = problem.widened()
-        diagonal = start[0] - start[1] if problem.positions.causal else k.shape[2] - 1
-        out, lse = relative_attention(
-            q, k, v, None if vector is None else vector.float(), products, row, scale, diagonal, _precision(q)
-        )
+        assert positions.start is not None
+        diagonal = positions.start[0] - positions.start[1] if positions.causal else k.shape[2] - 1
+        out, lse = relative_attention(q, k, v, *inputs, scale, diagonal, _precision(q))
         return out if problem.sink is None else problem.with_sink(out, lse)
+
+
+def _distances(problem: Problem) -> Tensor:
+    """The distance of each of the kernel's cells."""
+    start, queries, keys = problem.positions.start, problem.q.shape[2], problem.k.shape[2]
+    assert start is not None
+    return start[0] + queries - 1 - start[1] - torch.arange(queries + keys - 1, device=problem.q.device)
 
 
 def _interpreted() -> bool:
