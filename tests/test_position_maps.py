@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, position_maps
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends import fused
 from posenc.position_maps import MAPS, dual_chunk, leaky_rerope, rerope, self_extend, streaming, string
 from posenc.positions.regions import Region
@@ -229,10 +229,10 @@ def test_a_text_within_the_window_takes_the_path_of_rope():
 def test_a_query_alone_reads_only_the_keys_that_it_sees():
     p = Positions.arange(1, 99, causal=True)
     q, k, v = inputs(p)
-    near, sinks = posed(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
+    near, sinks = prepare(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
     assert (near.first, near.k.shape[2]) == (90, 10)
     assert (sinks.first, sinks.k.shape[2]) == (0, 4)
-    _, far = posed(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
+    _, far = prepare(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
     assert far.k is k, "keys that every query sees at one distance are not rotated"
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, pad
 
-from posenc.attention import check_given, placed
+from posenc.attention import check_given, resolve_positions
 from posenc.checks import checked
 from posenc.distributed.exchange import gather_keys
 from posenc.encoding import Encoding
@@ -54,7 +54,7 @@ def linear_attention(
     if positions is not None and positions.part is not None:
         k, v = gather_keys(k, v, positions)
     check_given(encoding, positions, q=q, k=k, v=v)
-    positions = placed(q, k, v, encoding, positions, causal)
+    positions = resolve_positions(q, k, v, encoding, positions, causal)
     if chunk_size < 1:
         raise InputError(f"chunk_size={chunk_size}: must be at least 1")
     precise = torch.promote_types(q.dtype, torch.float32)

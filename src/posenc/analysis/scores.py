@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.analysis.codes import made
 from posenc.analysis.finding import Finding
 from posenc.analysis.sizes import Sizes, needs_causal, size_of, sizes_of
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.checks import check_sizes, checked
@@ -294,7 +294,7 @@ def _last_scores(encoding: Encoding, layer: int, sizes: Sizes, x: Tensor) -> tup
     heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = posed(q, k, k, encoding, last, None, None, None, 0.0, layer)
+    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, layer)
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = problem.scale * (x @ x[-1])
     return score - without, without.expand_as(score)

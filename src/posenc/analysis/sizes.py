@@ -7,7 +7,7 @@ from itertools import chain
 
 import torch
 
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -60,7 +60,7 @@ def needs_causal(encoding: Encoding, sizes: Sizes, layer: int = 0) -> bool:
 
     def takes(causal: bool) -> bool:
         try:
-            posed(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, layer)
+            prepare(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, layer)
         except Exception:  # code of users may refuse by any exception
             return False
         return True

@@ -104,7 +104,7 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
         inputs.append(torch.randint(2**62, ()))
         kinds.append("seed")
     numbers = [int(problem.positions.causal), lowered.longest, *regions, *lowered.segments.table]
-    return attend(inputs, " ".join(kinds), numbers, problem.scale, problem.dropout_p)  # type: ignore[no-any-return]
+    return attend(inputs, " ".join(kinds), numbers, problem.scale, problem.dropout_p)
 
 
 # -------------------------------------------------------------------- the operator, as compilers see it
@@ -134,7 +134,8 @@ def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, d
             kind = ValuesTerm if name == ValuesTerm.kind else SCORE_TERMS[name]
             made.append(kind(*tensors[at : at + kind.size]))
             at += kind.size
-        values = made.pop() if made and isinstance(made[-1], ValuesTerm) else None
+        values = made.pop() if ValuesTerm.kind in names else None
+        assert values is None or isinstance(values, ValuesTerm)
         *limits, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
         of_q, of_k, of_v, visible = _packed(q[number]), _packed(k[number]), v, Segments(list(table), True)
         if of_k.shape[2] < v.shape[2]:
@@ -167,9 +168,7 @@ def attend(
 
 
 @attend.register_fake
-def _(
-    inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float
-) -> tuple[Tensor, Tensor]:
+def _(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float) -> tuple[Tensor, Tensor]:
     q, v = inputs[0], inputs[2 * int(kinds.split()[0])]
     batch, heads, queries, _ = q.shape
     out = v.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)

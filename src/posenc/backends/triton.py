@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An own Triton kernel for biases of the distance and relative tables over contiguous positions."""
+"""Our Triton kernels, as a backend and for rotations. Triton is imported only when one is called."""
 
 import os
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -9,8 +10,17 @@ from torch import Tensor
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias.terms import KernelInputs
-from posenc.kernels import HAS_TRITON
+from posenc.errors import InputError
+from posenc.rotation import Layout, transformed
 
+HAS_TRITON = find_spec("triton") is not None
+VERIFIED: frozenset[tuple[int, int]] = frozenset()
+"""Compute capabilities of the GPUs on which `rotary_kernel` has been run, compared with the formula and timed by
+benchmarks/rotary_gpu.py: there it is the default. None so far."""
+FORCED = os.environ.get("POSENC_KERNELS") == "1"
+"""Whether the kernels are the default on every GPU: set POSENC_KERNELS=1 before Python starts."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What `rotary_kernel` serves; wider ones would lose digits."""
 WIDEST = 256
 """Of queries, keys and values: a tile of them has to fit into a GPU's shared memory."""
 MOST_HEADS = 65535
@@ -62,7 +72,7 @@ class Triton:
     def attend(self, problem: Problem) -> Tensor:
         if problem.is_empty:
             return Reference().attend(problem)
-        from posenc.kernels.attention import relative_attention
+        from posenc.backends.triton_kernels import relative_attention
 
         positions, inputs = problem.positions, KernelInputs()
         for term in problem.others:
@@ -90,3 +100,30 @@ def _precision(q: Tensor) -> str:
     """Of float32 products on tensor cores: what torch.set_float32_matmul_precision allows matrix products."""
     allowed = q.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else "ieee"
+
+
+def fits_kernel(q: Tensor, k: Tensor) -> bool:
+    """Whether `rotary_kernel` is to serve: CUDA tensors on a GPU of VERIFIED, or FORCED; Triton is installed, and torch.func
+    is not at work. Else PyTorch's formula is taken."""
+    served = HAS_TRITON and q.is_cuda and k.is_cuda and q.dtype in DTYPES
+    served = served and (FORCED or (bool(VERIFIED) and torch.cuda.get_device_capability(q.device) in VERIFIED))
+    return served and (torch.compiler.is_compiling() or not transformed())
+
+
+def rotary_kernel(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Queries (batch, heads, n, head_dim) and keys (batch, kv_heads, n, head_dim) of the same tokens, rotated by one
+    kernel: `posenc.functional.rotary` of both.
+
+    cos, sin: (batch or 1, 1, n, pairs), constants. Any strides; float32, bfloat16, float16, computed in float32.
+
+    Raises:
+        InputError: Triton is missing, shapes that do not fit, another dtype, an unknown layout, or inplace where entries
+            share memory.
+    """
+    if not HAS_TRITON:
+        raise InputError("rotary_kernel needs Triton: pip install triton, or use posenc.functional.rotary")
+    from posenc.backends.triton_kernels import rotate
+
+    return rotate(q, k, cos, sin, layout, start, inplace)

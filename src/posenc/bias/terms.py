@@ -11,9 +11,9 @@ table (beyond a clip, in far buckets) or consecutive rows, nothing is gathered: 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -155,8 +155,10 @@ class _Index:
 # -------------------------------------------------------------------- what FlexAttention reads inside its kernel
 
 
-Lookup = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(batch, head, query index, key index) -> the term there, read from captured tensors."""
+class Lookup(Protocol):
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The term at (batch, head, query index, key index), read from captured tensors."""
+        ...
 
 
 class Cells(NamedTuple):
@@ -418,7 +420,7 @@ class KeyTerm(_ProjectedTerm):
         for first, end, row in self.columns(tile):
             product, here = self.product[:, k0 + first : k0 + end], out[..., first:end]
             if row is not None:
-                _put(here, product[:, None, :, row], fresh)
+                _put(here, product[..., row].contiguous()[:, None], fresh)
                 continue
             rows = self.rows_of(tile.first + first, end - first, out.shape[1])
             for of_head, target in zip(product, here, strict=True):

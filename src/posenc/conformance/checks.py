@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import attention, explain, posed
+from posenc.attention import attention, explain, prepare
 from posenc.backends import BACKENDS
 from posenc.blocks import Cache
 from posenc.composites import PerLayer, Sum
@@ -418,7 +418,7 @@ def shards_are_whole(s: Subject) -> None:
                     rows = shard(q, own, 2).split([call.num_queries for call in calls], 2)
                     parts = [
                         BACKENDS["reference"].attend(
-                            posed(
+                            prepare(
                                 part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], encoding, call, None, None,
                                 None, 0.0, 0,
                             )

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.checks import check_divisors, checked
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.checks import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import Layout, check_even, rotary
-from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
 from posenc.rotation import turn_together, turn_token, turns_token, widened
 from posenc.rotation.angles import angles_at, cos_sin

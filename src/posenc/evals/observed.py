@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
 from posenc.errors import InputError
@@ -94,7 +94,7 @@ def attend(
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation has left them in float32
     with torch.autocast(query.device.type, enabled=False):
         positions = Positions.arange(query.shape[2], causal=True, device=query.device)
-        problem = posed(query, key, value, encoding, positions, None, scaling, s_aux, 0.0, 0)
+        problem = prepare(query, key, value, encoding, positions, None, scaling, s_aux, 0.0, 0)
         view.observer.vectors(view.layer, query[0], key[0], problem.scale)
         bias, outs = sum_by_rows(problem.bias, query.device), []
         for first in range(0, query.shape[2], view.chunk):
