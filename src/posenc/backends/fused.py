@@ -479,8 +479,8 @@ class Call:
         return self.bias(tile).baddbmm_(q, self.of_keys(self.k, tile).mT, alpha=self.scale)
 
     def weights(self, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The softmax from its log-sum-exp: by key, and the same memory by distance where values need it."""
-        scores -= sums.masked_fill(sums == -torch.inf, torch.inf)[..., None]  # nothing visible: no weight
+        """The softmax from its log-sum-exp, see `_denominators`: by key, and the same memory by distance where values need it."""
+        scores -= sums[..., None]
         if self.values is None:
             return scores.exp_(), None
         by_distance = self.scratch.by_distance("weights", tile)
@@ -603,7 +603,7 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
             scores = call.scores(tile)
             here = row, slice(*heads), slice(*tile.queries)
             sums = scores.logsumexp(-1)
-            weights, by_distance = call.weights(tile, scores, sums)
+            weights, by_distance = call.weights(tile, scores, _denominators(sums))
             if call.dropout_p > 0:
                 weights *= call.dropout(weights, number)
             part = weights @ call.of_keys(call.v, tile)
@@ -614,6 +614,11 @@ def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
             else:
                 out[here], lse[here] = part.to(out.dtype), sums
             number += 1
+
+
+def _denominators(lse: Tensor) -> Tensor:
+    """Log-sum-exps to subtract from scores: where nothing is visible there is no weight."""
+    return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
 # -------------------------------------------------------------------- backward
@@ -647,7 +652,7 @@ def backward(
 def _plain_gradients(call: Call, lse: Tensor, grad: Tensor, offset: Tensor, totals: list[Tensor]) -> None:
     """Tile by tile, from the weights. offset: see `backward`; totals: of q, k and v."""
     call.convert(call.precise)
-    number = 0
+    number, lse = 0, _denominators(lse)
     for row, heads, tiles in call.regions(all_keys=call.dropout_p > 0):
         for term in call.every_term:
             term.enter(row, heads)

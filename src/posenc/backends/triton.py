@@ -67,6 +67,8 @@ class Triton:
             return "there is nothing to compute", 0, ""
         size = problem.widened_bytes() + problem.q.shape[:3].numel() * 4  # and the log-sum-exp
         size += 4 * sum(term.reduced(_distances(problem), problem.q.device).lookup_numbers() for term in problem.others)
+        if any(term.in_kernel == "products" for term in problem.bias):
+            size += 4 * _distances(problem).numel()  # its rows
         return "posenc's own kernel, tested under Triton's interpreter, not measured on a GPU", size, ""
 
     def attend(self, problem: Problem) -> Tensor:

@@ -240,7 +240,7 @@ class Term:
         raise NotImplementedError(f"{type(self).__name__} widens queries and keys instead")
 
     def lookup_numbers(self) -> int:
-        """How many numbers `lookup` and `for_kernel` make."""
+        """How many numbers `lookup` and `for_kernel` make, but for an index of rows."""
         return sum(x.numel() for x in self.tensors)
 
     def for_kernel(self, inputs: KernelInputs) -> KernelInputs:
@@ -312,8 +312,8 @@ class _ProjectedTerm(Term):
         return content @ table.mT
 
     def lookup_numbers(self) -> int:
-        content, table, rows = self.tensors
-        return math.prod(content.shape[:3]) * table.shape[-2] + rows.numel()
+        content, table, _ = self.tensors
+        return math.prod(content.shape[:3]) * table.shape[-2]
 
     def lookup(self, cells: Cells | None) -> Lookup:
         assert cells is not None
