@@ -36,8 +36,8 @@ MANY = 4096
 """Queries that the flash kernel is given at a time where it visits every key: it goes through all of them at each call."""
 COLUMNS = 1024
 """Keys of a tile, where the softmax is known already: with ROWS, what stays in a core's second-level cache."""
-CELLS = 2**19
-"""Scores of a block of heads, 2 MiB in float32; a tile of one head may be larger."""
+CELLS = 2**18
+"""Scores of a block of heads, 1 MiB in float32; a tile of one head may be larger."""
 NEGLIGIBLE = 40.0
 """A weight below e^-40 of its row's largest is beyond what float32 can see, 2^-24, even 10^10 times."""
 NUMBERS = len(EVERYTHING.numbers()) + 1
