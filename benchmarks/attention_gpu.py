@@ -183,7 +183,7 @@ def compare(case: Case, rounds: int, limit: float) -> dict[str, dict[str, Any]]:
 
 def tune(case: Case, width: int, rounds: int) -> dict[str, dict[str, Any]]:
     """Our kernels with other tiles, fastest first."""
-    from posenc.kernels.attention import TILES, Tiles
+    from posenc.backends.triton_kernels import TILES, Tiles
 
     limit = min(n for n in TILES if width <= n)
     kept, found = TILES[limit], {}

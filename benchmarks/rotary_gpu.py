@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import posenc
+from posenc.backends.triton import rotary_kernel
 from posenc.functional import rotary
-from posenc.kernels import rotary_kernel
 
 HEADS, KV_HEADS, HEAD_DIM, ROPE_THETA = 32, 8, 128, 500000.0
 SHAPES = ("1x1", "64x1", "1x8192", "8x4096", "1x131072")

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, position_maps
-from posenc.attention import posed
-from posenc.backends import call
+from posenc.attention import prepare
+from posenc.backends import fused
 from posenc.position_maps import MAPS, dual_chunk, leaky_rerope, rerope, self_extend, streaming, string
 from posenc.positions.segments import segments
 from posenc.positions.visibility import Region
@@ -49,7 +49,7 @@ WHOLE = [name for name in LAYOUTS if name != "gaps"]
 def _small_tiles(monkeypatch):
     torch.manual_seed(0)
     for name, size in (("ROWS", 3), ("MANY", 5), ("COLUMNS", 4), ("CELLS", 32)):
-        monkeypatch.setattr(call, name, size)
+        monkeypatch.setattr(fused, name, size)
 
 
 def inputs(p, heads=4, kv_heads=2, dtype=torch.float64):
@@ -229,10 +229,10 @@ def test_a_text_within_the_window_takes_the_path_of_rope():
 def test_a_query_alone_reads_only_the_keys_that_it_sees():
     p = Positions.arange(1, 99, causal=True)
     q, k, v = inputs(p)
-    near, sinks = posed(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
+    near, sinks = prepare(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
     assert (near.first, near.k.shape[2]) == (90, 10)
     assert (sinks.first, sinks.k.shape[2]) == (0, 4)
-    _, far = posed(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
+    _, far = prepare(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
     assert far.k is k, "keys that every query sees at one distance are not rotated"
 
 

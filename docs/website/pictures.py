@@ -12,7 +12,7 @@ import posenc
 from posenc.analysis import bias, codes_of, plots, rotation, scores
 from posenc.analysis.plotting import PALETTE, SOFT, Picture, image, plot
 from posenc.analysis.reading import SHAPE
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding
@@ -119,9 +119,9 @@ def _around(name: str) -> Tensor:
     for content in torch.randn(32, width, dtype=torch.float64):
         x = encoding.embed(content.expand(1, count, width), positions)
         q = x[:, None].expand(1, SHAPE["num_heads"], count, width)
-        problem = posed(q, q, q, encoding, positions, None, None, None, 0.0, 0)
+        problem = prepare(q, q, q, encoding, positions, None, None, None, 0.0, 0)
         score = Reference().scores(problem, 0, count, dense_sum(problem.bias, x.device))[0, :, count // 2]
-        plain = posed(q, q, q, create("none"), positions, None, None, None, 0.0, 0).scale * content.square().sum()
+        plain = prepare(q, q, q, create("none"), positions, None, None, None, 0.0, 0).scale * content.square().sum()
         found.append((score - plain).mean(0))
     return torch.stack(found).mean(0).reshape(SIDE, SIDE)
 

@@ -21,6 +21,7 @@ from posenc.encoding import (
     bias_of,
     branches_of,
     queries_rotated_by,
+    require_fit,
     rotated_by,
     scale_in,
     values_of,
@@ -85,9 +86,9 @@ def attention(
                     step = _step(q, k, v, encoding, positions, keys_rotated)
                     if step is not None:
                         return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
-            problem = posed(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+            problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
             return _choose(problem, backend).attend(problem)
-        pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
+        pose = partial(prepare, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
         _check_shard(q, k, positions, keys_rotated)
         positions = positions if causal is None else positions.with_causal(causal)
         attend = ring.active()
@@ -140,7 +141,7 @@ def _planned(
     if not positions.all_visible or (q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)):
         return None
     with torch.no_grad():  # the plan holds nothing of q, k and v, which may come from inference mode
-        problem = posed(q, k, v, encoding, positions, None, None, None, 0.0, 0, keys_rotated)
+        problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, 0, keys_rotated)
     if problem.is_empty or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
         return None
     if problem.bias and q.device.type != "cpu":
@@ -206,7 +207,7 @@ def explain(
     backend: str = "auto",
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
-    pose = partial(posed, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
+    pose = partial(prepare, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
         return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
@@ -217,10 +218,10 @@ def explain(
     if refused is None:
         why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
         return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
-    k, v = (x.repeat(1, 1, part.world_size, 1) for x in (k, v))  # stands for what others have
+    k, v = (x.repeat(1, 1, part.world_size, 1) for x in (k, v))  # as large as what is gathered
     calls = _calls(q, k, v, positions)
-    found = [_explained(pose(*call[:3], encoding, call[3], None), call[:3], backend) for call in calls]
-    most = max(found, key=lambda each: each.extra_bytes)
+    explanations = [_explained(pose(*call[:3], encoding, call[3], None), call[:3], backend) for call in calls]
+    most = max(explanations, key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
     why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
     return Explanation(most.backend, why, gathered + most.extra_bytes, most.faster)
@@ -231,8 +232,8 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
     name = next(name for name, known in BACKENDS.items() if known is chosen)
     why, size, faster = chosen.plan(problem)
     now = problem.q, problem.k, problem.v
-    made = [x for x, before in zip(now, given, strict=True) if x is not before]  # rotated
-    return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in made), faster)
+    rotated = [x for x, before in zip(now, given, strict=True) if x is not before]
+    return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in rotated), faster)
 
 
 def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor, Tensor, Positions]]:
@@ -248,8 +249,8 @@ def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[
 def _check_no_ring() -> None:
     if ring.active() is not None:
         raise InputError(
-            "positions without a shard inside torch's context_parallel: queries and keys would count as a text of their "
-            "own; pass positions.shard(rank, world_size, layout='zigzag') of the whole text"
+            "positions without a shard inside torch's context_parallel: queries and keys would count as a complete text; "
+            "pass positions.shard(rank, world_size, layout='zigzag') of the full text's positions"
         )
 
 
@@ -258,7 +259,7 @@ def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool)
     if (q.shape[2], k.shape[2]) != (positions.num_queries, positions.num_queries):
         raise InputError(
             f"positions are a shard of {positions.num_queries} tokens, q has {q.shape[2]} and k has {k.shape[2]}: pass "
-            "this process's queries, keys and values; posenc.distributed.shard takes its part of a whole tensor"
+            "this process's queries, keys and values; posenc.distributed.shard takes its part of an unsharded tensor"
         )
     if keys_rotated:
         raise InputError("keys_rotated=True: a cache and the shards of a sequence exclude one another")
@@ -275,14 +276,14 @@ def _choose(problem: Problem, name: str) -> Backend:
     return BACKENDS[name]
 
 
-def posed(
+def prepare(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
 ) -> Problem:  # fmt: skip
-    """A call of `attention` once the encoding has acted, for whoever computes it."""
+    """Apply the encoding's hooks to a call of `attention`: the `Problem` that a backend solves."""
     if not torch.compiler.is_compiling():
         _check_numbers(scale, sink, dropout_p, layer, keys_rotated)
-    positions = placed(q, k, v, encoding, positions, causal, keys_rotated)
+    positions = resolve_positions(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")
     head_dim = q.shape[-1]
@@ -343,7 +344,7 @@ def _rotated(
         )
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
-    found = []
+    rotated = []
     for branch in branches:
         here = positions.at(branch)
         first, end = (0, k.shape[2]) if reads_all else visible_keys(positions, branch.region)
@@ -352,11 +353,11 @@ def _rotated(
         keys = k
         if end - first < k.shape[2]:
             here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
-        found.append(Rotated(*rotated_by(encoding, q, keys, here, layer), branch.region, first))
-    if not found:  # nothing is visible, in any branch
+        rotated.append(Rotated(*rotated_by(encoding, q, keys, here, layer), branch.region, first))
+    if not rotated:  # nothing is visible, in any branch
         branch = branches[0]
-        found.append(Rotated(*rotated_by(encoding, q, k, positions.at(branch), layer), branch.region))
-    return found
+        rotated.append(Rotated(*rotated_by(encoding, q, k, positions.at(branch), layer), branch.region))
+    return rotated
 
 
 def _check_keys_unread(encoding: Encoding, layer: int) -> None:
@@ -368,11 +369,11 @@ def _check_keys_unread(encoding: Encoding, layer: int) -> None:
         )
 
 
-def placed(
+def resolve_positions(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     keys_rotated: bool = False,
 ) -> Positions:  # fmt: skip
-    """The positions of a call, by default 0 .. n-1, once everything given has been found to fit together."""
+    """The positions of a call, by default 0 .. n-1, once tensors and positions have been checked against one another."""
     if causal is not None:
         check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
@@ -452,15 +453,7 @@ def _check_dims(**tensors: Tensor) -> None:
 def _check_positions(q: Tensor, k: Tensor, positions: Positions) -> None:
     if positions.q.is_meta and not q.is_meta:
         raise InputError("positions are on meta, where tensors have no values: make them on q's device")
-    if (positions.num_queries, positions.num_keys) != (q.shape[2], k.shape[2]):
-        raise InputError(
-            f"positions are for {positions.num_queries} queries and {positions.num_keys} keys, "
-            f"q has {q.shape[2]} and k has {k.shape[2]}"
-        )
-    if positions.batch not in (1, q.shape[0]):
-        raise InputError(
-            f"positions have {positions.batch} rows, q has a batch of {q.shape[0]}: give one row or as many"
-        )
+    require_fit(positions, q=q, k=k)
     if positions.q.device != q.device:
         raise InputError(f"positions are on {positions.q.device}, q on {q.device}: use positions.to(q.device)")
 
@@ -507,7 +500,7 @@ def linear_attention(
     if positions is not None and positions.sharding is not None:
         k, v = exchange.gather_keys(k, v, positions)
     check_given(encoding, positions, q=q, k=k, v=v)
-    positions = placed(q, k, v, encoding, positions, causal)
+    positions = resolve_positions(q, k, v, encoding, positions, causal)
     if positions.window is not None:
         raise InputError("linear attention adds up all keys before a query and has no window: use posenc.attention")
     if chunk_size < 1:

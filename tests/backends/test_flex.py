@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import posenc
 import test_attention as entries
 from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, explain
-from posenc.attention import _choose, posed
+from posenc.attention import _choose, prepare
 from posenc.backends import BACKENDS, Problem, flex
 from posenc.bias import Values
 from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, tokens
@@ -86,7 +86,7 @@ def test_rows_that_see_nothing_are_zero(trainable, monkeypatch):
 
 
 def gradients(backend, make, encoding, given, learned, scale=None, sink=None):
-    problem = posed(*given, encoding, make(), None, scale, sink, 0.0, 0)
+    problem = prepare(*given, encoding, make(), None, scale, sink, 0.0, 0)
     out = BACKENDS[backend].attend(problem)
     weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5)).to(out.device)
     return [out, *torch.autograd.grad((out * weights).sum(), [*given, *learned])]
@@ -147,7 +147,7 @@ def test_a_longer_sequence_needs_no_other_graph():
     run = torch.compile(flex._run, dynamic=True, fullgraph=True, backend=counter)
     for n in (520, 700, 1030):
         for encoding in encodings:
-            problem = posed(
+            problem = prepare(
                 *(x.detach() for x in tensors(n, n)),
                 encoding,
                 Positions.arange(n, causal=True),

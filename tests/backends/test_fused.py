@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from posenc import ALiBi, Encoding, InputError, Positions, create, explain
-from posenc.attention import attention, posed
-from posenc.backends import call, fused, sdpa, tiles
-from posenc.backends.lower import lower, obstacle
-from posenc.backends.operator import attend
-from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values
+from posenc.attention import attention, prepare
+from posenc.backends import fused, sdpa
+from posenc.backends.fused import attend, lower, obstacle
+from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, terms
 from posenc.lab import machine
 from posenc.lab.bench.measure import apart
 from posenc.positions.visibility import Region
@@ -77,9 +76,10 @@ KINDS = ["relative", "relative other", "query", "direct", "key", "factored", "de
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(call, "ROWS", 3)
-    monkeypatch.setattr(call, "MANY", 5)
-    monkeypatch.setattr(call, "COLUMNS", 4)
+    monkeypatch.setattr(fused, "ROWS", 3)
+    monkeypatch.setattr(fused, "MANY", 5)
+    monkeypatch.setattr(fused, "COLUMNS", 4)
+    monkeypatch.setattr(terms, "SHORTEST_RUN", 2)
 
 
 def inputs(queries, keys, kv_heads, width=5):
@@ -98,7 +98,7 @@ def both(layout, kinds, kv_heads, sink=None, dtype=torch.float64):
     for backend in ("sdpa", "reference"):
         p = make()
         if backend == "sdpa":
-            assert obstacle(posed(*leaves, encoding, p, None, None, logits, 0.0, 0)) is None, "it is the operator"
+            assert obstacle(prepare(*leaves, encoding, p, None, None, logits, 0.0, 0)) is None, "it is the operator"
         q, k, v = (x.to(dtype) for x in leaves)
         out = attention(q, k, v, encoding, p, sink=logits, backend=backend)
         g = torch.Generator().manual_seed(2)
@@ -308,7 +308,7 @@ def test_values_of_another_width_than_what_is_added():
         attention(q, k, v, Terms("values", 5, 5), Positions.arange(5))
 
 
-def visited(one: call.Call) -> int:
+def visited(one: fused.Call) -> int:
     """Scores that the flash kernel is asked for."""
     return sum(
         (b.heads[1] - b.heads[0]) * (b.queries[1] - b.queries[0]) * (b.keys[1] - b.keys[0])
@@ -317,24 +317,24 @@ def visited(one: call.Call) -> int:
 
 
 def call_of(encoding, p, *leaves):
-    problem = posed(*leaves, encoding, p, None, None, None, 0.0, 0)
+    problem = prepare(*leaves, encoding, p, None, None, None, 0.0, 0)
     assert obstacle(problem) is None
-    found = lower(problem)
-    terms = [tiles.TERMS["distance"](found.tensors[0])]
-    return call.Call(*leaves, terms, None, found.segments, p.causal, problem.scale, found.longest, 0.0, 0)
+    lowered = lower(problem)
+    vector = [terms.VectorTerm(lowered.tensors[0])]
+    return fused.Call(*leaves, vector, None, lowered.segments, p.causal, problem.scale, lowered.longest, 0.0, 0)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
 def test_keys_of_no_weight_are_not_visited_and_nothing_is_lost(size, causal, monkeypatch):
-    monkeypatch.setattr(call, "ROWS", 16)
+    monkeypatch.setattr(fused, "ROWS", 16)
     n, heads = 600, 8
     g = torch.Generator().manual_seed(0)
     leaves = [(size * torch.randn(1, heads, n, 16, generator=g)).requires_grad_() for _ in range(3)]
     p, encoding = Positions.arange(n, causal=causal), ALiBi(heads)
     results = []
-    for limit in (call.NEGLIGIBLE, float("inf")):
-        monkeypatch.setattr(call, "NEGLIGIBLE", limit)
+    for limit in (fused.NEGLIGIBLE, float("inf")):
+        monkeypatch.setattr(fused, "NEGLIGIBLE", limit)
         out = attention(*leaves, encoding, p)
         results.append((visited(call_of(encoding, p, *leaves)), out, torch.autograd.grad(out.square().sum(), leaves)))
     (few, out, grads), (many, expected, expected_grads) = results
@@ -386,16 +386,14 @@ def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
 @pytest.mark.parametrize("kinds", ["none", "relative query key factored values"])
 def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs(5, 5, H))
-    problem = posed(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
+    problem = prepare(q, k, v, Terms(kinds, 5, 5), Positions.arange(5, causal=True), None, None, None, 0.0, 0)
     assert obstacle(problem) is None
-    found = lower(problem)
-    tensors = [x.detach().requires_grad_(x.requires_grad) for x in found.tensors]
+    lowered = lower(problem)
+    tensors = [x.detach().requires_grad_(x.requires_grad) for x in lowered.tensors]
     regions = [Region(), Region(farthest=2), Region(nearest=2)][branches - 1 :][:branches]
-    regions = [number for region in regions for number in (*region.numbers(), 0)]
-    arguments = (
-        v, tensors, found.kinds, found.segments.table, regions, True, problem.scale, found.longest, 0.0, None
-    )  # fmt: skip
-    torch.library.opcheck(attend, ([q] * branches, [k] * branches, *arguments))
+    numbers = [1, lowered.longest, *(n for region in regions for n in (*region.numbers(), 0)), *lowered.segments.table]
+    inputs_ = [*[q] * branches, *[k] * branches, v, *tensors]
+    torch.library.opcheck(attend, (inputs_, " ".join([str(branches), *lowered.kinds]), numbers, problem.scale, 0.0))
 
 
 @pytest.mark.slow

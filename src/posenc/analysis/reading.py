@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.analysis.codes import Codes, HiddenKeys, Waves, seeded, table_codes
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.bias import dense_sum
 from posenc.checks import checked
 from posenc.encoding import Encoding, Sum, bias_of
@@ -176,7 +176,7 @@ def needs_causal(encoding: Encoding, sizes: Sizes, layer: int = 0) -> bool:
 
     def accepts(causal: bool) -> bool:
         try:
-            posed(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, layer)
+            prepare(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, layer)
         except Exception:  # a user's encoding may refuse by any exception
             return False
         return True

@@ -13,7 +13,7 @@ from posenc.analysis.codes import at_least
 from posenc.analysis.plotting import LINE, PALETTE, SOFT, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.analysis.reading import Sizes, make, needs_causal, parts_of, size_of, sizes_of
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.checks import check_sizes, checked
@@ -353,7 +353,7 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = posed(q, k, k, encoding, last, None, None, None, 0.0, layer)
+    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, layer)
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = problem.scale * (x @ x[-1])
     return score - without, without.expand_as(score)

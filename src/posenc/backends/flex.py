@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlexAttention: every score structure inside one fused kernel, in linear memory wherever the structure is linear."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,9 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, merged
 from posenc.backends.reference import Reference
-from posenc.bias import Factored, KeyRelative, QueryRelative, Relative, Score, cell, rows_at
+from posenc.bias import Score
+from posenc.bias.terms import Cells, Lookup
 from posenc.positions import Positions
-from posenc.positions.visibility import rowwise
 
 WIDEST, NARROWEST = 256, 16
 """Widths of queries, keys and values that flex's GPU kernels take; narrower ones are padded."""
@@ -47,7 +46,7 @@ class Flex:
             return f"FlexAttention is used on CUDA and on the CPU, not on {q.device.type}"
         if q.dtype == torch.float64:
             return "FlexAttention's CUDA kernels take float32 and less"
-        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in problem.factored), v.shape[-1])
+        width = max(problem.width, v.shape[-1])
         if width > WIDEST:
             return f"queries, keys or values {width} wide; FlexAttention's kernels end at {WIDEST}"
         return None
@@ -55,9 +54,8 @@ class Flex:
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         if problem.is_empty:
             return "there is nothing to compute", 0, ""
-        others = [term for term in problem.bias if not isinstance(term, Factored)]
-        size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in others)
-        dense = any(_numbered(term) is None for term in others)
+        size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in problem.others)
+        dense = any(_numbered(term)[0] is None for term in problem.others)
         if not _fuses(problem, (), bool(problem.branches) or problem.sink is not None):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
@@ -89,100 +87,35 @@ class Flex:
         return out[..., : problem.v.shape[-1]], lse
 
 
-# -------------------------------------------------------------------- what a term looks like inside the kernel
+# -------------------------------------------------------------------- what terms look up inside the kernel
 
 
-class _Lookup(Protocol):
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """The term at one entry, read by indices from captured tensors."""
-        ...
+def _lookups(problem: Problem) -> list[Lookup]:
+    lookups = []
+    for term in problem.others:
+        cells, distances = _numbered(term)
+        lookups.append(term.reduced(distances, problem.q.device).lookup(cells))
+    return lookups
 
 
-class _Cells(NamedTuple):
-    """Pairs of tokens numbered by their distance, from the longest one at 0: cell of_query[b, i] + of_key[b, j]."""
-
-    of_query: Tensor
-    """(batch or 1, num_queries) int32"""
-    of_key: Tensor | None
-    """(batch or 1, num_keys) int32; None: the key's index"""
-
-    def at(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return rowwise(self.of_query)(b, i) + (j if self.of_key is None else rowwise(self.of_key)(b, j))
-
-
-class _Vector(NamedTuple):
-    """A bias of the distance: (num_heads, cells)."""
-
-    table: Tensor
-    cells: _Cells
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return self.table[h, self.cells.at(b, i, j)]
-
-
-class _Products(NamedTuple):
-    """Products of queries or keys with a table, (batch, num_heads, n, rows), and the row of each cell."""
-
-    products: Tensor
-    row: Tensor
-    cells: _Cells
-    of_query: bool
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return self.products[b, h, i if self.of_query else j, self.row[self.cells.at(b, i, j)]]
-
-
-class _Entries(NamedTuple):
-    """A dense bias."""
-
-    tensor: Tensor
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return cell(self.tensor, b, h, i, j)
-
-
-def _lookups(problem: Problem) -> list[_Lookup]:
-    device = problem.q.device
-    found: list[_Lookup] = []
-    for term in problem.bias:
-        if isinstance(term, Factored):
-            continue
-        numbered = _numbered(term)
-        if numbered is None:
-            found.append(_Entries(term.dense(device)))
-            continue
-        cells, distances = numbered
-        if isinstance(term, Relative):
-            heads = torch.arange(term.num_heads, device=device)
-            vector = term.function(heads[:, None], distances).expand(term.num_heads, -1)
-            found.append(_Vector(vector.contiguous(), cells))
-        elif isinstance(term, QueryRelative | KeyRelative):
-            row = rows_at(term.index, distances, term.table).to(torch.int32)
-            found.append(_Products(term.content @ term.table.mT, row, cells, isinstance(term, QueryRelative)))
-    return found
-
-
-def _numbered(term: Score) -> tuple[_Cells, Tensor] | None:
-    """The cells of a term of the distance and the distance of each cell; None if it has to be dense."""
-    return _cells(term.positions) if isinstance(term, Relative | QueryRelative | KeyRelative) else None
-
-
-def _cells(positions: Positions) -> tuple[_Cells, Tensor] | None:
-    """Pairs of tokens numbered by distance, where distances are whole, known, and fewer than the pairs."""
+def _numbered(term: Score) -> tuple[Cells, Tensor] | tuple[None, None]:
+    """Pairs of tokens numbered by a term's distance, and the distance of each number, where distances are integers, known,
+    and fewer than the pairs. (None, None): the term has to be dense."""
+    positions = getattr(term, "positions", None)
+    if not term.by_distance or positions is None:
+        return None, None
     queries, keys, device = positions.num_queries, positions.num_keys, positions.q.device
     if positions.start is not None:
         longest = positions.start[0] + queries - 1 - positions.start[1]
         of_query = (queries - 1 - torch.arange(queries, device=device, dtype=torch.int32))[None]
-        return _Cells(of_query, None), longest - torch.arange(queries + keys - 1, device=device)
-    if positions.q.dim() == 3 or positions.fractional:
-        return None
-    if torch.compiler.is_compiling():
-        return None  # the range of the distances is not known while tracing
+        return Cells(of_query, None), longest - torch.arange(queries + keys - 1, device=device)
+    if positions.axes > 1 or positions.fractional or torch.compiler.is_compiling():
+        return None, None  # the range of the distances is not known while tracing
     ends = positions.shared("flex range", lambda: _range(positions))
     if ends is None:
-        return None
+        return None, None
     longest, shortest = ends
-    cells = _Cells((longest - positions.q).to(torch.int32), positions.k.to(torch.int32))
+    cells = Cells((longest - positions.q).to(torch.int32), positions.k.to(torch.int32))
     return cells, longest - torch.arange(longest - shortest + 1, device=device)
 
 
@@ -195,19 +128,17 @@ def _range(positions: Positions) -> tuple[int, int] | None:
 
 def _extra_bytes(term: Score, problem: Problem) -> int:
     size = max(problem.q.element_size(), 4)
-    numbered = _numbered(term)
-    if numbered is None:
+    cells, distances = _numbered(term)
+    if cells is None:
         return term.batch * term.num_heads * term.num_queries * term.num_keys * size
-    if isinstance(term, QueryRelative | KeyRelative):
-        return math.prod(term.content.shape[:3]) * term.table.shape[-2] * size
-    return term.num_heads * len(numbered[1]) * size
+    return term.reduced(distances, problem.q.device).lookup_numbers() * size
 
 
 # -------------------------------------------------------------------- calling it
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, lookups: Sequence[_Lookup], block_mask: Any, scale: float, with_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, lookups: Sequence[Lookup], block_mask: Any, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -269,7 +200,7 @@ def _trains(problem: Problem) -> bool:
     """Whether a gradient would flow through the queries, keys and values that flex is given."""
     inputs = [problem.q, problem.k, problem.v, *([] if problem.sink is None else [problem.sink])]
     inputs += [x for branch in problem.branches for x in (branch.q, branch.k)]
-    inputs += [side for term in problem.factored for side in (term.left, term.right)]
+    inputs += [side for pair in problem.factors for side in pair]
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 

@@ -1,39 +1,509 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with terms of position as one operator, in memory that grows with the sequence and not with its square.
+"""Attention with terms of position as one operator for the CPU, in memory that grows with the sequence, not its square.
 
 Forward runs the CPU's flash kernel, block of queries by block of queries, with a mask made on the spot: for biases of
 the distance alone no mask at all but a strided (Hankel) view of their vector, for everything else a tile in cache.
 Backward recomputes the weights tile by tile from the saved log-sum-exp. What is invisible is never visited, and
 neither are keys whose bias alone makes their weight vanish. To compilers the operator is opaque: one graph serves
 every length.
+
+`lower` makes a problem the operator's arguments, `attend` is the operator, a `Call` is one branch of it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.call import Call
-from posenc.backends.tiles import Slice, Term, Tile, skew
+from posenc.backends.problem import Problem, Rotated
+from posenc.bias import Refused
+from posenc.bias.terms import SCORE_TERMS, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
+from posenc.errors import InputError
+from posenc.positions import Positions
+from posenc.positions.segments import Rectangle, Segments, segments
+from posenc.positions.visibility import EVERYTHING, Region
 
 # private: where a release of PyTorch has them no more, the same equation is computed by its public operations
 _flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _flash_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
+ROWS = 256
+"""Queries of a tile."""
+MANY = 4096
+"""Queries that the flash kernel is given at a time where it visits every key: it goes through all of them at each call."""
+COLUMNS = 1024
+"""Keys of a tile, where the softmax is known already: with ROWS, what stays in a core's second-level cache."""
+CELLS = 2**18
+"""Scores of a block of heads, 1 MiB in float32; a tile of one head may be larger."""
+NEGLIGIBLE = 40.0
+"""A weight below e^-40 of its row's largest is beyond what float32 can see, 2^-24, even 10^10 times."""
+NUMBERS = len(EVERYTHING.numbers()) + 1
+"""Integers per branch: those of its region, and `Rotated.first`."""
 
-def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
-    """The vector as a mask for the tile's queries in reverse, (batch, heads, rows, columns): no copy."""
-    offset = vector.storage_offset() + tile.heads[0] * vector.stride(0) + tile.first
-    return vector.as_strided((batch, *tile.shape), (0, vector.stride(0), 1, 1), offset)
+
+# -------------------------------------------------------------------- from a problem to the operator's arguments
+
+
+def obstacle(problem: Problem) -> Refused | None:
+    """Why a problem has no form that the operator takes; None if it has one. Computes no term."""
+    positions = problem.positions
+    visible = segments(positions)
+    if visible is None:
+        return Refused("what is visible is not made of rectangles", _in_rectangles(positions))
+    if problem.branches and positions.window is not None:
+        return Refused("a window beside a position map")
+    if problem.branches and not visible.regular:
+        return Refused("positions are not contiguous", "contiguous positions")
+    refused = next(filter(None, (term.obstacle(positions) for term in problem.bias)), None)
+    if refused is None and problem.values is not None and (positions.span is None or not visible.regular):
+        return Refused("positions are not contiguous", "contiguous positions")
+    return refused
+
+
+def _in_rectangles(positions: Positions) -> str:
+    """What would make rectangles of what is visible."""
+    if positions.prefix is not None:
+        return "a prefix without a window, outside torch.compile"
+    if torch.compiler.is_compiling() or not positions.unmasked:
+        return "padding and documents in one piece"
+    return "causal order that follows the tokens; for a prefix that sees itself, one call for it and one for the rest"
+
+
+class Lowered(NamedTuple):
+    """The arguments of `attend` that say what position adds: see there."""
+
+    kinds: list[str]
+    tensors: list[Tensor]
+    segments: Segments
+    longest: int
+
+
+def lower(problem: Problem) -> Lowered:
+    """The terms of a problem without an `obstacle`."""
+    positions, precise = problem.positions, torch.promote_types(problem.q.dtype, torch.float32)
+    visible, distances = segments(positions), positions.distances()
+    assert visible is not None
+    terms: list[Term] = [term.reduced(distances, problem.q.device) for term in problem.bias]
+    vectors = [term for term in terms if term.kind == VectorTerm.kind]
+    if len(vectors) > 1:
+        together = sum((term.tensors[0] for term in vectors[1:]), vectors[0].tensors[0])
+        terms = [VectorTerm(together), *(term for term in terms if term not in vectors)]
+    if problem.values is not None:
+        assert distances is not None
+        terms.append(problem.values.reduced(distances))
+    tensors = [x for term in terms for x in term.prepared(precise, *problem.q.shape[:2])]
+    return Lowered([term.kind for term in terms], tensors, visible, 0 if positions.span is None else positions.span[1])
+
+
+def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a problem, without its sink."""
+    branches = problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
+    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
+    inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *lowered.tensors]
+    kinds = [str(len(branches)), *lowered.kinds]
+    if problem.dropout_p > 0:
+        inputs.append(torch.randint(2**62, ()))
+        kinds.append("seed")
+    numbers = [int(problem.positions.causal), lowered.longest, *regions, *lowered.segments.table]
+    return attend(inputs, " ".join(kinds), numbers, problem.scale, problem.dropout_p)
+
+
+# -------------------------------------------------------------------- the operator, as compilers see it
+
+
+class _Parsed(NamedTuple):
+    calls: list["Call"]
+    v: Tensor
+    firsts: list[int]
+    """Which of v's keys is each call's first."""
+
+
+def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float) -> _Parsed:
+    """The calls that the operator's arguments describe."""
+    count, *names = kinds.split()
+    branches, seed = int(count), 0
+    if names and names[-1] == "seed":
+        seed, inputs, names = int(inputs[-1]), inputs[:-1], names[:-1]
+    causal, longest, *rest = numbers
+    regions, table = rest[: NUMBERS * branches], rest[NUMBERS * branches :]
+    q, k = inputs[:branches], inputs[branches : 2 * branches]
+    v, tensors = _packed(inputs[2 * branches]), inputs[2 * branches + 1 :]
+    calls = []
+    for number in range(branches):
+        made, at = [], 0
+        for name in names:
+            kind = ValuesTerm if name == ValuesTerm.kind else SCORE_TERMS[name]
+            made.append(kind(*tensors[at : at + kind.size]))
+            at += kind.size
+        values = made.pop() if ValuesTerm.kind in names else None
+        assert values is None or isinstance(values, ValuesTerm)
+        *limits, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
+        of_q, of_k, of_v, visible = _packed(q[number]), _packed(k[number]), v, Segments(list(table), True)
+        if of_k.shape[2] < v.shape[2]:
+            of_v, visible = v[:, :, first : first + of_k.shape[2]], visible.keys(first, of_k.shape[2])
+        calls.append(
+            Call(of_q, of_k, of_v, made, values, visible, bool(causal), scale, longest, dropout_p, seed ^ (number << 40),
+                 Region.of(limits))
+        )  # fmt: skip
+    return _Parsed(calls, v, list(regions[NUMBERS - 1 :: NUMBERS]))
+
+
+def _packed(x: Tensor) -> Tensor:
+    """With the channels next to one another, as PyTorch's flash kernel takes for granted: else it reads others."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@torch.library.custom_op("posenc::attend", mutates_args=())
+def attend(
+    inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float
+) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries) of one softmax.
+
+    inputs: q for each branch of a position map, or once; k likewise; v; what the terms are made of; with dropout a seed.
+    kinds: the number of branches, then the terms by kind, values last, then "seed", separated by blanks.
+    numbers: whether causal; the distance of the first entry of every term; NUMBERS per branch; `Segments.table`.
+    """
+    parsed = _parse(inputs, kinds, numbers, scale, dropout_p)
+    with torch.autocast(parsed.v.device.type, enabled=False):
+        return forward(parsed.calls)
+
+
+@attend.register_fake
+def _(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float) -> tuple[Tensor, Tensor]:
+    q, v = inputs[0], inputs[2 * int(kinds.split()[0])]
+    batch, heads, queries, _ = q.shape
+    out = v.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
+    return out, v.new_empty(batch, heads, queries, dtype=torch.promote_types(v.dtype, torch.float32))
+
+
+@torch.library.custom_op("posenc::attend_backward", mutates_args=())
+def attend_backward(
+    inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float, results: list[Tensor],
+    needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of every q, every k, v, and of those inputs after them that need one, in order. results: the output, its
+    log-sum-exp, and the gradients of both. needs: of each input."""
+    calls, v, firsts = _parse(inputs, kinds, numbers, scale, dropout_p)
+    for call in calls:
+        at = 2 * len(calls) + 1
+        for term in call.every_term:
+            term.collects(needs[at : at + term.size])
+            at += term.size
+    with torch.autocast(v.device.type, enabled=False):
+        of_q, of_k, of_v = backward(calls, firsts, v, *results)
+    # a branch's terms are made of the same tensors
+    shares = [[x for term in call.every_term for x in term.grads if x is not None] for call in calls]
+    return [*of_q, *of_k, of_v, *(sum(parts[1:], parts[0]) for parts in zip(*shares, strict=True))]
+
+
+@attend_backward.register_fake
+def _(
+    inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float, results: list[Tensor],
+    needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    always = 2 * int(kinds.split()[0]) + 1
+    wanted = [x for at, (x, need) in enumerate(zip(inputs, needs, strict=True)) if need or at < always]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
+
+
+def _refuse_second(ctx: Any, *grads: Any) -> NoReturn:
+    raise InputError("second derivatives of posenc.attention: the fused operator has none; pass backend='reference'")
+
+
+attend_backward.register_autograd(_refuse_second)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, *ctx.settings = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
+    *inputs, out, lse = ctx.saved_tensors
+    needs, always = list(ctx.needs_input_grad[0]), 2 * int(ctx.settings[0].split()[0]) + 1
+    made = iter(attend_backward(inputs, *ctx.settings, [out, lse, grad, of_lse], needs))
+    grads = [next(made) if need or at < always else None for at, need in enumerate(needs)]
+    return grads, *([None] * 4)
+
+
+attend.register_autograd(_gradients, setup_context=_save)
+
+
+# -------------------------------------------------------------------- what of a call is visited
+
+
+class Band(NamedTuple):
+    """Heads, and the entries of their vector of distances that matter; None: all."""
+
+    heads: Slice
+    entries: Slice | None
+
+
+class Scratch:
+    """Buffers of a loop over tiles, reused while they fit."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.pools: dict[str, Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A contiguous buffer of arbitrary content."""
+        size = 1
+        for n in shape:
+            size *= n
+        pool = self.pools.get(name)
+        if pool is None or pool.numel() < size:
+            self.pools[name] = pool = self.like.new_empty(size)
+        return pool[:size].view(shape)
+
+    def by_distance(self, name: str, tile: Tile) -> Tensor:
+        """A buffer by distance whose corners, outside the skew view, are zero."""
+        heads, rows, columns = shape = tile.shape
+        buffer = self.take(name, heads, rows, columns + rows - 1)
+        if self.shapes.get(name) == shape:
+            return buffer
+        self.shapes[name] = shape
+        return buffer.zero_()
+
+
+@dataclass
+class Call:
+    """One branch: tensors, and what is visible of their products. longest: the distance that vectors begin with.
+    region: the part of it that queries and keys were rotated for, in regular segments."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: list[Term]
+    values: ValuesTerm | None
+    segments: Segments
+    causal: bool
+    scale: float
+    longest: int
+    dropout_p: float
+    seed: int
+    region: Region = EVERYTHING
+
+    def __post_init__(self) -> None:
+        self.rectangles: list[Rectangle] = self.segments.within(self.region)
+        # distances that are visible in them; complete chunks of the past need no limits
+        chunked = self.region.chunk > 1
+        self.farthest: int | None = None if chunked else self.region.farthest
+        self.nearest = None if chunked else self.region.nearest
+        if self.causal and not (chunked and self.region.nearest):
+            self.nearest = max(0, self.nearest or 0)
+        self.precise: torch.dtype = torch.promote_types(self.q.dtype, torch.float32)
+        self.groups: int = self.q.shape[1] // self.k.shape[1]
+        self.scratch: Scratch = Scratch(self.q.new_empty(0, dtype=self.precise))
+        if not any(term.has_distances for term in self.every_term):
+            self.longest = max((q1 - 1 + diagonal - k0 for _, _, q1, k0, _, diagonal in self.rectangles), default=0)
+        # no terms, and in every rectangle the first query that sees a key sees one, the second two and so on, which the
+        # kernel knows by itself
+        nearest = self.nearest
+        self.square: bool = nearest is not None and self.farthest is None and not self.terms
+        self.square = self.square and all(q0 + d - (nearest or 0) <= k0 for _, q0, _, k0, _, d in self.rectangles)
+        self.vector: Tensor | None = self._vector()
+        self.bands: list[Band] = [Band((0, self.q.shape[1]), None)]
+        if self.vector is not None and self.terms:
+            self.bands = self._bands(self.vector)
+
+    @property
+    def every_term(self) -> list[Term]:
+        return self.terms if self.values is None else [*self.terms, self.values]
+
+    @property
+    def limited(self) -> bool:
+        """Whether a distance may be too short or too long to be seen."""
+        return self.nearest is not None or self.farthest is not None
+
+    def _vector(self) -> Tensor | None:
+        """The terms, if a vector of distances is all there is: minus infinity for the future."""
+        if self.values is not None or self.dropout_p or any(term.kind != VectorTerm.kind for term in self.terms):
+            return None
+        if self.terms:
+            vector = self.terms[0].tensors[0].contiguous()
+        elif self.limited and not self.square:
+            shortest = min((q0 + diagonal - (k1 - 1) for _, q0, _, _, k1, diagonal in self.rectangles), default=0)
+            width = max(self.longest - shortest + 1, 1)
+            vector = self.scratch.like.new_zeros(1, width).expand(self.q.shape[1], -1)
+        else:
+            return None
+        return self._hide(vector.clone(), self.longest) if self.limited else vector
+
+    def _hide(self, scores: Tensor, longest: int) -> Tensor:
+        """Scores (..., distances from the longest on), minus infinity where the distance hides a key."""
+        if self.nearest is not None:
+            scores[..., max(longest - self.nearest + 1, 0) :] = -torch.inf
+        if self.farthest is not None:
+            scores[..., : max(longest - self.farthest + 1, 0)] = -torch.inf
+        return scores
+
+    def _bands(self, vector: Tensor) -> list[Band]:
+        """Heads and the entries of their vector beyond which weights are negligible.
+
+        |scale q . k| is at most peak, so a key's score is at most its bias + peak, and the query's own is at least its
+        bias - peak: a bias lower than that of distance 0 by 2 peak + NEGLIGIBLE cannot matter. NaN matters.
+        """
+        heads, width = vector.shape
+        everything = [Band((0, heads), None)]
+        sees_itself = 0 <= self.longest < width and all(
+            d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.rectangles
+        )
+        sees_itself = sees_itself and (self.nearest is None or self.nearest <= 0)
+        if not sees_itself or self.q.dtype == torch.float64 or self.q.numel() == 0:
+            return everything
+        own = vector[:, self.longest, None]
+        if not bool((vector < own - NEGLIGIBLE).any()):
+            return everything
+        norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax((0, 2)) for x in (self.q, self.k)]
+        peak = abs(self.scale) * norms[0] * norms[1].repeat_interleave(self.groups)
+        matters = ~(vector < own - (2 * peak + NEGLIGIBLE)[:, None])
+        matters = matters.unflatten(0, (-1, self.groups)).any(1)  # heads that share keys go together
+        first = matters.int().argmax(1).tolist()
+        end = (width - matters.flip(1).int().argmax(1)).tolist()
+        bands: list[Band] = []
+        for group, (start, stop) in enumerate(zip(first, end, strict=True)):
+            entries = None if (start, stop) == (0, width) else (start, stop)
+            before = bands.pop() if bands and bands[-1].entries == entries else None
+            head = group * self.groups if before is None else before.heads[0]
+            bands.append(Band((head, (group + 1) * self.groups), entries))
+        return bands
+
+    def convert(self, dtype: torch.dtype) -> None:
+        """Queries, keys and values in a dtype, contiguous."""
+        self.q, self.k, self.v = (x.to(dtype).contiguous() for x in (self.q, self.k, self.v))
+
+    def blocks(self, row: int, band: Band, rows: int | None) -> Iterator[tuple[Slice, Slice, int]]:
+        """(queries, keys they see, diagonal) of every block of at most so many queries, or of complete rectangles, in a
+        row of the batch, or in what all rows share (-1)."""
+        for of_row, q0, q1, k0, k1, diagonal in self.rectangles:
+            if of_row not in (-1, row):
+                continue
+            # earlier ones, and later ones, see nothing
+            q0 = q0 if self.nearest is None else max(q0, k0 - diagonal + self.nearest)
+            q1 = q1 if self.farthest is None else min(q1, k1 - 1 - diagonal + self.farthest)
+            for i0 in range(q0, q1, rows or max(q1 - q0, 1)):
+                i1 = min(q1, i0 + rows) if rows else q1
+                j0 = k0 if self.farthest is None else max(k0, i0 + diagonal - self.farthest + 1)
+                j1 = k1 if self.nearest is None else min(k1, i1 + diagonal - self.nearest)
+                if band.entries is not None:
+                    # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
+                    away = self.longest - diagonal
+                    j0, j1 = max(j0, i0 - away + band.entries[0]), min(j1, i1 - 1 - away + band.entries[1])
+                if j0 < j1:
+                    yield (i0, i1), (j0, j1), diagonal
+
+    def rows(self, band: Band) -> int | None:
+        """How many queries the flash kernel is given at a time; None: all of a rectangle."""
+        if self.square:
+            return None
+        return ROWS if self.limited or band.entries is not None else MANY
+
+    def regions(self, all_keys: bool) -> Iterator[tuple[int, Slice, list[Tile]]]:
+        """Row of the batch, a few heads, and the tiles of all that is visible there: of ROWS queries and COLUMNS keys,
+        or all_keys that the queries see."""
+        queries, keys = self.q.shape[2], self.k.shape[2]
+        step = max(keys if all_keys else min(keys, COLUMNS), 1)
+        cells = max(min(queries, ROWS) * step, 1)
+        for row in range(self.q.shape[0]):
+            for band in self.bands:
+                blocks = list(self.blocks(row, band, ROWS))
+                for heads in self.head_blocks(band.heads, cells):
+                    tiles = [
+                        self.tile(row, heads, rows, (j0, min(j0 + step, seen[1])), diagonal)
+                        for rows, seen, diagonal in blocks
+                        for j0 in range(*seen, step)
+                    ]
+                    yield row, heads, tiles
+
+    def head_blocks(self, heads: Slice, cells: int) -> Iterator[Slice]:
+        """Heads in blocks of about CELLS scores, none of which has several keys' heads under grouped queries."""
+        step, h = max(1, CELLS // cells), heads[0]
+        while h < heads[1]:
+            most = heads[1] if self.groups == 1 else (h // self.groups + 1) * self.groups
+            yield h, min(h + step, most)
+            h = min(h + step, most)
+
+    def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
+        return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0], diagonal)
+
+    def bias(self, tile: Tile) -> Tensor:
+        """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the distance hides a key."""
+        view = self._by_distance(tile)
+        fresh = view is None
+        if view is None:
+            view = self.scratch.take("bias", *tile.shape)
+        for term in self.terms:
+            if not term.by_distance:
+                term.add(view, tile, fresh)
+                fresh = False
+        return view.zero_() if fresh else view
+
+    def _by_distance(self, tile: Tile) -> Tensor | None:
+        """What depends on the distance, by key; None if nothing does."""
+        heads, rows, columns = tile.shape
+        longest = tile.queries[1] - 1 - tile.keys[0] + tile.diagonal
+        hides = self.nearest is not None and longest - (rows + columns - 2) < self.nearest
+        hides = hides or (self.farthest is not None and longest >= self.farthest)
+        terms = [term for term in self.terms if term.by_distance]
+        if not hides and not terms:
+            return None
+        buffer = self.scratch.take("bias", heads, rows, columns + rows - 1)
+        for number, term in enumerate(terms):
+            term.add(buffer, tile, fresh=number == 0)
+        if not terms:
+            buffer.zero_()
+        self._hide(buffer, longest)
+        return skew(buffer, columns)
+
+    def kv_heads(self, heads: Slice) -> Slice:
+        return heads[0] // self.groups, (heads[1] - 1) // self.groups + 1
+
+    def of_keys(self, x: Tensor, tile: Tile) -> Tensor:
+        """A tile's part of keys or values, (heads, columns, width)."""
+        heads = tile.heads[1] - tile.heads[0]
+        part = x[tile.row, slice(*self.kv_heads(tile.heads)), slice(*tile.keys)]
+        return part if part.shape[0] == heads else part.expand(heads, -1, -1)
+
+    def add_to_keys(self, total: Tensor, tile: Tile, weights: Tensor, x: Tensor, scale: float = 1.0) -> None:
+        """Add weights^T x, (heads, columns, width), to the gradient of keys or values."""
+        target = total[tile.row, slice(*self.kv_heads(tile.heads)), slice(*tile.keys)]
+        if self.groups == 1:
+            target.baddbmm_(weights.mT, x, alpha=scale)
+        else:
+            for of_head, of_x in zip(weights, x, strict=True):
+                target[0].addmm_(of_head.T, of_x, alpha=scale)
+
+    def scores(self, tile: Tile) -> Tensor:
+        q = self.q[tile.row, slice(*tile.heads), slice(*tile.queries)]
+        return self.bias(tile).baddbmm_(q, self.of_keys(self.k, tile).mT, alpha=self.scale)
+
+    def weights(self, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The softmax from its log-sum-exp, see `_denominators`: by key, and the same memory by distance where values need it."""
+        scores -= sums[..., None]
+        if self.values is None:
+            return scores.exp_(), None
+        by_distance = self.scratch.by_distance("weights", tile)
+        return torch.exp(scores, out=skew(by_distance, tile.shape[2])), by_distance
+
+    def dropout(self, weights: Tensor, number: int) -> Tensor:
+        """The factors of the weights of a tile."""
+        generator = torch.Generator(weights.device).manual_seed(self.seed + number)
+        factors = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
+        return factors.bernoulli_(1 - self.dropout_p, generator=generator).div_(1 - self.dropout_p)
+
+
+# -------------------------------------------------------------------- forward
 
 
 def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
     """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries) of one softmax over the calls,
     which are about different keys of the same queries."""
-    first, *others = sorted(calls, key=lambda call: call.vector is not None)  # whole rectangles are best not merged
+    first, *others = sorted(calls, key=lambda call: call.vector is not None)  # complete rectangles are best not merged
     q, v = first.q, first.v
     # laid out as models project: what follows merges the heads without a copy
     shape, dtype = (q.shape[0], q.shape[2], q.shape[1], v.shape[3]), first.precise if others else q.dtype
@@ -44,25 +514,25 @@ def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
             _plain_forward(call, out, lse, merge=call is not first)
             continue
         for block in _flash_blocks(call):
-            found, sums = _flash(*block.inputs(call), 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
-            found = found[..., : v.shape[3]]
+            part, sums = _flash(*block.inputs(call), 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
+            part = part[..., : v.shape[3]]
             if others and call.terms and block.mask is not None:  # the kernel's sum over no keys is 0
                 sums = sums.masked_fill((block.mask == -torch.inf).all(-1), -torch.inf)
             if block.reverse:
-                found, sums = found.flip(2), sums.flip(2)
+                part, sums = part.flip(2), sums.flip(2)
             if call is first:
-                block.queries_of(out).copy_(found)
+                block.queries_of(out).copy_(part)
                 block.queries_of(lse).copy_(sums)
             else:
-                _merge(block.queries_of(out), block.queries_of(lse), found, sums)
+                _merge(block.queries_of(out), block.queries_of(lse), part, sums)
     return out.to(q.dtype), lse
 
 
-def _merge(out: Tensor, lse: Tensor, found: Tensor, sums: Tensor) -> None:
+def _merge(out: Tensor, lse: Tensor, part: Tensor, sums: Tensor) -> None:
     """Bring the output and log-sum-exp of further keys into those there are."""
     total = torch.logaddexp(lse, sums)
     anchor = total.masked_fill(total == -torch.inf, 0.0)  # nothing visible yet
-    out.mul_((lse - anchor).exp_()[..., None]).addcmul_(found.to(out.dtype), (sums - anchor).exp_()[..., None])
+    out.mul_((lse - anchor).exp_()[..., None]).addcmul_(part.to(out.dtype), (sums - anchor).exp_()[..., None])
     lse.copy_(total)
 
 
@@ -99,14 +569,15 @@ def _widened(x: Tensor, width: int) -> Tensor:
 
 def _flash_blocks(call: Call) -> Iterator[_Block]:
     if call.terms and call.vector is None:
-        call.pack()
-        for row, heads, tiles in call.regions(whole_rows=True):
-            _enter(call.terms, row, heads)
+        call.convert(call.q.dtype)  # every head's keys are read again and again
+        for row, heads, tiles in call.regions(all_keys=True):
+            for term in call.terms:
+                term.enter(row, heads)
             for tile in tiles:
                 mask = call.bias(tile)[None]
                 yield _Block((row, row + 1), heads, tile.queries, tile.keys, False, mask, False)
         return
-    shared = all(own == -1 for own, *_ in call.rectangles)
+    shared = all(row == -1 for row, *_ in call.rectangles)
     for row in [-1] if shared else range(call.q.shape[0]):
         batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
         for band in call.bands:
@@ -119,60 +590,42 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
                 yield _Block(batch, band.heads, queries, keys, False, mask, True)
 
 
-def _enter(terms: list[Term], row: int, heads: Slice) -> None:
-    for term in terms:
-        term.enter(row, heads)
+def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
+    """The vector as a mask for the tile's queries in reverse, (batch, heads, rows, columns): no copy."""
+    offset = vector.storage_offset() + tile.heads[0] * vector.stride(0) + tile.first
+    return vector.as_strided((batch, *tile.shape), (0, vector.stride(0), 1, 1), offset)
 
 
 def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
     """The equation as it stands, a block at a time: dropout and terms on the values need the weights."""
-    call.pack(call.precise)
+    call.convert(call.precise)
     number = 0
-    for row, heads, tiles in call.regions(whole_rows=True):
-        _enter(call.every_term, row, heads)
+    for row, heads, tiles in call.regions(all_keys=True):
+        for term in call.every_term:
+            term.enter(row, heads)
         for tile in tiles:
-            scores = _scores(call, tile)
+            scores = call.scores(tile)
             here = row, slice(*heads), slice(*tile.queries)
             sums = scores.logsumexp(-1)
-            weights, by_distance = _weights(call, tile, scores, sums)
+            weights, by_distance = call.weights(tile, scores, _denominators(sums))
             if call.dropout_p > 0:
-                weights *= _kept(call, weights, number)
-            found = weights @ _cut_kv(call, call.v, tile)
+                weights *= call.dropout(weights, number)
+            part = weights @ call.of_keys(call.v, tile)
             if by_distance is not None and call.values is not None:
-                found += call.values.output(by_distance, tile)
+                part += call.values.output(by_distance, tile)
             if merge:
-                _merge(out[here], lse[here], found, sums)
+                _merge(out[here], lse[here], part, sums)
             else:
-                out[here], lse[here] = found.to(out.dtype), sums
+                out[here], lse[here] = part.to(out.dtype), sums
             number += 1
 
 
-def _cut_kv(call: Call, x: Tensor, tile: Tile) -> Tensor:
-    """A tile's keys or values, (heads, columns, width)."""
-    heads = tile.heads[1] - tile.heads[0]
-    part = x[tile.row, slice(*call.kv_heads(tile.heads)), slice(*tile.keys)]
-    return part if part.shape[0] == heads else part.expand(heads, -1, -1)
+def _denominators(lse: Tensor) -> Tensor:
+    """Log-sum-exps to subtract from scores: where nothing is visible there is no weight."""
+    return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
-def _scores(call: Call, tile: Tile) -> Tensor:
-    scores = call.bias(tile)
-    q = call.q[tile.row, slice(*tile.heads), slice(*tile.queries)]
-    return scores.baddbmm_(q, _cut_kv(call, call.k, tile).mT, alpha=call.scale)
-
-
-def _weights(call: Call, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The softmax from its log-sum-exp: by key, and the same memory by distance where values need it."""
-    scores -= sums.masked_fill(sums == -torch.inf, torch.inf)[..., None]  # nothing visible: no weight
-    if call.values is None:
-        return scores.exp_(), None
-    by_distance = call.scratch.by_distance("weights", tile)
-    return torch.exp(scores, out=skew(by_distance, tile.shape[2])), by_distance
-
-
-def _kept(call: Call, weights: Tensor, number: int) -> Tensor:
-    generator = torch.Generator(weights.device).manual_seed(call.seed + number)
-    kept = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
-    return kept.bernoulli_(1 - call.dropout_p, generator=generator).div_(1 - call.dropout_p)
+# -------------------------------------------------------------------- backward
 
 
 def backward(
@@ -202,15 +655,16 @@ def backward(
 
 def _plain_gradients(call: Call, lse: Tensor, grad: Tensor, offset: Tensor, totals: list[Tensor]) -> None:
     """Tile by tile, from the weights. offset: see `backward`; totals: of q, k and v."""
-    call.pack(call.precise)
-    number = 0
-    for row, heads, tiles in call.regions(whole_rows=call.dropout_p > 0):
-        _enter(call.every_term, row, heads)
+    call.convert(call.precise)
+    number, lse = 0, _denominators(lse)
+    for row, heads, tiles in call.regions(all_keys=call.dropout_p > 0):
+        for term in call.every_term:
+            term.enter(row, heads)
         for tile in tiles:
             here = row, slice(*heads), slice(*tile.queries)
-            weights, by_distance = _weights(call, tile, _scores(call, tile), lse[here])
-            share = _kept(call, weights, number) if call.dropout_p > 0 else None
-            _backward_tile(call, tile, weights, by_distance, share, grad[here], offset[here], totals)
+            weights, by_distance = call.weights(tile, call.scores(tile), lse[here])
+            factors = call.dropout(weights, number) if call.dropout_p > 0 else None
+            _backward_tile(call, tile, weights, by_distance, factors, grad[here], offset[here], totals)
             number += 1
         for term in call.every_term:
             term.leave()
@@ -223,48 +677,38 @@ def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor, totals:
         q, k, v = block.inputs(call)
         rows = [_widened(block.queries_of(x), q.shape[-1]) for x in (grad, out)] + [block.queries_of(lse)]
         g, o, sums = (x.flip(2) for x in rows) if block.reverse else rows
-        found = _flash_backward(g, q, k, v, o, sums, 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
-        own = found[0][..., : call.q.shape[-1]]
-        block.queries_of(of_q).add_(own.flip(2) if block.reverse else own)
-        for total, part in ((of_k, found[1]), (of_v, found[2])):
+        grads = _flash_backward(g, q, k, v, o, sums, 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
+        part = grads[0][..., : call.q.shape[-1]]
+        block.queries_of(of_q).add_(part.flip(2) if block.reverse else part)
+        for total, part in ((of_k, grads[1]), (of_v, grads[2])):
             block.keys_of(total, call).add_(part[..., : total.shape[-1]])
 
 
 def _backward_tile(
-    call: Call, tile: Tile, weights: Tensor, by_distance: Tensor | None, share: Tensor | None, g: Tensor, offset: Tensor,
-    totals: list[Tensor],
+    call: Call, tile: Tile, weights: Tensor, by_distance: Tensor | None, factors: Tensor | None, g: Tensor,
+    offset: Tensor, totals: list[Tensor],
 ) -> None:  # fmt: skip
-    """Add a tile's part of every gradient. share: what dropout multiplies the weights by; g: the output's gradient."""
+    """Add a tile's part of every gradient. factors: what dropout multiplies the weights by; g: the output's gradient."""
     of_q, of_k, of_v = totals
     here = tile.row, slice(*tile.heads), slice(*tile.queries)
-    queries, keys, values = call.q[here], _cut_kv(call, call.k, tile), _cut_kv(call, call.v, tile)
+    queries, keys, values = call.q[here], call.of_keys(call.k, tile), call.of_keys(call.v, tile)
     if call.values is None:
         change = call.scratch.take("change", *tile.shape)
         torch.matmul(g, values.mT, out=change)
     else:
         change = skew(call.values.of_weights(g, tile), tile.shape[2]).baddbmm_(g, values.mT)
-    kept = weights
-    if share is not None:
-        kept, change = weights * share, change * share
-    _add_kv(call, of_v, tile, kept, g)
+    dropped = weights
+    if factors is not None:
+        dropped, change = weights * factors, change * factors
+    call.add_to_keys(of_v, tile, dropped, g)
     change -= offset[..., None]
     slope = call.scratch.by_distance("slope", tile)
     inner = torch.mul(weights, change, out=skew(slope, tile.shape[2]))
     if by_distance is not None and call.values is not None:
-        if share is not None:
-            weights.copy_(kept)
+        if factors is not None:
+            weights.copy_(dropped)
         call.values.collect_output(g, by_distance, tile)
     for term in call.terms:
         term.collect(slope if term.by_distance else inner, tile)
     of_q[here].baddbmm_(inner, keys, alpha=call.scale)
-    _add_kv(call, of_k, tile, inner, queries, call.scale)
-
-
-def _add_kv(call: Call, total: Tensor, tile: Tile, weights: Tensor, x: Tensor, scale: float = 1.0) -> None:
-    """Add weights^T x, (heads, columns, width), to the gradient of keys or values."""
-    target = total[tile.row, slice(*call.kv_heads(tile.heads)), slice(*tile.keys)]
-    if call.groups == 1:
-        target.baddbmm_(weights.mT, x, alpha=scale)
-    else:
-        for of_head, of_x in zip(weights, x, strict=True):
-            target[0].addmm_(of_head.T, of_x, alpha=scale)
+    call.add_to_keys(of_k, tile, inner, queries, call.scale)

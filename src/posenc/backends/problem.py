@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from posenc.bias import Factored, Score, Values
+from posenc.bias import Score, Values
 from posenc.positions import Positions
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
@@ -49,14 +49,14 @@ class Problem:
         """The problem of every branch by itself, or this one."""
         if not self.branches:
             return [self]
-        found = []
+        problems = []
         for q, k, region, first in self.branches:
             part = replace(self, q=q, k=k, branches=(), region=region)
             if k.shape[2] < self.v.shape[2]:
                 end = first + k.shape[2]
                 part = replace(part, v=self.v[:, :, first:end], positions=self.positions.keys(first, end))
-            found.append(part)
-        return found
+            problems.append(part)
+        return problems
 
     def among(self, first: int, end: int) -> "Problem":
         """The same queries among keys first .. end - 1 alone, without the terms of their scores."""
@@ -103,34 +103,47 @@ class Problem:
         return positions.all_visible or (positions.diagonal == 0 and positions.num_queries == positions.num_keys)
 
     @property
-    def factored(self) -> list[Factored]:
-        """The terms that are products of queries and keys of their own."""
-        return [term for term in self.bias if isinstance(term, Factored)]
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        """The terms that are products of queries' and keys' own vectors, see `Score.factors`."""
+        return [pair for pair in (term.factors() for term in self.bias) if pair is not None]
+
+    @property
+    def others(self) -> list[Score]:
+        """The terms that are no such products."""
+        return [term for term in self.bias if term.factors() is None]
+
+    @property
+    def width(self) -> int:
+        """Channels of queries and keys once widened."""
+        return self.q.shape[-1] + sum(left.shape[-1] for left, _ in self.factors)
+
+    @property
+    def _expands(self) -> bool:
+        """Whether a factor is per query head, and keys are not."""
+        return self.k.shape[1] != self.q.shape[1] and any(right.shape[1] > 1 for _, right in self.factors)
 
     def widened(self) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Queries, keys and values with the factored terms as further channels, and the scale of their product."""
-        q, k, v, scale = self.q, self.k, self.v, self.scale
-        if not self.factored:
+        """Queries, keys and values with the factors as further channels, and the scale of their product."""
+        q, k, v, scale, factors = self.q, self.k, self.v, self.scale, self.factors
+        if not factors:
             return q, k, v, scale
         if scale == 0.0:
             q, scale = torch.zeros_like(q), 1.0
-        if k.shape[1] != q.shape[1] and any(term.right.shape[1] > 1 for term in self.factored):
+        if self._expands:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        lefts = [(term.left / scale).to(q.dtype).expand(*q.shape[:3], -1) for term in self.factored]
-        rights = [term.right.to(k.dtype).expand(*k.shape[:3], -1) for term in self.factored]
+        lefts = [(left / scale).to(q.dtype).expand(*q.shape[:3], -1) for left, _ in factors]
+        rights = [right.to(k.dtype).expand(*k.shape[:3], -1) for _, right in factors]
         return torch.cat((q, *lefts), -1), torch.cat((k, *rights), -1), v, scale
 
     def widened_bytes(self) -> int:
         """What `widened` allocates."""
-        if not self.factored:
+        if self.width == self.q.shape[-1]:
             return 0
-        width = self.q.shape[-1] + sum(term.left.shape[-1] for term in self.factored)
-        expanded = self.k.shape[1] != self.q.shape[1] and any(term.right.shape[1] > 1 for term in self.factored)
         batch, kv_heads, keys = self.k.shape[:3]
-        kv_heads = self.q.shape[1] if expanded else kv_heads
-        values = batch * kv_heads * keys * self.v.shape[-1] if expanded else 0
-        wide = self.q.shape[:3].numel() * width + batch * kv_heads * keys * width
+        kv_heads = self.q.shape[1] if self._expands else kv_heads
+        values = batch * kv_heads * keys * self.v.shape[-1] if self._expands else 0
+        wide = (self.q.shape[:3].numel() + batch * kv_heads * keys) * self.width
         return (wide + values) * self.q.element_size()
 
     def with_sink(self, out: Tensor, lse: Tensor) -> Tensor:
@@ -147,7 +160,7 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     outs, sums = zip(*parts, strict=True)
     lse = torch.stack(sums).logsumexp(0)
     anchor = lse.masked_fill(lse == -torch.inf, 0.0)  # a query that sees nothing
-    shares = [(own - anchor).exp()[..., None] for own in sums]
+    shares = [(each - anchor).exp()[..., None] for each in sums]
     return sum(out * share for out, share in zip(outs, shares, strict=True)).to(outs[0].dtype), lse
 
 

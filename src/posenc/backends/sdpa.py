@@ -9,13 +9,11 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.call import CELLS, MANY, ROWS
-from posenc.backends.lower import Lowered, Refused, lower, obstacle
-from posenc.backends.operator import attend
+from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, lower, obstacle, run
 from posenc.backends.precision import slower_than_float32, steps_slower_than_float32
-from posenc.backends.problem import Problem, Rotated
+from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
-from posenc.bias import dense_sum, sum_by_rows
+from posenc.bias import Refused, dense_sum, sum_by_rows
 from posenc.functional import transformed
 from posenc.positions.segments import segments
 
@@ -105,7 +103,7 @@ class SDPA:
             row = Reference().rows if _is_row(problem) else _dense
             return row(problem, 0, 1, dense_sum(problem.bias, problem.q.device))
         if _obstacle(problem) is None:
-            return _fused(problem, lower(problem))
+            return _fused(problem)
         if _trains_sink(problem) or (problem.sink is not None and torch.compiler.is_compiling()):
             # with a gradient SDPA would take its own N x N path, and an extra column defies a graph for any length
             return Reference().attend(problem)
@@ -157,18 +155,17 @@ def _tensors(problem: Problem) -> list[Tensor]:
 def _widens(problem: Problem) -> bool:
     """Whether factored terms are few enough channels that wider queries, keys and values cost less than the products;
     in half precision the channels would be rounded."""
-    width = sum(term.left.shape[-1] for term in problem.factored)
-    if not width or problem.branches:
+    more = problem.width - problem.q.shape[-1]
+    if not more or problem.branches:
         return False
     exact = problem.q.dtype in (torch.float32, torch.float64)
-    return exact and 2 * width <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
+    return exact and 2 * more <= problem.q.shape[-1] and problem.k.shape[1] == problem.q.shape[1]
 
 
 def _wider(problem: Problem) -> Problem:
     """The same problem with its factored terms as channels of queries and keys."""
     q, k, v, scale = problem.widened()
-    others = [term for term in problem.bias if term not in problem.factored]
-    return replace(problem, q=q, k=k, v=v, scale=scale, bias=others)
+    return replace(problem, q=q, k=k, v=v, scale=scale, bias=problem.others)
 
 
 # -------------------------------------------------------------------- no mask
@@ -216,40 +213,34 @@ def _obstacle(problem: Problem) -> Refused | None:
     return obstacle(problem)
 
 
-def _fused(problem: Problem, found: Lowered) -> Tensor:
-    seed = torch.randint(2**62, ()) if problem.dropout_p > 0 else None
-    branches = problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
-    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
-    out, lse = attend(
-        [branch.q for branch in branches], [branch.k for branch in branches], problem.v, found.tensors, found.kinds,
-        found.segments.table, regions, problem.positions.causal, problem.scale, found.longest, problem.dropout_p, seed,
-    )  # fmt: skip
+def _fused(problem: Problem) -> Tensor:
+    out, lse = run(problem, lower(problem))
     return out if problem.sink is None else problem.with_sink(out, lse)
 
 
-def _plan_fused(problem: Problem, found: Lowered) -> tuple[str, int, str]:
+def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
     batch, heads, queries, width = problem.q.shape
     keys = problem.k.shape[2]
     size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-    own = sum(x.numel() * x.element_size() for x in found.tensors)
-    if found.kinds in ("", "distance") and problem.dropout_p == 0 and problem.values is None:
+    own = sum(x.numel() * x.element_size() for x in lowered.tensors)
+    if lowered.kinds in ([], ["vector"]) and problem.dropout_p == 0 and problem.values is None:
         how = "no bias: only what is visible is visited"
-        if found.kinds:
+        if lowered.kinds:
             how = "a bias of the distance alone, read through a strided view of one vector"
         working = 2 * batch * heads * min(queries, MANY) * width
     else:
         how = "terms are computed a tile at a time"
-        if "full" in found.kinds:
+        if "entries" in lowered.kinds:
             how = "a term is one queries x keys tensor of the encoding's own, the rest is computed a tile at a time"
-        products = [x.shape[2] for x in found.tensors if x.dim() == 4]  # of queries or keys with each row of a table
-        rows = max((x.shape[1] for x in found.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
+        products = [x.shape[2] for x in lowered.tensors if x.dim() == 4]  # of queries or keys with each row of a table
+        rows = max((x.shape[1] for x in lowered.tensors if x.dim() == 3 and x.shape[1] < queries), default=0)
         working = 2 * max(min(CELLS, heads * queries * keys), min(queries, ROWS) * keys)
         working += rows * max(products, default=0) + problem.q.numel() + problem.k.numel() + problem.v.numel()
     if problem.branches:
         how = f"{how}, each branch of the position map by itself"
     if problem.sink is not None:
         working += batch * heads * queries * problem.v.shape[-1]
-    inputs = problem.q, problem.k, problem.v, *found.tensors
+    inputs = problem.q, problem.k, problem.v, *lowered.tensors
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
     return how, own + working * size + gradient, ""

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An own Triton kernel for biases of the distance and relative tables over contiguous positions."""
+"""Our Triton kernels, as a backend and for rotations. Triton is imported only when one is called."""
 
 import os
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
-from posenc.bias import Factored, QueryRelative, Relative
-from posenc.kernels import HAS_TRITON
+from posenc.bias.terms import KernelInputs
+from posenc.errors import InputError
+from posenc.functional import Layout, transformed
 
+HAS_TRITON = find_spec("triton") is not None
+VERIFIED: frozenset[tuple[int, int]] = frozenset()
+"""Compute capabilities of the GPUs on which `rotary_kernel` has been run, compared with the formula and timed by
+benchmarks/rotary_gpu.py: there it is the default. None so far."""
+FORCED = os.environ.get("POSENC_KERNELS") == "1"
+"""Whether the kernels are the default on every GPU: set POSENC_KERNELS=1 before Python starts."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What `rotary_kernel` serves; wider ones would lose digits."""
 WIDEST = 256
 """Of queries, keys and values: a tile of them has to fit into a GPU's shared memory."""
 MOST_HEADS = 65535
@@ -33,15 +43,15 @@ class Triton:
         if positions.start is None or positions.prefix is not None or positions.window is not None:
             return "the kernel is for contiguous positions, without padding, packing, prefix or window"
         for term in bias:
-            if not isinstance(term, Relative | QueryRelative | Factored):
+            if term.in_kernel is None:
                 return f"the kernel has no form for {type(term).__name__}"
-            if not isinstance(term, Factored) and term.positions.start != positions.start:
+            if term.by_distance and term.positions.start != positions.start:  # type: ignore[attr-defined]
                 return "a term has positions of its own"  # on a grid
-        if sum(isinstance(term, QueryRelative) for term in bias) > 1:
+        if [term.in_kernel for term in bias].count("products") > 1:
             return "the kernel takes one table that queries are multiplied with"
         if q.dtype == torch.float64:
             return "the kernel takes float32 and less"
-        width = max(q.shape[-1] + sum(term.left.shape[-1] for term in problem.factored), problem.v.shape[-1])
+        width = max(problem.width, problem.v.shape[-1])
         if width > WIDEST:
             return f"queries, keys or values {width} wide; the kernel ends at {WIDEST}"
         if q.shape[0] * q.shape[1] > MOST_HEADS:
@@ -55,38 +65,32 @@ class Triton:
     def plan(self, problem: Problem) -> tuple[str, int, str]:
         if problem.is_empty:
             return "there is nothing to compute", 0, ""
-        heads, queries, keys = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
         size = problem.widened_bytes() + problem.q.shape[:3].numel() * 4  # and the log-sum-exp
-        for term in problem.bias:
-            if isinstance(term, Relative):
-                size += 4 * heads * (queries + keys - 1)
-            elif isinstance(term, QueryRelative):
-                size += 4 * (term.content.shape[:3].numel() * term.table.shape[-2] + queries + keys - 1)
+        size += 4 * sum(term.reduced(_distances(problem), problem.q.device).lookup_numbers() for term in problem.others)
+        if any(term.in_kernel == "products" for term in problem.bias):
+            size += 4 * _distances(problem).numel()  # its rows
         return "posenc's own kernel, tested under Triton's interpreter, not measured on a GPU", size, ""
 
     def attend(self, problem: Problem) -> Tensor:
         if problem.is_empty:
             return Reference().attend(problem)
-        from posenc.kernels.attention import relative_attention
+        from posenc.backends.triton_kernels import relative_attention
 
-        start, device = problem.positions.start, problem.q.device
-        assert start is not None
-        vector: Tensor | None = None
-        products: Tensor | None = None
-        row: Tensor | None = None
-        for term in problem.bias:
-            if isinstance(term, Relative):
-                vector = term.vector(device) if vector is None else vector + term.vector(device)
-            elif isinstance(term, QueryRelative):
-                products = (term.content @ term.table.mT).float()
-                longest = start[0] + term.num_queries - 1 - start[1]
-                row = term.index(longest - torch.arange(term.num_queries + term.num_keys - 1, device=device))
+        positions, inputs = problem.positions, KernelInputs()
+        for term in problem.others:
+            inputs = term.reduced(_distances(problem), problem.q.device).for_kernel(inputs)
         q, k, v, scale = problem.widened()
-        diagonal = start[0] - start[1] if problem.positions.causal else k.shape[2] - 1
-        out, lse = relative_attention(
-            q, k, v, None if vector is None else vector.float(), products, row, scale, diagonal, _precision(q)
-        )
+        assert positions.start is not None
+        diagonal = positions.start[0] - positions.start[1] if positions.causal else k.shape[2] - 1
+        out, lse = relative_attention(q, k, v, *inputs, scale, diagonal, _precision(q))
         return out if problem.sink is None else problem.with_sink(out, lse)
+
+
+def _distances(problem: Problem) -> Tensor:
+    """The distance of each of the kernel's cells."""
+    start, queries, keys = problem.positions.start, problem.q.shape[2], problem.k.shape[2]
+    assert start is not None
+    return start[0] + queries - 1 - start[1] - torch.arange(queries + keys - 1, device=problem.q.device)
 
 
 def _interpreted() -> bool:
@@ -98,3 +102,30 @@ def _precision(q: Tensor) -> str:
     """Of float32 products on tensor cores: what torch.set_float32_matmul_precision allows matrix products."""
     allowed = q.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else "ieee"
+
+
+def fits_kernel(q: Tensor, k: Tensor) -> bool:
+    """Whether `rotary_kernel` is to serve: CUDA tensors on a GPU of VERIFIED, or FORCED; Triton is installed, and torch.func
+    is not at work. Else PyTorch's formula is taken."""
+    served = HAS_TRITON and q.is_cuda and k.is_cuda and q.dtype in DTYPES
+    served = served and (FORCED or (bool(VERIFIED) and torch.cuda.get_device_capability(q.device) in VERIFIED))
+    return served and (torch.compiler.is_compiling() or not transformed())
+
+
+def rotary_kernel(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, layout: Layout = "half", start: int = 0, inplace: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Queries (batch, heads, n, head_dim) and keys (batch, kv_heads, n, head_dim) of the same tokens, rotated by one
+    kernel: `posenc.functional.rotary` of both.
+
+    cos, sin: (batch or 1, 1, n, pairs), constants. Any strides; float32, bfloat16, float16, computed in float32.
+
+    Raises:
+        InputError: Triton is missing, shapes that do not fit, another dtype, an unknown layout, or inplace where entries
+            share memory.
+    """
+    if not HAS_TRITON:
+        raise InputError("rotary_kernel needs Triton: pip install triton, or use posenc.functional.rotary")
+    from posenc.backends.triton_kernels import rotate
+
+    return rotate(q, k, cos, sin, layout, start, inplace)

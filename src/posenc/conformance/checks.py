@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import attention, explain, posed
+from posenc.attention import attention, explain, prepare
 from posenc.backends import BACKENDS
 from posenc.encoding import PerLayer, Sum
 
@@ -412,7 +412,7 @@ def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
                 shard(q, local, 2).split([call.num_queries for call in calls], 2), calls, strict=True
             ):
                 keys, values = k[:, :, : call.num_keys], v[:, :, : call.num_keys]
-                problem = posed(rows, keys, values, encoding, call, None, None, None, 0.0, 0)
+                problem = prepare(rows, keys, values, encoding, call, None, None, None, 0.0, 0)
                 outs.append(BACKENDS["reference"].attend(problem))
             equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_head_dim
@@ -23,7 +24,6 @@ from posenc.functional import (
     turns_token,
     widened,
 )
-from posenc.kernels import fits_kernel, rotary_kernel
 from posenc.positions import Positions
 
 EncodingT = TypeVar("EncodingT", bound=Encoding)

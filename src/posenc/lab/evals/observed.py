@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import sum_by_rows
 from posenc.errors import InputError
@@ -81,7 +81,7 @@ def attend(call: AttentionCall) -> Tensor:
     query, key = call.query, call.key
     with torch.autocast(query.device.type, enabled=False):
         positions = Positions.arange(query.shape[2], causal=True, device=query.device)
-        problem = posed(query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0)
+        problem = prepare(query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0)
         view.observer.vectors(view.layer, query[0], key[0], problem.scale)
         bias, outs = sum_by_rows(problem.bias, query.device), []
         for first in range(0, query.shape[2], view.chunk):

@@ -23,15 +23,14 @@ def _interpreter():
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
-        import posenc.kernels.rotary  # noqa: F401
-        from posenc.kernels.rotary import _kernel
+        from posenc.backends.triton_kernels import _rotary_kernel
 
-        assert ("Interpreted" in type(_kernel).__name__) == (DEVICE == "cpu")
+        assert ("Interpreted" in type(_rotary_kernel).__name__) == (DEVICE == "cpu")
         yield
 
 
 def turn(*arguments, **options) -> tuple[Tensor, Tensor]:
-    from posenc.kernels import rotary_kernel
+    from posenc.backends.triton import rotary_kernel
 
     return rotary_kernel(*arguments, **options)
 
@@ -105,7 +104,7 @@ def test_gradients(layout, start):
 
 def test_it_is_one_operator_for_the_compiler():
     q, k, (cos, sin) = random(3, 4, 8), random(1, 4, 8), tables(1, 4, 4)
-    from posenc.kernels.rotary import _rotary
+    from posenc.backends.triton_kernels import _rotary
 
     torch.library.opcheck(_rotary, (q.requires_grad_(), k, cos, sin, "half", 0, 1.0))
     compiled = torch.compile(turn, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -135,7 +134,7 @@ def test_rotary_takes_it(monkeypatch, layout, options, dtype):
 
 
 def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
-    from posenc import kernels
+    from posenc.backends import triton as kernels
 
     x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -153,11 +152,11 @@ def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
 def test_without_triton_the_remedy_is_named():
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch, posenc, posenc.kernels\n"
-        "assert not posenc.kernels.HAS_TRITON and 'posenc.kernels.rotary' not in sys.modules\n"
+        "import torch, posenc, posenc.backends.triton as kernels\n"
+        "assert not kernels.HAS_TRITON and 'posenc.backends.triton_kernels' not in sys.modules\n"
         "x = torch.ones(1, 1, 1, 2)\n"
         "posenc.Rotary(2).rotate(x, x, posenc.Positions.arange(1))\n"
-        "try: posenc.kernels.rotary_kernel(x, x, x, x)\n"
+        "try: kernels.rotary_kernel(x, x, x, x)\n"
         "except posenc.InputError as error: assert 'pip install triton' in str(error)\n"
         "else: raise SystemExit(1)\n"
     )
@@ -183,7 +182,7 @@ def test_queries_or_keys_without_heads(heads, inplace):
 
 def test_the_grid_grows_along_its_one_long_axis(monkeypatch):
     """CUDA's other axes end at 65535."""
-    import posenc.kernels.rotary as module
+    import posenc.backends.triton_kernels as module
 
     grids = []
 
@@ -192,7 +191,7 @@ def test_the_grid_grows_along_its_one_long_axis(monkeypatch):
             grids.append(grid)
             return lambda *arguments, **options: None
 
-    monkeypatch.setattr(module, "_kernel", Recorder())
+    monkeypatch.setattr(module, "_rotary_kernel", Recorder())
     x = torch.zeros(1, 1, 3, 4, device=DEVICE).expand(70000, 1, 3, 4)
     turn(x, x, *tables(1, 3, 2))
     assert grids == [(210000,)]

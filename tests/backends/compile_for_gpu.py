@@ -7,8 +7,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from posenc.kernels import attention_tiles as kernels
-from posenc.kernels.attention import TILES
+from posenc.backends import triton_kernels as kernels
+from posenc.backends.triton_kernels import TILES
 
 SHARED = {80: 166912, 90: 232448}  # bytes per program
 STRIDES = {a + b for a in "qkvo" for b in "bhn"}

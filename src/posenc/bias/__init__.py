@@ -2,21 +2,25 @@
 """The score-side structures: what an encoding may add to the attention scores, as structure rather than as a tensor.
 
 Each structure gives one closure, `score_mod()`, in FlexAttention's signature and written on positions with
-broadcastable operations. Evaluated on broadcast index grids it is the dense bias, and the definition: the fast backends
-compute the same term by formulas of their own, which the tests compare with it. `distance` is always query position
-minus key position: positive when the key is in the past. Terms are added after the scores have been scaled.
+broadcastable operations: evaluated on broadcast index grids it is the dense bias, and the definition. For speed a
+structure also `reduces` to one of the few kinds in `posenc.bias.terms`, which every fast backend computes; the tests compare
+each with `score_mod`. `distance` is always query position minus key position: positive when the key is in the past.
+Terms are added after the scores have been scaled.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from posenc.bias.terms import EntriesTerm, KeyTerm, ProductTerm, QueryTerm, Term, ValuesTerm, VectorTerm, cell
 from posenc.checks import shown
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
@@ -32,17 +36,29 @@ ALL_KEYS = slice(None)
 SIZES = ("batch", "num_heads", "num_queries", "num_keys")
 
 
+class Refused(NamedTuple):
+    """Why the CPU's operator does not serve a term or a call, and what would be faster than what does."""
+
+    why: str
+    faster: str = ""
+
+
 class Score:
     """One additive term b_ij of the attention scores.
 
     A class of your own sets batch (1: the same for every row), num_heads, num_queries and num_keys, and defines `score_mod` or
-    `rows`.
+    `rows`; it is then computed from dense tensors, or FlexAttention. To be fast on the CPU too, it also defines `reduced`
+    and `obstacle`.
     """
 
     num_heads: int
     num_queries: int
     num_keys: int
     batch: int
+    by_distance: ClassVar[bool] = False
+    """Whether `reduced` needs distances: the term is one of `positions.distances()`, and has an attribute `positions`."""
+    in_kernel: ClassVar[str | None] = None
+    """Which input of our Triton kernel the term becomes; None: it has none."""
 
     def score_mod(self) -> ScoreMod:
         """The term as (score, batch, head, query index, key index) -> score, on broadcastable index tensors."""
@@ -59,7 +75,7 @@ class Score:
 
     def blocks(self, device: torch.device) -> Block:
         """`dense` by blocks of queries and keys."""
-        if type(self).rows is not Score.rows:  # which a class of the user's own may define alone
+        if type(self).rows is not Score.rows:  # which a user's class may define alone
             rows = self.rows(device)
             return lambda first, end, keys: rows(first, end)[..., keys]
         mod, zero = self.score_mod(), torch.zeros((), device=device)
@@ -70,6 +86,20 @@ class Score:
             return mod(zero, b, h, i + first, j + start).expand(self.batch, self.num_heads, end - first, stop - start)
 
         return block
+
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        """The term as one of the kinds that backends compute. distances: of its entries if by_distance, whole numbers, from
+        the longest to the shortest; None where there is no such list, and the term is dense."""
+        return EntriesTerm(self.dense(device))
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """(left, right), see `Factored`, if the term is their product: further channels of queries and keys."""
+        return None
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        """Why the CPU's operator cannot compute the term in a call at these positions; None if it can."""
+        why = f"a term is a {type(self).__name__}, of whose form nothing is known"
+        return Refused(why, "Relative, QueryRelative, KeyRelative or Factored terms")
 
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         """Why the term is not one of these queries' and keys' scores; None if it is. Reads no tensor."""
@@ -120,15 +150,21 @@ class _OfPositions(Score):
         self.num_keys: int = self.positions.num_keys
         self.batch: int = self.positions.batch
 
-    def distances(self) -> Tensor:
-        """Every distance that the positions can need, from the longest to the shortest."""
-        found = self.positions.distances()
-        assert found is not None
-        return found
+
+class _ByDistance(_OfPositions):
+    by_distance = True
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        if self.positions.axes > 1:
+            return Refused("a bias of positions with several coordinates")
+        visible = segments(positions)
+        if positions.span is None or visible is None or not visible.regular:
+            return Refused("positions are not contiguous", "contiguous positions")
+        return None if self.positions is positions else Refused("a term counts positions of its own")
 
 
 @dataclass(eq=False)
-class Relative(_OfPositions):
+class Relative(_ByDistance):
     """b[head, distance]: T5, ALiBi, KERPLE and every bias that depends on the distance alone.
 
     function(head, distance) -> bias takes broadcastable tensors; distance has a trailing axes dimension when the
@@ -138,6 +174,7 @@ class Relative(_OfPositions):
     function: Callable[[Tensor, Tensor], Tensor]
     num_heads: int
     positions: Positions
+    in_kernel = "vector"
     # of a bias without parameters that serves every layer alike, see `made_once`: dataclasses.replace must not carry it over
     once: Callable[[Callable[[], Tensor]], Tensor] | None = field(default=None, init=False)
 
@@ -157,9 +194,20 @@ class Relative(_OfPositions):
         return self._vector(device) if self.once is None else self.once(partial(self._vector, device))
 
     def _vector(self, device: torch.device) -> Tensor:
-        heads = torch.arange(self.num_heads, device=device).unsqueeze(1)
-        distances = self.distances().to(device)
+        distances = self.positions.distances()
+        assert distances is not None
+        return self._at(distances.to(device))
+
+    def _at(self, distances: Tensor) -> Tensor:
+        heads = torch.arange(self.num_heads, device=distances.device).unsqueeze(1)
         return self.function(heads, distances).expand(self.num_heads, distances.shape[0])
+
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        if distances is None:
+            return super().reduced(None, device)
+        span = self.positions.span
+        every = span is not None and distances.shape[0] == span[1] - span[0] + 1
+        return VectorTerm(self.vector(device) if every else self._at(distances))
 
     def dense(self, device: torch.device) -> Tensor:
         if self.positions.start is None:
@@ -194,9 +242,12 @@ class Positional(_OfPositions):
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
         return lambda score, b, h, i, j: score + self.function(h, q(b, i), k(b, j))
 
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return Refused("a term is a function of both positions", "a bias of the distance alone")
+
 
 @dataclass(eq=False)
-class _Projected(_OfPositions):
+class _Projected(_ByDistance):
     content: Tensor  # (batch, num_heads, n, head_dim), any factor of the scale already applied
     table: Tensor  # (num_heads or 1, rows, head_dim)
     index: OfDistance  # distance -> row of the table, for every distance within positions.span, visible or not
@@ -212,8 +263,11 @@ class _Projected(_OfPositions):
         self.batch: int = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
 
+    of_query: ClassVar[bool]
+    term: ClassVar[type[Term]]
+
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
-        count, what = (q.shape[2], "queries") if isinstance(self, QueryRelative) else (k.shape[2], "keys")
+        count, what = (q.shape[2], "queries") if self.of_query else (k.shape[2], "keys")
         content, table = self.content, self.table
         if content.shape[2] != count:
             return f"has content of {content.shape[2]} tokens, there are {count} {what}"
@@ -224,32 +278,32 @@ class _Projected(_OfPositions):
             )
         return super().misfit(q, k) or _on_one_device({"content": content, "table": table}, q)
 
-    def index_vector(self) -> Tensor:
-        """The table's row of every distance that the positions can need, from the longest to the shortest."""
-        return rows_at(self.index, self.distances(), self.table)
-
-    def _mod(self, of_query: bool) -> ScoreMod:
+    def score_mod(self) -> ScoreMod:
         projected = self.content @ self.table.mT  # (batch, num_heads, n, rows)
         q, k = rowwise(self.positions.q), rowwise(self.positions.k)
 
         def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + projected[b, h, i if of_query else j, rows_at(self.index, q(b, i) - k(b, j), self.table)]
+            row = rows_at(self.index, q(b, i) - k(b, j), self.table)
+            return score + projected[b, h, i if self.of_query else j, row]
 
         return mod
+
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        if distances is None:
+            return super().reduced(None, device)
+        return self.term(self.content, self.table, rows_at(self.index, distances, self.table))
 
 
 class QueryRelative(_Projected):
     """q_i . r[distance]: Shaw's keys, Transformer-XL and XLNet, DeBERTa's content-to-position."""
 
-    def score_mod(self) -> ScoreMod:
-        return self._mod(of_query=True)
+    of_query, term, in_kernel = True, QueryTerm, "products"
 
 
 class KeyRelative(_Projected):
     """k_j . r[distance]: DeBERTa's position-to-content. Keys are per query head."""
 
-    def score_mod(self) -> ScoreMod:
-        return self._mod(of_query=False)
+    of_query, term = False, KeyTerm
 
     def dense(self, device: torch.device) -> Tensor:
         if self.num_queries > 1:
@@ -279,11 +333,6 @@ def rows_at(index: OfDistance, distance: Tensor, table: Tensor) -> Tensor:
     return rows
 
 
-def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
-    """Read a (batch or 1, num_heads or 1, ...) tensor at (row, head, ...)."""
-    return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
-
-
 @dataclass(eq=False)
 class Factored(Score):
     """a_i . b_j: TUPE, absolute terms, and every term that separates exactly.
@@ -293,6 +342,7 @@ class Factored(Score):
 
     left: Tensor
     right: Tensor
+    in_kernel = "channels"
 
     def __post_init__(self) -> None:
         shape = "(batch or 1, num_heads or 1, {}, m)"
@@ -312,6 +362,15 @@ class Factored(Score):
     def blocks(self, device: torch.device) -> Block:
         return lambda first, end, keys: self.left[:, :, first:end] @ self.right[:, :, keys].mT
 
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        return ProductTerm(self.left, self.right)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.left, self.right
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         for name, x in (("left", self.left), ("right", self.right)):
             if not _one_or(x.shape[0], q.shape[0]) or not _one_or(x.shape[1], q.shape[1]):
@@ -326,7 +385,7 @@ class Factored(Score):
 
 @dataclass(eq=False)
 class Dense(Score):
-    """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, said out loud."""
+    """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, stated explicitly."""
 
     tensor: Tensor
 
@@ -343,6 +402,12 @@ class Dense(Score):
     def blocks(self, device: torch.device) -> Block:
         return lambda first, end, keys: self.tensor[:, :, first:end, keys]
 
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        return EntriesTerm(self.tensor)
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         return super().misfit(q, k) or _on_one_device({"a tensor": self.tensor}, q)
 
@@ -356,6 +421,10 @@ class Values:
 
     def __post_init__(self) -> None:
         _require_numbers("Values", {"table": "(num_heads or 1, rows, head_dim)"}, table=self.table)
+
+    def reduced(self, distances: Tensor) -> ValuesTerm:
+        """For the CPU's operator, with an entry for each distance."""
+        return ValuesTerm(self.table, rows_at(self.index, distances, self.table))
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +450,7 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
     if bias is None:
         return []
     terms = bias if isinstance(bias, Iterable) and not isinstance(bias, (Score, Tensor)) else [bias]
-    found: list[Score] = []
+    scores: list[Score] = []
     for term in terms:
         if isinstance(term, Tensor):
             raise InputError(f"{origin} returned {shown(term)}: wrap it as posenc.bias.Dense(tensor)")
@@ -390,8 +459,8 @@ def validated(bias: object, q: Tensor, k: Tensor, *, origin: str) -> list[Score]
         misfit = term.misfit(q, k)
         if misfit is not None:
             raise InputError(f"{origin} returned a {type(term).__name__} that {misfit}")
-        found.append(term)
-    return found
+        scores.append(term)
+    return scores
 
 
 def validated_values(

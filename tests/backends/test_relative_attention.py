@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, explain
-from posenc.attention import posed
+from posenc.attention import prepare
 from posenc.backends import BACKENDS
-from posenc.kernels.attention import INTERPRETED, relative_attention
+from posenc.backends.triton_kernels import INTERPRETED, relative_attention
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -146,7 +146,7 @@ def both(q, k, v, encoding, positions):
     results = []
     for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         given = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-        problem = posed(*given, encoding.to(dtype), positions, None, None, None, 0.0, 0)
+        problem = prepare(*given, encoding.to(dtype), positions, None, None, None, 0.0, 0)
         assert BACKENDS[backend].refusal(problem) is None
         out = BACKENDS[backend].attend(problem)
         weights = draw(*out.shape, grad=False).to(dtype)

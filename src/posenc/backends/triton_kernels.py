@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our Triton kernels, imported only where one is called (`posenc.backends.triton`): attention with a relative table, forward
+and backward, in memory linear in the sequence, and rotating queries and keys in one launch.
+
+The algorithm is FlashAttention-2's (Dao 2023): online softmax, the log-sum-exp kept, the backward computing scores anew.
+A pair (query i, key j) has the cell num_queries - 1 - i + j: the longest distance is cell 0. A bias of the distance is a
+`vector` over cells; a product of the query with a table is `products`, one per query and row, and `row` names each cell's.
+
+A tile of BLOCK_M x BLOCK_N pairs meets BLOCK_M + BLOCK_N - 1 cells only. Where they hold one number, as beyond a clip or
+the last bucket, it is added once. Else they are read through a tile of pointers: the window stays in L1 and neighbouring
+lanes read neighbouring addresses; tl.gather would take as many loads from shared memory, and a barrier. The gradient of
+the vector sums a tile along its diagonals: tl.gather shifts each row so that diagonals become columns, and what two
+neighbouring tiles share is carried in registers, so a tile adds BLOCK numbers instead of BLOCK x BLOCK.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from posenc.backends.triton import DTYPES
+from posenc.errors import InputError, unknown
+from posenc.functional import Layout, overlaps, unaliased
+
+LOG2E = tl.constexpr(1.4426950408889634)
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Whether kernels run on the CPU, under TRITON_INTERPRET=1."""
+
+
+@triton.jit
+def _dot(a, b, PRECISION: tl.constexpr):
+    if INTERPRETED:  # Triton 3.9's interpreter multiplies the bit patterns of bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def _inputs(x, stride_b, stride_h, stride_n, batch, head, at, n, d, D: tl.constexpr):
+    """Rows `at` of one head, (rows, channels), with zeros past the ends."""
+    start = x + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+    inside = (at < n)[:, None] & (d < D)[None, :]
+    return tl.load(start + at[:, None].to(tl.int64) * stride_n + d[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _range(table, first_i, first_j, num_queries, num_keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The smallest and the largest entry of a table of cells that a tile meets."""
+    within = tl.minimum(tl.arange(0, 2 * max(BLOCK_M, BLOCK_N)), BLOCK_M + BLOCK_N - 2)
+    cell = num_queries - BLOCK_M - first_i + first_j + within
+    found = tl.load(table + tl.minimum(tl.maximum(cell, 0), num_queries + num_keys - 2))
+    return tl.min(found, 0), tl.max(found, 0)
+
+
+@triton.jit
+def _scores(
+    q, k, i, j, first_i, first_j, vector, products, row, rows, scale, diagonal, num_queries, num_keys,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of scores times log2(e); -inf where the query does not see the key."""
+    s = _dot(q, tl.trans(k), PRECISION) * scale
+    seen = (i < num_queries)[:, None] & (j < num_keys)[None, :]
+    cell = num_queries - 1 - i[:, None] + j[None, :]
+    if VECTOR:
+        low, high = _range(vector, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
+        if low == high:  # beyond T5's last bucket; and in a branch, the tile is not staged through shared memory
+            s += low
+        else:
+            s += tl.load(vector + cell, mask=seen, other=0.0)
+    if PRODUCTS:
+        least, most = _range(row, first_i, first_j, num_queries, num_keys, BLOCK_M, BLOCK_N)
+        of_query = products + i.to(tl.int64) * rows
+        if least == most:  # beyond the clip all keys of a tile are in one row
+            s += tl.load(of_query + least, mask=i < num_queries, other=0.0)[:, None]
+        else:
+            at = tl.load(row + cell, mask=seen, other=0)
+            s += tl.load(of_query[:, None] + at, mask=seen, other=0.0)
+    if CAUSAL:
+        seen = seen & (j[None, :] <= i[:, None] + diagonal)
+    return tl.where(seen, s * LOG2E, -float("inf"))
+
+
+@triton.jit
+def forward(
+    Q, K, V, OUT, LSE, VECTOR_, PRODUCTS_, ROW, scale, diagonal, num_queries, num_keys, rows,
+    qb, qh, qn, kb, kh, kn, vb, vh, vn, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    VECTOR: tl.constexpr, PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first_i = tl.program_id(0) * BLOCK_M
+    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    flat = tl.program_id(1).to(tl.int64)
+    i, d, dv = first_i + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    q = _inputs(Q, qb, qh, qn, batch, head, i, num_queries, d, D)
+    vector = VECTOR_ + head * (num_queries + num_keys - 1)
+    products = PRODUCTS_ + flat * num_queries * rows
+    end = num_keys
+    if CAUSAL:
+        end = tl.minimum(end, tl.minimum(first_i + BLOCK_M, num_queries) + diagonal)
+    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    for first_j in range(0, end, BLOCK_N):
+        j = first_j + tl.arange(0, BLOCK_N)
+        k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
+        s = _scores(
+            q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
+            BLOCK_M, BLOCK_N, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+        )  # fmt: skip
+        new = tl.maximum(top, tl.max(s, 1))
+        safe = tl.where(new == -float("inf"), 0.0, new)
+        p = tl.exp2(s - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(p, 1)
+        v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
+        acc = acc * shrink[:, None] + _dot(p.to(v.dtype), v, PRECISION)
+        top = new
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    inside = (i < num_queries)[:, None] & (dv < DV)[None, :]
+    tl.store(OUT + (flat * num_queries + i[:, None]) * DV + dv[None, :], out.to(OUT.dtype.element_ty), mask=inside)
+    lse = tl.where(total == 0.0, -float("inf"), (top + tl.log2(tl.where(total == 0.0, 1.0, total))) / LOG2E)
+    tl.store(LSE + flat * num_queries + i, lse, mask=i < num_queries)
+
+
+@triton.jit
+def _diagonals(ds, HIGH: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of a square tile along its diagonals, by cell: the BLOCK lower ones, or the BLOCK - 1 higher and a zero."""
+    r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    column = c + HIGH * BLOCK - (BLOCK - 1) + r
+    inside = (column >= 0) & (column < BLOCK)
+    shifted = tl.gather(ds, tl.minimum(tl.maximum(column, 0), BLOCK - 1), 1)
+    return tl.sum(tl.where(inside, shifted, 0.0), 0)
+
+
+@triton.jit
+def _keep(gradient, cell, value, cells, ATOMIC: tl.constexpr):
+    inside = (cell >= 0) & (cell < cells)
+    if ATOMIC:
+        tl.atomic_add(gradient + cell, value, mask=inside)
+    else:
+        tl.store(gradient + cell, value, mask=inside)
+
+
+@triton.jit
+def backward_keys(
+    Q, K, V, DOUT, LSE, DELTA, VECTOR_, PRODUCTS_, ROW, DK, DV_, DVECTOR, scale, diagonal, num_queries, num_keys, rows,
+    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr,
+    DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, LEARNED: tl.constexpr, ATOMIC: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a block of keys and values, over all queries of the heads that share them, and of the vector."""
+    first_j, kv_heads = tl.program_id(0) * BLOCK, HEADS // GROUPS
+    batch, kv_head = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
+    j, d, dv = first_j + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    k = _inputs(K, kb, kh, kn, batch, kv_head, j, num_keys, d, D)
+    v = _inputs(V, vb, vh, vn, batch, kv_head, j, num_keys, dv, DV)
+    dk = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    dvalue = tl.zeros((BLOCK, BLOCK_DV), tl.float32)
+    cells, c = num_queries + num_keys - 1, tl.arange(0, BLOCK)
+    begin = 0
+    if CAUSAL:
+        begin = tl.maximum(first_j - diagonal, 0) // BLOCK * BLOCK
+    for head in range(kv_head * GROUPS, kv_head * GROUPS + GROUPS):
+        flat = (batch * HEADS + head).to(tl.int64)
+        products = PRODUCTS_ + flat * num_queries * rows
+        if ATOMIC:
+            gradient = DVECTOR + head * cells
+        else:
+            gradient = DVECTOR + (flat * tl.num_programs(0) + tl.program_id(0)) * cells
+        carried = tl.zeros((BLOCK,), tl.float32)
+        lowest = num_queries - BLOCK - begin + first_j + BLOCK
+        for first_i in range(begin, num_queries, BLOCK):
+            i = first_i + tl.arange(0, BLOCK)
+            q = _inputs(Q, qb, qh, qn, batch, tl.full((), head, tl.int32), i, num_queries, d, D)
+            s = _scores(
+                q, k, i, j, first_i, first_j, VECTOR_ + head * cells, products, ROW, rows, scale, diagonal, num_queries,
+                num_keys, BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+            )  # fmt: skip
+            lse = tl.load(LSE + flat * num_queries + i, mask=i < num_queries, other=float("inf"))
+            p = tl.exp2(s - lse[:, None] * LOG2E)
+            dout = _inputs(DOUT, ob, oh, on, batch, tl.full((), head, tl.int32), i, num_queries, dv, DV)
+            dvalue += _dot(tl.trans(p).to(dout.dtype), dout, PRECISION)
+            delta = tl.load(DELTA + flat * num_queries + i, mask=i < num_queries, other=0.0)
+            ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
+            dk += _dot(tl.trans(ds).to(q.dtype), q, PRECISION)
+            if LEARNED:
+                lowest = num_queries - BLOCK - first_i + first_j
+                # this tile's higher cells are the lower ones of the tile before
+                _keep(gradient, lowest + BLOCK + c, carried + _diagonals(ds, True, BLOCK), cells, ATOMIC)
+                carried = _diagonals(ds, False, BLOCK)
+        if LEARNED:
+            _keep(gradient, lowest + c, carried, cells, ATOMIC)
+    flat = tl.program_id(1).to(tl.int64) * num_keys + j[:, None]
+    inside = (j < num_keys)[:, None]
+    tl.store(DK + flat * D + d[None, :], (dk * scale).to(DK.dtype.element_ty), mask=inside & (d < D)[None, :])
+    tl.store(DV_ + flat * DV + dv[None, :], dvalue.to(DV_.dtype.element_ty), mask=inside & (dv < DV)[None, :])
+
+
+@triton.jit
+def backward_queries(
+    Q, K, V, DOUT, LSE, DELTA, VECTOR_, PRODUCTS_, ROW, DQ, DPRODUCTS, scale, diagonal, num_queries, num_keys, rows,
+    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr,
+    DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    PRODUCTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, LEARNED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a block of queries and of their products, over all keys they see."""
+    first_i = tl.program_id(0) * BLOCK
+    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    flat = tl.program_id(1).to(tl.int64)
+    i, d, dv = first_i + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    q = _inputs(Q, qb, qh, qn, batch, head, i, num_queries, d, D)
+    dout = _inputs(DOUT, ob, oh, on, batch, head, i, num_queries, dv, DV)
+    lse = tl.load(LSE + flat * num_queries + i, mask=i < num_queries, other=float("inf"))
+    delta = tl.load(DELTA + flat * num_queries + i, mask=i < num_queries, other=0.0)
+    vector = VECTOR_ + head * (num_queries + num_keys - 1)
+    products = PRODUCTS_ + flat * num_queries * rows
+    dq = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    end = num_keys
+    if CAUSAL:
+        end = tl.minimum(end, tl.minimum(first_i + BLOCK, num_queries) + diagonal)
+    for first_j in range(0, end, BLOCK):
+        j = first_j + tl.arange(0, BLOCK)
+        k = _inputs(K, kb, kh, kn, batch, head // GROUPS, j, num_keys, d, D)
+        v = _inputs(V, vb, vh, vn, batch, head // GROUPS, j, num_keys, dv, DV)
+        s = _scores(
+            q, k, i, j, first_i, first_j, vector, products, ROW, rows, scale, diagonal, num_queries, num_keys,
+            BLOCK, BLOCK, VECTOR, PRODUCTS, CAUSAL, PRECISION,
+        )  # fmt: skip
+        p = tl.exp2(s - lse[:, None] * LOG2E)
+        ds = p * (_dot(dout, tl.trans(v), PRECISION) - delta[:, None])
+        dq += _dot(ds.to(k.dtype), k, PRECISION)
+        if LEARNED:
+            of_query = DPRODUCTS + (flat * num_queries + i) * rows
+            least, most = _range(ROW, first_i, first_j, num_queries, num_keys, BLOCK, BLOCK)
+            if least == most:
+                tl.atomic_add(of_query + least, tl.sum(ds, 1), mask=i < num_queries)
+            else:
+                seen = s > -float("inf")
+                at = tl.load(ROW + num_queries - 1 - i[:, None] + j[None, :], mask=seen, other=0)
+                tl.atomic_add(of_query[:, None] + at, ds, mask=seen)
+    inside = (i < num_queries)[:, None] & (d < D)[None, :]
+    tl.store(DQ + (flat * num_queries + i[:, None]) * D + d[None, :], (dq * scale).to(DQ.dtype.element_ty), mask=inside)
+
+
+# -------------------------------------------------------------------- attention as an operator of PyTorch
+
+
+class Tiles(NamedTuple):
+    """Sizes of tiles and of programs, in the forward and in the backward, whose tiles are square."""
+
+    block_m: int
+    block_n: int
+    block: int
+    warps: int
+    backward_warps: int
+    stages: int
+
+
+TILES = {
+    64: Tiles(128, 64, 64, 8, 8, 2),
+    128: Tiles(128, 64, 64, 8, 8, 2),
+    256: Tiles(64, 32, 32, 4, 4, 2),
+}
+"""Up to a width of queries and values in half precision. Chosen by what ptxas says of registers and shared memory for
+sm_90, not by time; benchmarks/attention_gpu.py --tune tries others."""
+
+
+def _tiles(q: Tensor, v: Tensor) -> Tiles:
+    if INTERPRETED:
+        return Tiles(32, 16, 16, 4, 4, 1)
+    width = max(q.shape[-1], v.shape[-1]) * q.element_size() // 2  # float32 takes the room of twice the width
+    return TILES[min((limit for limit in TILES if width <= limit), default=256)]
+
+
+def _blocks(width: int, value_width: int) -> tuple[int, int]:
+    # a product of tiles needs 16 channels
+    return max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(value_width))
+
+
+def _common(
+    q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
+    diagonal: int, precision: str,
+) -> tuple[dict[str, Any], list[Tensor], tuple[int, int, int, int]]:  # fmt: skip
+    """What all three kernels are told at compile time, and pointers that stand in for what is absent."""
+    heads, nothing = q.shape[1], q.new_empty(0, dtype=torch.float32)
+    block_d, block_dv = _blocks(q.shape[-1], v.shape[-1])
+    options = {
+        "HEADS": heads, "GROUPS": heads // k.shape[1], "D": q.shape[-1], "DV": v.shape[-1], "BLOCK_D": block_d,
+        "BLOCK_DV": block_dv, "VECTOR": vector is not None, "PRODUCTS": products is not None,
+        "CAUSAL": diagonal < k.shape[2] - 1, "PRECISION": precision,
+    }  # fmt: skip
+    tables = [nothing if x is None else x.contiguous() for x in (vector, products)]
+    tables.append(nothing.int() if row is None else row.to(torch.int32).contiguous())
+    sizes = (diagonal, q.shape[2], k.shape[2], 0 if products is None else products.shape[-1])
+    return options, tables, sizes
+
+
+def _dense_channels(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+@torch.library.custom_op("posenc::relative_attention", mutates_args=())
+def relative_attention(
+    q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
+    scale: float, diagonal: int, precision: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention under a bias of the distance and products with a relative table, and the log-sum-exp of its scores.
+
+    Args:
+        q: (batch, num_heads, num_queries, head_dim), float32, float16 or bfloat16, any strides.
+        k, v: (batch, num_kv_heads, num_keys, head_dim or value width).
+        vector: (num_heads, num_queries + num_keys - 1) float32, added to the scaled scores by cell; None: nothing.
+        products: (batch, num_heads, num_queries, rows) float32, added likewise from the row of the cell; None: nothing.
+        row: (num_queries + num_keys - 1,) integers below rows, with products.
+        scale: factor of q . k.
+        diagonal: query i sees the keys up to i + diagonal; num_keys - 1 or more: all.
+        precision: of products of float32 tiles, "ieee", "tf32" or "tf32x3".
+
+    Returns the output (batch, num_heads, num_queries, value width) in q's dtype, zero where a query sees no key, and
+    (batch, num_heads, num_queries) float32, -inf there.
+    """
+    q, k, v = _dense_channels(q), _dense_channels(k), _dense_channels(v)
+    batch, heads, queries = q.shape[:3]
+    options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
+    out, lse = q.new_empty(batch, heads, queries, v.shape[-1]), q.new_empty(batch, heads, queries, dtype=torch.float32)
+    tiles = _tiles(q, v)
+    forward[(triton.cdiv(queries, tiles.block_m), batch * heads)](
+        q, k, v, out, lse, *tables, scale, *sizes, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, num_warps=tiles.warps, num_stages=tiles.stages, **options,
+    )  # fmt: skip
+    return out, lse
+
+
+@relative_attention.register_fake
+def _(q, k, v, vector, products, row, scale, diagonal, precision):
+    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("posenc::relative_attention_backward", mutates_args=())
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
+    lse: Tensor, delta: Tensor, dout: Tensor, scale: float, diagonal: int, precision: str, of_vector: bool,
+    of_products: bool, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, vector and products; empty where not asked for. delta: (batch, num_heads, num_queries),
+    what is taken from the gradient of every probability. deterministic: the vector's gradient is summed from a part
+    per block of keys, num_queries x num_keys / BLOCK numbers a head, instead of by atomic additions; that of the products is
+    always atomic where keys of a query share a row."""
+    q, k, v, dout = (_dense_channels(x) for x in (q, k, v, dout))
+    (batch, heads, queries), (kv_heads, keys) = q.shape[:3], k.shape[1:3]
+    options, tables, sizes = _common(q, k, v, vector, products, row, diagonal, precision)
+    tiles = _tiles(q, v)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
+    # an empty row has no probabilities: exp(s - inf) is zero
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    cells, blocks = queries + keys - 1, triton.cdiv(keys, tiles.block)
+    parts = (batch, heads, blocks, cells) if deterministic else (heads, cells)
+    dvector = q.new_zeros(parts if of_vector else (0,), dtype=torch.float32)
+    dproducts = torch.zeros_like(tables[1]) if of_products else dvector.new_empty(0)
+    launch = {"BLOCK": tiles.block, "num_warps": tiles.backward_warps, "num_stages": tiles.stages} | options
+    backward_keys[(blocks, batch * kv_heads)](
+        q, k, v, dout, lse, delta, *tables, dk, dv, dvector, scale, *sizes, *strides,
+        LEARNED=of_vector, ATOMIC=not deterministic, **launch,
+    )  # fmt: skip
+    backward_queries[(triton.cdiv(queries, tiles.block), batch * heads)](
+        q, k, v, dout, lse, delta, *tables, dq, dproducts, scale, *sizes, *strides, LEARNED=of_products, **launch,
+    )  # fmt: skip
+    return dq, dk, dv, dvector.sum((0, 2)) if of_vector and deterministic else dvector, dproducts
+
+
+@_backward.register_fake
+def _(q, k, v, vector, products, row, lse, delta, dout, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
+    tables = [q.new_empty(x.shape if asked else (0,), dtype=torch.float32)
+              for x, asked in ((vector, of_vector), (products, of_products))]  # fmt: skip
+    return *(x.new_empty(x.shape) for x in (q, k, v)), *tables
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, ctx.scale, ctx.diagonal, ctx.precision = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx, dout, dlse):
+    q, k, v, vector, products, row, out, lse = ctx.saved_tensors
+    delta = (out.float() * dout.float()).sum(-1) - dlse
+    asked = ctx.needs_input_grad[3:5]
+    found = _backward(
+        q, k, v, vector, products, row, lse, delta, dout, ctx.scale, ctx.diagonal, ctx.precision, *asked,
+        torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    return (
+        *found[:3],
+        *(x if wanted else None for x, wanted in zip(found[3:], asked, strict=True)),
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+relative_attention.register_autograd(_gradients, setup_context=_save)
+
+
+# -------------------------------------------------------------------- rotary: each program reads a token's tables once, for all heads
+
+
+@triton.jit
+def _rotate_heads(
+    x, out, x_head, x_channel, out_head, out_channel, heads, cos, sin, start, width,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Rotate all heads of one token. x, out: pointers to the token; REST: the block of all channels, of which those that
+    do not rotate are copied, or 0."""
+    pair = tl.arange(0, BLOCK)
+    if INTERLEAVED:
+        first, second = start + 2 * pair, start + 2 * pair + 1
+    else:
+        first, second = start + pair, start + pair + PAIRS
+    for begin in range(0, heads, HEADS):
+        head = (begin + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+        visible = (head < heads) & (pair < PAIRS)[None, :]
+        source, target = x + head * x_head, out + head * out_head
+        a = tl.load(source + first[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+        b = tl.load(source + second[None, :] * x_channel, mask=visible, other=0.0).to(tl.float32)
+        turned_a, turned_b = a * cos - b * sin, b * cos + a * sin
+        tl.store(target + first[None, :] * out_channel, turned_a.to(out.dtype.element_ty), mask=visible)
+        tl.store(target + second[None, :] * out_channel, turned_b.to(out.dtype.element_ty), mask=visible)
+        if REST:
+            channel = tl.arange(0, REST)
+            still = (channel < width) & ((channel < start) | (channel >= start + 2 * PAIRS))
+            still = (head < heads) & still[None, :]
+            kept = tl.load(source + channel[None, :] * x_channel, mask=still, other=0.0)
+            tl.store(target + channel[None, :] * out_channel, kept, mask=still)
+
+
+@triton.jit
+def _rotary_kernel(
+    q, q_out, k, k_out, cos, sin,
+    q_row, q_head, q_token, q_channel, q_out_row, q_out_head, q_out_token, q_out_channel,
+    k_row, k_head, k_token, k_channel, k_out_row, k_out_head, k_out_token, k_out_channel,
+    cos_row, cos_token, cos_pair, sin_row, sin_token, sin_pair,
+    tokens, q_heads, k_heads, start, width, sign,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)  # one axis: CUDA's others end at 65535
+    token, row = program % tokens, program // tokens
+    pair = tl.arange(0, BLOCK)
+    c = tl.load(cos + row * cos_row + token * cos_token + pair * cos_pair, mask=pair < PAIRS, other=0.0)
+    s = tl.load(sin + row * sin_row + token * sin_token + pair * sin_pair, mask=pair < PAIRS, other=0.0)
+    c, s = c.to(tl.float32)[None, :], s.to(tl.float32)[None, :] * sign
+    _rotate_heads(
+        q + row * q_row + token * q_token, q_out + row * q_out_row + token * q_out_token,
+        q_head, q_channel, q_out_head, q_out_channel, q_heads, c, s, start, width,
+        PAIRS, BLOCK, INTERLEAVED, REST, HEADS,
+    )  # fmt: skip
+    _rotate_heads(
+        k + row * k_row + token * k_token, k_out + row * k_out_row + token * k_out_token,
+        k_head, k_channel, k_out_head, k_out_channel, k_heads, c, s, start, width,
+        PAIRS, BLOCK, INTERLEAVED, REST, HEADS,
+    )  # fmt: skip
+
+
+def rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool
+) -> tuple[Tensor, Tensor]:
+    """What `posenc.backends.triton.rotary_kernel` says."""
+    batch, _, tokens, width = q.shape
+    if (batch, tokens, width) != (k.shape[0], *k.shape[2:]) or q.dtype != k.dtype or q.device != k.device:
+        raise InputError(f"q {tuple(q.shape)} and k {tuple(k.shape)}: one kernel turns the same tokens of both")
+    if cos.shape != sin.shape or cos.dim() != 4 or cos.shape[0] not in (1, batch) or cos.shape[1:3] != (1, tokens):
+        raise InputError(
+            f"tables {tuple(cos.shape)} and {tuple(sin.shape)}: pass (1 or {batch}, 1, {tokens}, pairs) for both"
+        )
+    if not 0 <= start <= width - 2 * cos.shape[-1]:
+        raise InputError(f"start={start}: {cos.shape[-1]} pairs from there do not fit into {width} channels")
+    if q.dtype not in DTYPES:
+        raise InputError(f"q of {q.dtype}: the kernel computes in float32; use posenc.functional.rotary")
+    if layout not in ("half", "interleaved"):
+        raise unknown("layout", layout, ("half", "interleaved"))
+    training = torch.is_grad_enabled()
+    if training and (cos.requires_grad or sin.requires_grad):
+        raise InputError("the kernel has no gradient for cos and sin: use posenc.functional.rotary, or detach them")
+    wanted = training and (q.requires_grad or k.requires_grad)
+    if inplace:
+        if wanted:
+            raise InputError("inplace=True: q and k require grad, and the kernel would overwrite them; pass False")
+        if overlaps(q) or overlaps(k):
+            raise InputError("inplace=True: q or k is expanded, several of its entries are one in memory; pass False")
+        cos, sin = (unaliased(unaliased(table, q), k) for table in (cos, sin))
+        _launch_rotary(q, k, q, k, cos, sin, layout, start, 1.0)
+        return q, k
+    if wanted or torch.compiler.is_compiling():
+        return _rotary(q, k, cos, sin, layout, start, 1.0)
+    return _out_of_place(q, k, cos, sin, layout, start, 1.0)
+
+
+def _out_of_place(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
+) -> tuple[Tensor, Tensor]:
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    _launch_rotary(q, k, q_out, k_out, cos, sin, layout, start, sign)
+    return q_out, k_out
+
+
+def _launch_rotary(
+    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
+) -> None:
+    (batch, q_heads, tokens, width), pairs = q.shape, cos.shape[-1]
+    if pairs == 0:
+        q_out.copy_(q)
+        k_out.copy_(k)
+        return
+    if batch * tokens == 0:
+        return
+    table_strides = [
+        step for t in (cos, sin) for step in (t.stride(0) if t.shape[0] > 1 else 0, t.stride(2), t.stride(3))
+    ]
+    block = triton.next_power_of_2(pairs)
+    _rotary_kernel[(batch * tokens,)](
+        q, q_out, k, k_out, cos, sin,
+        *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), *table_strides,
+        tokens, q_heads, k.shape[1], start, width, sign,
+        PAIRS=pairs, BLOCK=block, INTERLEAVED=layout == "interleaved",
+        REST=triton.next_power_of_2(width) if q is not q_out and 2 * pairs < width else 0,
+        HEADS=max(1, min(triton.next_power_of_2(q_heads), 2048 // block)),
+    )  # fmt: skip
+
+
+# an operator of its own: torch.compile keeps it whole, autograd knows its way back
+
+
+@torch.library.custom_op("posenc::rotary", mutates_args=())
+def _rotary(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float
+) -> tuple[Tensor, Tensor]:
+    return _out_of_place(q, k, cos, sin, layout, start, sign)
+
+
+@_rotary.register_fake
+def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+def _save_tables(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, _, cos, sin, ctx.layout, ctx.start, ctx.sign = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _rotary_gradients(ctx: Any, of_q: Tensor, of_k: Tensor) -> tuple[Any, ...]:
+    cos, sin = ctx.saved_tensors
+    return (*_rotary(of_q, of_k, cos, sin, ctx.layout, ctx.start, -ctx.sign), None, None, None, None, None)
+
+
+_rotary.register_autograd(_rotary_gradients, setup_context=_save_tables)
