@@ -14,7 +14,6 @@ from torch.nn.functional import elu, pad, scaled_dot_product_attention
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
 from posenc.bias import KeyValues, Values, dense_sum, validated_values
-from posenc.checks import LEAST_DIVISOR, check_flags, check_value, checked, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
@@ -26,7 +25,7 @@ from posenc.encoding import (
     scale_in,
     values_of,
 )
-from posenc.errors import InputError, unknown
+from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
 from posenc.functional import transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
@@ -466,7 +465,6 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return elu(x) + 1
 
 
-@checked
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -503,8 +501,8 @@ def linear_attention(
     positions = resolve_positions(q, k, v, encoding, positions, causal)
     if positions.window is not None:
         raise InputError("linear attention adds up all keys before a query and has no window: use posenc.attention")
-    if chunk_size < 1:
-        raise InputError(f"chunk_size={chunk_size}: must be at least 1")
+    check_integers(1, chunk_size=chunk_size)
+    check_integers(0, layer=layer)
     precise = torch.promote_types(q.dtype, torch.float32)
     fq, fk = feature(q.to(precise)), feature(k.to(precise))
     rq, rk = fq, fk

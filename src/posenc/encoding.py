@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Score, Values, validated
-from posenc.checks import check_arguments, check_sizes, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_sizes, shown
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch

@@ -1,8 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception posenc raises for a caller's mistake, and how messages are written."""
+"""The one exception posenc raises for a caller's mistake, the checks of arguments by value, and how messages are written.
 
-from collections.abc import Iterable, Sequence
+A public function checks in its first lines what would otherwise compute a wrong number: a bool or a text taken for a
+number, a fraction for a count, NaN. A value of a wrong type that Python or torch refuses by itself is left to them.
+`check_arguments` compares with declared types, for what is made of text and data: encodings, schedules, configurations.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
+from inspect import isclass, signature
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+LARGEST = 2**63 - 1
+"""The largest integer that a tensor holds."""
+
+LARGEST_SIZE = 2**24
+"""Of a width, a count or a table's rows: more than any model has."""
+
+LEAST_DIVISOR = 1e-19
+"""Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
+
+CALLABLE = get_origin(Callable[..., Any])
+WORDS: dict[Any, str] = {
+    int: "an integer", float: "a number", bool: "True or False", NoneType: "None", str: "a text", Tensor: "a tensor",
+    Sequence: "a list", Mapping: "a dict, from Python", CALLABLE: "a function",
+}  # fmt: skip
 
 
 class InputError(ValueError):
@@ -12,14 +42,175 @@ class InputError(ValueError):
     """
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+# ---------------------------------------------------------------- numbers, words and tensors
 
 
-def on_one_line(error: BaseException, most: int | None = None) -> str:
-    """An error's message on one line, at most so many characters of it; its type where it has none."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer, which no bool is."""
+    return isinstance(value, (int, torch.SymInt, Integral)) and not isinstance(value, bool)
+
+
+def check_integers(least: int | None = None, /, **numbers: int | None) -> None:
+    """Refuse what is no integer, below the least one, or beyond 64 bits; None is left to whoever allows it."""
+    for name, value in numbers.items():
+        if value is None:
+            continue
+        if not is_integer(value):
+            raise InputError(f"{name}={shown(value)}: pass an integer")
+        if least is not None and value < least:
+            raise InputError(f"{name}={shown(value)}: must be at least {least}")
+        if abs(value) > LARGEST:
+            raise InputError(f"{name}={shown(value)}: too large, pass an integer of 64 bits")
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Refuse counts that are no integers, below 1, or above what anything has; None is left to whoever allows it."""
+    for name, size in sizes.items():
+        check_integers(1, **{name: size})
+        if size is not None and size > LARGEST_SIZE:
+            raise InputError(f"{name}={size}: must be at most {LARGEST_SIZE}")
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Refuse what is no number, NaN, and what is infinite in float32; None is left to whoever allows it."""
+    for name, value in numbers.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+            raise InputError(f"{name}={shown(value)}: pass a number")
+        if isinstance(value, Integral):
+            check_integers(**{name: int(value)})
+        elif not math.isfinite(value):
+            raise InputError(f"{name}={value}: pass a number that is finite")
+        elif abs(value) > torch.finfo(torch.float32).max:
+            raise InputError(f"{name}={value}: pass a number within +-3.4e38, as float32 holds")
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse what is no number above 0, or so little that float32 takes quotients for infinity."""
+    for name, value in numbers.items():
+        check_numbers(**{name: value})
+        if value < LEAST_DIVISOR:
+            raise InputError(f"{name}={value}: must be a positive number, at least {LEAST_DIVISOR}")
+
+
+def check_word(name: str, word: str, known: Iterable[str]) -> None:
+    """Refuse an option's word that is not among the known ones, naming the nearest."""
+    if not isinstance(word, str) or word not in (known := tuple(known)):
+        raise unknown(name, word, known)
+
+
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither true nor false, such as 1 or "no"."""
+    for name, flag in flags.items():
+        if flag is not True and flag is not False:
+            raise InputError(f"{name}={shown(flag)}: pass True or False")
+
+
+def holds_integers(x: Tensor) -> bool:
+    """Whether a tensor's values are integers that can be read."""
+    return not (x.is_floating_point() or x.dtype == torch.bool or x.is_meta)
+
+
+def check_tensor(name: str, x: Any, *, integers: bool = False, meta: bool = False) -> None:
+    """Refuse what is no dense tensor of real numbers, without reading one, so that no GPU waits.
+
+    integers: of integers only. meta: it may be on meta, where tensors have no values, as while a model is made there.
+    """
+    _check_dense(name, x)
+    if x.dtype == torch.bool or (integers and x.is_floating_point()):
+        raise InputError(f"{name} of {x.dtype}: pass {'integers' if integers else 'numbers'}")
+    if x.is_meta and not meta and not torch.compiler.is_compiling():
+        raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
+
+
+def as_numbers(
+    name: str, values: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A tensor from one, or from an array or nested lists of real numbers."""
+    try:
+        x = torch.as_tensor(values, dtype=dtype, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"{name}={shown(values)}: pass a tensor, or lists of numbers that are as long") from None
+    _check_dense(name, x)
+    return x
+
+
+def _check_dense(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name}={shown(x)}: pass a tensor")
+    if x.layout != torch.strided:
+        raise InputError(f"{name} of {x.layout}: pass a dense tensor, {name}.to_dense()")
+    if x.is_complex():
+        raise InputError(f"{name} of {x.dtype}: pass real numbers")
+
+
+# ---------------------------------------------------------------- declared types
+
+
+def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Refuse values, by argument, that are not of the types that a function declares, or numbers that are not finite."""
+    parameters, hints = signature(function).parameters, _hints(function)
+    for name, value in values.items():
+        if name in parameters and name in hints and value is not parameters[name].default:
+            check_value(name, value, hints[name])
+
+
+def check_fields(data: Any) -> None:
+    """`check_arguments` for the fields of a dataclass, from its `__post_init__`."""
+    check_arguments(type(data), {field.name: getattr(data, field.name) for field in fields(data)})
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of an argument's declared type, or a number that is not finite."""
+    if get_origin(hint) is Literal:
+        check_word(name, value, get_args(hint))
+    if not fits(value, hint):
+        raise InputError(f"{name}={shown(value)}: pass {spelled(hint)}")
+    if isinstance(value, Tensor):
+        _check_dense(name, value)
+    elif isinstance(value, Real) and value is not True and value is not False:
+        check_numbers(**{name: value})
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a declared type; an int serves as a float, a bool as neither."""
+    allowed = kinds(hint)
+    if type(value) in allowed or Any in allowed or Literal in allowed or object in allowed:
+        return True  # the callee knows its words
+    if isinstance(value, (bool, str)):
+        return False
+    if isinstance(value, Real):
+        return float in allowed or (int in allowed and isinstance(value, Integral))
+    return any(callable(value) if kind is CALLABLE else isinstance(value, kind) for kind in allowed)
+
+
+@cache
+def kinds(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows, without their parameters; those that are no classes, and protocols, count as Any."""
+    union = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+    origins = [get_origin(kind) or kind for kind in union]
+    plain = [isclass(kind) and not getattr(kind, "_is_protocol", False) for kind in origins]
+    return tuple(kind if ok or kind in (CALLABLE, Literal) else Any for kind, ok in zip(origins, plain, strict=True))
+
+
+def spelled(hint: Any) -> str:
+    """A declared type in words."""
+    return " or ".join(WORDS.get(kind) or _with_article(kind) for kind in kinds(hint))
+
+
+def _with_article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0].lower() in 'aeiou' else 'a'} {kind.__name__}"
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):  # a caller's own class, with types that exist for its type checker alone
+        return {}
+
+
+# ---------------------------------------------------------------- messages
 
 
 def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5) -> InputError:
@@ -32,6 +223,29 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     hint = f"did you mean {near[0]!r}? " if near else ""
     known_are = f"known are {', '.join(names)}" if names else "there are none"
     return InputError(f"unknown {what} {name!r}: {hint}{known_are}")
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: short, and never what a tensor holds."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"about {'-' if value < 0 else ''}2^{value.bit_length()}"
+    try:
+        text = repr(value)
+    except Exception:
+        text = _with_article(type(value))
+    return text if len(text) <= 80 else f"{text[:60]}.. ({type(value).__name__})"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def on_one_line(error: BaseException, most: int | None = None) -> str:
+    """An error's message on one line, at most so many characters of it; its type where it has none."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def flag_of(name: str) -> str:

@@ -11,8 +11,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from posenc.checks import check_divisors, check_flags, check_sizes, check_tensor, check_value, checked
-from posenc.errors import InputError, first_line, unknown
+from posenc.errors import (
+    InputError,
+    check_flags,
+    check_integers,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    check_tensor,
+    check_value,
+    check_word,
+    first_line,
+    unknown,
+)
 
 __all__ = [
     "CURVES", "Layout", "SinusoidalLayout", "alibi_slopes", "binary_digits", "compile_rotary", "deberta_bucket",
@@ -32,7 +43,6 @@ CURVES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 """Frequency curves theta(t), t in [0, 1]: 10000^-t of the Transformer, and t^exponent (1 is linear, 1/2 the root)."""
 
 
-@checked
 def frequency_curve(
     dim: int, base: float = 10000.0, curve: str = "geometric", exponent: float = 1.0, endpoint: bool = False
 ) -> Tensor:
@@ -46,9 +56,10 @@ def frequency_curve(
         InputError: odd dim, base not above 0, unknown curve, or a power curve that is not increasing.
     """
     check_even("dim", dim)
-    check_divisors(base=base)
+    check_positive(base=base)
     if curve not in CURVES:
         raise unknown("curve", curve, CURVES)
+    check_numbers(exponent=exponent)
     if curve == "power" and not exponent > 0:
         raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
     pairs = dim // 2
@@ -57,7 +68,6 @@ def frequency_curve(
     return CURVES[curve](t, base, exponent)
 
 
-@checked
 def sinusoidal(
     positions: Tensor,
     dim: int,
@@ -83,7 +93,6 @@ def sinusoidal(
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 
 
-@checked
 def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
     """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype.
 
@@ -97,23 +106,23 @@ def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLa
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
     if layout == "concat":
         return torch.cat((angles.sin(), angles.cos()), -1)
-    raise unknown("layout", layout, get_args(SinusoidalLayout))  # in compiled code, which `checked` passes by
+    raise unknown("layout", layout, get_args(SinusoidalLayout))
 
 
-@checked
 def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: SinusoidalLayout = "interleaved") -> Tensor:
     """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t: a rotation per frequency.
 
     Raises:
         InputError: odd dim or unknown layout.
     """
+    check_numbers(shift=shift)
+    check_word("layout", layout, get_args(SinusoidalLayout))
     angles = shift * frequency_curve(dim, base)
     sines = torch.arange(0, dim, 2) if layout == "interleaved" else torch.arange(dim // 2)
     cosines = sines + (1 if layout == "interleaved" else dim // 2)
     return turning(angles, cosines, sines, dim)
 
 
-@checked
 def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     """The (dim, dim) matrix that turns the channels (first, second) of each pair by its angle, and leaves the others.
 
@@ -127,7 +136,7 @@ def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
         raise InputError(f"angles of {angles.dtype}: pass angles.float()")
     check_sizes(dim=dim)
     for name, channels in (("first", first), ("second", second)):
-        check_tensor(name, channels, whole=True)
+        check_tensor(name, channels, integers=True)
         if channels.shape != angles.shape or angles.dim() != 1:
             raise InputError(
                 f"{name} {tuple(channels.shape)} for angles {tuple(angles.shape)}: pass one channel an angle"
@@ -142,7 +151,6 @@ def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
     return matrix
 
 
-@checked
 def binary_digits(positions: Tensor, bits: int) -> Tensor:
     """Binary digits of integer positions, least significant first: (...) -> (..., bits) of zeros and ones.
     Positions from 2^bits on repeat the earlier ones.
@@ -150,16 +158,16 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
     Raises:
         InputError: fractional positions, or bits outside 1 .. 62.
     """
-    check_tensor("positions", positions, whole=True)
-    if not 1 <= bits <= 62:
-        raise InputError(f"bits={bits}: must lie between 1 and 62")
+    check_tensor("positions", positions, integers=True)
+    check_sizes(bits=bits)
+    if bits > 62:
+        raise InputError(f"bits={bits}: must be at most 62")
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
 
 
 # ---------------------------------------------------------------- slopes and buckets
 
 
-@checked
 def alibi_slopes(num_heads: int) -> Tensor:
     """ALiBi's slope of each head, (num_heads,) float64, for any number of heads (Press et al. 2022, section 3).
 
@@ -178,7 +186,6 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: num_heads - lower]))
 
 
-@checked
 def t5_bucket(
     relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
@@ -191,6 +198,7 @@ def t5_bucket(
         InputError: too few buckets, or max_distance not beyond the exact ones.
     """
     check_tensor("relative_position", relative_position, meta=True)
+    check_integers(num_buckets=num_buckets, max_distance=max_distance)
     relative_position = relative_position if relative_position.is_floating_point() else relative_position.long()
     per_side = num_buckets // 2 if bidirectional else num_buckets
     exact = per_side // 2
@@ -211,7 +219,6 @@ def t5_bucket(
     return side + torch.where(distance < exact, distance.long(), far)
 
 
-@checked
 def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int = 512) -> Tensor:
     """DeBERTa's bucket of query position minus key position: int64, same shape and sign (He et al. 2021; v2, v3).
 
@@ -222,6 +229,7 @@ def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int =
         InputError: an odd number of buckets or less than 4, or max_distance not beyond the exact ones.
     """
     check_tensor("distance", distance, meta=True)
+    check_integers(num_buckets=num_buckets, max_distance=max_distance)
     distance = distance if distance.is_floating_point() else distance.long()
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
@@ -422,7 +430,7 @@ def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool)
         check_value(name, given, Tensor)
         if given.device != x.device:
             raise InputError(f"{name} is on {given.device}, x on {x.device}: pass {name}.to(x.device)")
-    check_value("start", start, int)
+    check_integers(start=start)
     check_flags(inplace=inplace)
 
 
@@ -582,7 +590,6 @@ class _Compiled:
 _COMPILED = _Compiled()
 
 
-@checked
 def compile_rotary(enable: bool = True) -> bool:
     """Rotate on the CPU with kernels made by torch.compile from now on, in this process; False goes back.
 
@@ -608,7 +615,6 @@ def compile_rotary(enable: bool = True) -> bool:
     return _COMPILED.enabled
 
 
-@checked
 def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
     """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
 
@@ -619,6 +625,8 @@ def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tenso
         InputError: odd rotary_dim, or an unknown layout.
     """
     check_even("rotary_dim", rotary_dim)
+    for name, layout in (("source", source), ("target", target)):
+        check_word(name, layout, get_args(Layout))
     channels = torch.arange(rotary_dim, device="cpu")
     pairs = {"half": channels.view(2, -1).T, "interleaved": channels.view(-1, 2)}  # (pairs, 2)
     permutation = torch.empty_like(channels)
@@ -685,6 +693,6 @@ def table_device(device: torch.device) -> torch.device:
 
 def check_even(name: str, value: int) -> None:
     """Refuse a width that cannot be split into pairs, or that nothing has."""
-    if value < 2 or value % 2:
-        raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")
     check_sizes(**{name: value})
+    if value % 2:
+        raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")

@@ -6,7 +6,6 @@ from it, in its chunk. `Mapped(Rotary(64), rerope(window=512))` rotates accordin
 branches in one softmax. Positions count from 0 at each document's first token.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import checked
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_integers, check_positive, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 from posenc.positions.visibility import Branch, Region
@@ -74,32 +72,29 @@ class PositionMap:
         return relative
 
 
-@checked
 def rerope(window: int) -> PositionMap:
     """ReRoPE: min(r, window). Far keys are all at the same distance, so none is farther than in training.
 
     window: distances below it stay as they are; a quarter of the trained length or less.
     Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, rerope_patch.py.
     """
-    _check_tokens(window=window)
+    check_integers(1, window=window)
     far = Branch(Region(nearest=window), lambda i: torch.full_like(i, window), torch.zeros_like)
     return _distance_map("rerope", {"window": window}, "su2023rerope", window, far)
 
 
-@checked
 def leaky_rerope(window: int, factor: float) -> PositionMap:
     """Leaky ReRoPE: r up to the window, then window + (r - window) / factor.
 
     factor: how much slower far positions run; 1 is RoPE. To stay within a trained length L over n tokens it must be at
     least (n - window) / (L - window). Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, leaky_rerope_patch.py.
     """
-    _check_tokens(window=window)
-    _positive("factor", factor)
+    check_integers(1, window=window)
+    check_positive(factor=factor)
     far = Branch(Region(nearest=window), lambda i: (exact(i) - window) / factor + window, lambda j: exact(j) / factor)
     return _distance_map("leaky_rerope", {"window": window, "factor": factor}, "su2023rerope", window, far)
 
 
-@checked
 def inverse_leaky(window: int, factor: float) -> PositionMap:
     """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
     trained on short texts has met the distances of long ones, and reads these with plain RoPE.
@@ -107,13 +102,12 @@ def inverse_leaky(window: int, factor: float) -> PositionMap:
     factor: how much faster far positions run; the source takes twice the extension, and a quarter of the trained length
     as window. Source: Su 2023, kexue.fm/archives/9728.
     """
-    _check_tokens(window=window)
-    _positive("factor", factor)
+    check_integers(1, window=window)
+    check_positive(factor=factor)
     far = Branch(Region(nearest=window), lambda i: (exact(i) - window) * factor + window, lambda j: exact(j) * factor)
     return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
 
 
-@checked
 def self_extend(window: int, group: int) -> PositionMap:
     """Self-Extend: r up to the window, then i // group + window - window / group - j // group: far tokens share
     positions by groups.
@@ -122,13 +116,12 @@ def self_extend(window: int, group: int) -> PositionMap:
     is a multiple of group.
     Source: Jin et al. 2024, section 3; datamllab/LongLM, self_extend_patch/Llama.py.
     """
-    _check_tokens(window=window, group=group)
+    check_integers(1, window=window, group=group)
     shift = window - window // group if window % group == 0 else window - window / group
     far = Branch(Region(nearest=window), lambda i: exact(i // group) + shift, lambda j: j // group)
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
 
 
-@checked
 def streaming(sinks: int, recent: int) -> PositionMap:
     """StreamingLLM: a query sees the first tokens and the most recent ones, at their places in a cache that holds these
     alone. Fluent at any length, but what lies between is forgotten.
@@ -136,15 +129,14 @@ def streaming(sinks: int, recent: int) -> PositionMap:
     sinks: tokens at the start that stay (the source: 4); 0 is a sliding window. recent: the last tokens, the query's own
     with them. Source: Xiao et al. 2024, section 3.2; mit-han-lab/streaming-llm.
     """
-    _sinks(sinks)
-    _check_tokens(recent=recent)
+    check_integers(0, sinks=sinks)
+    check_integers(1, recent=recent)
     last = sinks + recent
     first = Branch(Region(nearest=recent, below=sinks), lambda i: i.clamp(max=last - 1), most=last)
     options = {"sinks": sinks, "recent": recent}
     return _distance_map("streaming", options, "xiao2024efficient", recent, first, sinks == 0)
 
 
-@checked
 def lm_infinite(sinks: int, window: int) -> PositionMap:
     """LM-Infinite: a query sees the last tokens, and the first ones at a distance of window. What lies between is
     forgotten, as in `streaming`.
@@ -152,8 +144,8 @@ def lm_infinite(sinks: int, window: int) -> PositionMap:
     sinks: tokens at the start that stay (the authors' code: 10). window: the last tokens, the query's own with them; the
     source takes the trained length. Source: Han et al. 2024, section 3.2; Glaciohound/LM-Infinite.
     """
-    _sinks(sinks)
-    _check_tokens(window=window)
+    check_integers(0, sinks=sinks)
+    check_integers(1, window=window)
     first = Branch(
         Region(nearest=window, below=sinks), lambda i: torch.full_like(i, window), torch.zeros_like, sinks + window
     )
@@ -161,7 +153,6 @@ def lm_infinite(sinks: int, window: int) -> PositionMap:
     return _distance_map("lm_infinite", options, "han2024lm", window, first, sinks == 0)
 
 
-@checked
 def string(shift: int, window: int) -> PositionMap:
     """STRING: r up to shift, then r - shift + window: distances that training met rarely give way to shorter ones,
     inside the trained length.
@@ -170,12 +161,11 @@ def string(shift: int, window: int) -> PositionMap:
     at shift it is RoPE. The source also multiplies cos and sin by 0.1 ln 2 + 1, which is a schedule's attention_factor.
     Source: An et al. 2025, section 4; its far branch counts the key at distance shift twice, this one does not.
     """
-    _check_tokens(shift=shift, window=window)
+    check_integers(1, shift=shift, window=window)
     far = Branch(Region(nearest=shift), lambda i: i - shift + window)
     return _distance_map("string", {"shift": shift, "window": window}, "an2025why", shift, far)
 
 
-@checked
 def lampe(window: int, used: int, length: int) -> PositionMap:
     """LaMPE: r below the window; farther, positions are scaled so that `length` tokens use as many as `used`:
     m(i) - m(j) + window - 1 - m(window) with m(p) = p * used // (length - 1).
@@ -184,9 +174,8 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     that it will have. Source: Zhang et al. 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
     the key at distance window counted once.
     """
-    _check_tokens(window=window, used=used, length=length)
-    if length < 2:
-        raise InputError(f"length={length}: of the text, at least 2 tokens")
+    check_integers(1, window=window, used=used)
+    check_integers(2, length=length)
 
     def scaled(p: Tensor) -> Tensor:
         return p * used // (length - 1)
@@ -198,7 +187,6 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     )
 
 
-@checked
 def dual_chunk(chunk: int, local: int) -> PositionMap:
     """Dual chunk attention: keys at j mod s, with chunks of s = chunk - local tokens; queries at i mod s for their own
     chunk, at min(i mod s + s, chunk) for the one before, and at chunk for older ones, so that no distance exceeds chunk.
@@ -206,7 +194,7 @@ def dual_chunk(chunk: int, local: int) -> PositionMap:
     chunk: the source takes three quarters of the trained length. local: distances below it stay as they are; an eighth.
     Source: An et al. 2024, section 3; HKUNLP/ChunkLlama, chunkllama_attn_replace.py.
     """
-    _check_tokens(chunk=chunk, local=local)
+    check_integers(1, chunk=chunk, local=local)
     if 2 * local > chunk:
         raise InputError(
             f"chunk={chunk}, local={local}: local is at most half of chunk, so that near keys are in two chunks"
@@ -232,22 +220,6 @@ def _distance_map(
     return PositionMap(name, options, (Branch(Region(farthest=window), most=far.most), far), shift_invariant, (paper,))
 
 
-def _check_tokens(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise InputError(f"{name}={size}: must be an integer, at least 1 token")
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise InputError(f"{name}={value}: must be a number above 0")
-
-
-def _sinks(sinks: int) -> None:
-    if not isinstance(sinks, int) or sinks < 0:
-        raise InputError(f"sinks={sinks}: the number of first tokens that stay visible, from 0 on")
-
-
 MAPS: dict[str, Callable[..., PositionMap]] = {
     f.__name__: f
     for f in (
@@ -257,7 +229,6 @@ MAPS: dict[str, Callable[..., PositionMap]] = {
 """Every map by name."""
 
 
-@checked
 def create(spec: Mapping[str, Any]) -> PositionMap:
     """A map from {"name": "self_extend", "window": 1024, "group": 8}; every other key is an option of that map.
 

@@ -28,8 +28,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from posenc.checks import fits, shown, spelled
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, fits, shown, spelled, unknown
 
 PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
 """Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attention import attention
-from posenc.checks import check_fields, check_sizes, checked, shown
 from posenc.distributed.exchange import place_shard
 from posenc.encoding import Encoding, augmented_by, embedded_by, keys_rotated_by, require_fit, scale_in
-from posenc.errors import InputError
+from posenc.errors import InputError, check_fields, check_flags, check_sizes, shown
 from posenc.positions import Positions
 
 __all__ = ["Cache", "Transformer", "TransformerConfig"]
@@ -91,8 +90,8 @@ class Cache:
     cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys alone refuses it.
     """
 
-    @checked
     def __init__(self, rotated: bool = False) -> None:
+        check_flags(rotated=rotated)
         self.rotated = rotated
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -225,7 +224,6 @@ class Transformer(TransformerBase):
 
     config: TransformerConfig
 
-    @checked
     def __init__(self, config: TransformerConfig, encoding: Encoding) -> None:
         super().__init__()
         self.config = config
@@ -245,7 +243,6 @@ class Transformer(TransformerBase):
         nn.init.normal_(self.head.weight, std=self.config.dim**-0.5)
         self.reset_blocks(encoding)
 
-    @checked
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1. A shard: the tokens are those
         of this process (`Positions.shard`).
@@ -270,7 +267,6 @@ class Transformer(TransformerBase):
             cache.layers = before  # a call that fails has read nothing
             raise
 
-    @checked
     @torch.no_grad()
     def generate(self, tokens: Tensor, new_tokens: int, attention_mask: Tensor | None = None) -> Tensor:
         """Greedy continuation with a cache: (batch, seq) -> (batch, seq + new_tokens). A left-padded batch comes with

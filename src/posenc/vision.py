@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from posenc.checks import check_sizes, checked, shown
 from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes, shown
 from posenc.positions import Positions
 from posenc.positions.ids import as_indices, select
 from posenc.transformer import Block, BlockConfig, TransformerBase
@@ -74,7 +73,6 @@ class VisionTransformer(TransformerBase):
 
     config: VisionConfig
 
-    @checked
     def __init__(self, config: VisionConfig, encoding: Encoding) -> None:
         super().__init__()
         self.config = config
@@ -95,7 +93,6 @@ class VisionTransformer(TransformerBase):
         nn.init.normal_(self.prefix)
         self.reset_blocks(encoding)
 
-    @checked
     def forward(
         self, images: Tensor | Sequence[Tensor], positions: Positions | None = None, keep: Tensor | None = None
     ) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from posenc import InputError
-from posenc.files import write_atomically
 from posenc.lab.engines import ProcessPool
+from posenc.lab.files import write_atomically
 from posenc.lab.store import Store
 from posenc.lab.study import Interrupted, Pace, Progress, Study, run
 from posenc.report.terminal import Display, times

@@ -25,7 +25,6 @@ from posenc.analysis.survival import SURVIVAL
 from posenc.analysis.symmetry import SYMMETRY, TWINS
 from posenc.analysis.target import DTYPES, Target, target_of
 from posenc.analysis.terms import FOUR_TERMS
-from posenc.checks import checked
 from posenc.errors import InputError
 
 QUESTIONS: dict[str, AnalysisQuestion] = {
@@ -117,7 +116,6 @@ class Analysis(Finding):
         }
 
 
-@checked
 def analyze(
     subject: Any,
     *,

@@ -13,8 +13,7 @@ from posenc.analysis.codes import at_least
 from posenc.analysis.integrals import CI_ZERO, Numbers
 from posenc.analysis.plotting import INK, PALETTE, SOFT, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
-from posenc.checks import checked
-from posenc.errors import InputError
+from posenc.errors import InputError, check_numbers
 from posenc.frequencies import Frequencies
 from posenc.frequencies.schedules import first_negative
 from posenc.functional import check_even, frequency_curve
@@ -59,7 +58,6 @@ MODELS = (
 """Known models, from their published configurations."""
 
 
-@checked
 def rope_bound(
     distances: Numbers,
     head_dim: int,
@@ -89,7 +87,6 @@ def rope_bound(
     return torch.cat(means).view(m.shape)
 
 
-@checked
 def longest_length(
     base: float,
     head_dim: int,
@@ -112,7 +109,6 @@ def longest_length(
     return first_negative(frequencies_of(frequencies, head_dim, base), at_least("limit", limit))
 
 
-@checked
 def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
     """The smallest base with sum_c cos(m theta_c) >= 0 at every distance m below `length`.
 
@@ -126,6 +122,7 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     """
     length = at_least("length", length)
     check_even("head_dim", head_dim)
+    check_numbers(step=step)
     if not 1e-6 <= step <= 1:
         raise InputError(f"step={step}: how far bases are apart, from 1e-6 to 1 of themselves")
     start = 1 + step
@@ -209,7 +206,6 @@ def _about(model: Model, longest: int | None) -> str:
     return f"{start}: the sum of its cosines is first negative at {longest}, {verdict} the length it was trained on."
 
 
-@checked
 def base_bound(
     lengths: Sequence[int] = (1024, 2048, 4096, 8192, 16384, 32768),
     head_dim: int = 128,

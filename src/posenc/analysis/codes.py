@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers
 from posenc.functional import turning
 
 CHUNK = 8192
@@ -146,8 +146,7 @@ def table_codes(name: str, table: Tensor, module: nn.Module | None = None) -> Co
 
 def at_least(name: str, size: int, least: int = 1) -> int:
     """The argument of that name; raises InputError where it is below the least."""
-    if size < least:
-        raise InputError(f"{name}={size}: must be at least {least}")
+    check_integers(least, **{name: size})
     return size
 
 

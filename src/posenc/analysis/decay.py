@@ -12,7 +12,6 @@ from posenc.analysis.codes import positions_of
 from posenc.analysis.plotting import LINE, PALETTE, SOFT, image, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.analysis.reading import codes_of, first_codes
-from posenc.checks import checked
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
@@ -122,7 +121,6 @@ class Kernel(Finding):
         return f"{start}: codes {self.like_random} positions apart are as unrelated as these, on average."
 
 
-@checked
 def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """The dot product of codes by distance, over all pairs of the first `length` positions.
 

@@ -14,7 +14,6 @@ from posenc.analysis.bounds import FACTOR, Schedule
 from posenc.analysis.codes import at_least
 from posenc.analysis.plotting import AROUND, LINE, PALETTE, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, Findings
-from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve
@@ -60,7 +59,6 @@ class Counter(Finding):
         ]
 
 
-@checked
 def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Counter:
     """The analogy of sinusoidal codes with a binary counter.
 
@@ -199,7 +197,6 @@ class Digits(Finding):
         )
 
 
-@checked
 def digits(
     positions: Tensor | Sequence[int] | int,
     head_dim: int = 128,

@@ -20,10 +20,9 @@ from posenc.analysis.model import VectorModel, vector_model
 from posenc.analysis.plotting import INK, PALETTE, SOFT, bar_names, image, legend_above, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of
-from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create
-from posenc.errors import InputError
+from posenc.errors import InputError, is_integer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,7 +158,6 @@ def _explained(table: Tensor, curve: Tensor) -> float:
     return 1 - rest / total if total > ROUNDING * float(pairs.square().sum()) else 1.0
 
 
-@checked
 def diagonal_parts(
     diagonal: Tensor,
     frequencies: Tensor,
@@ -298,7 +296,6 @@ class Expansion(Finding):
         return sentences
 
 
-@checked
 def expansion(
     model: Any,
     texts: Tensor | int = 4,
@@ -471,7 +468,7 @@ def _scalar(
 ) -> Scalar:
     """The function that is expanded: (batch, n, dim) -> (batch,)."""
     name, at = model.name, torch.arange(x.shape[1])
-    token = isinstance(readout, int) and -x.shape[1] <= readout < x.shape[1]
+    token = is_integer(readout) and -x.shape[1] <= readout < x.shape[1]
     if not (token or readout == "mean"):
         raise InputError(f"readout={readout!r}: pass 'mean' or a token of a text of {x.shape[1]}")
     with torch.no_grad():

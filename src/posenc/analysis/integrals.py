@@ -17,8 +17,7 @@ from torch import Tensor
 
 from posenc.analysis.plotting import INK, PALETTE, SOFT, plot
 from posenc.analysis.question import Finding
-from posenc.checks import check_divisors, checked
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_positive, unknown
 from posenc.functional import CURVES, frequency_curve
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ PIECE, NODES = 4.0, 12
 Numbers = Tensor | Sequence[float] | float
 
 
-@checked
 def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> Tensor:
     """The integral of cos(x theta(t)) over t in 0 .. 1, float64, of the shape of x: what the normalised dot product of
     two codes x positions apart tends to with more and more pairs.
@@ -59,7 +57,6 @@ def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, 
     return torch.where(torch.minimum(*ends) > NEAR, slow - fast, math.log(base) + apart) / math.log(base)
 
 
-@checked
 def decay_asymptote(x: Numbers, curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> Tensor:
     """The leading term of `decay_integral` for large x, float64, of the shape of x.
 
@@ -80,7 +77,6 @@ def decay_asymptote(x: Numbers, curve: str = "geometric", base: float = 10000.0,
     return torch.where(x <= base, near, far) / math.log(base)
 
 
-@checked
 def first_zero(curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> float | None:
     """The first x at which `decay_integral` is zero; None for a curve that stays above it (t^2). About 0.6165 base for
     base^-t, pi for t, 2.3311 for its root.
@@ -110,9 +106,7 @@ def first_zero(curve: str = "geometric", base: float = 10000.0, exponent: float 
 def _checked(x: Numbers, curve: str, base: float, exponent: float) -> Tensor:
     if curve not in CURVES:
         raise unknown("curve", curve, CURVES)
-    check_divisors(base=base)
-    if not 0 < exponent < math.inf:
-        raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
+    check_positive(base=base, exponent=exponent)
     values = torch.as_tensor(x, dtype=torch.float64, device="cpu")
     if not bool(values.isfinite().all()):
         raise InputError("x holds values that are not finite: distances must be numbers")
@@ -233,7 +227,6 @@ class Curves(Finding):
         return sentences
 
 
-@checked
 def curves(
     distances: Numbers,
     bases: Sequence[float] = (10000.0, 1000.0, 100.0),

@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.codes import Codes, seeded
-from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.encodings.absolute import Absolute
@@ -97,7 +96,6 @@ class VectorModel:
         return result
 
 
-@checked
 def vector_model(subject: Any, *, layers: int | None = None, name: str | None = None) -> VectorModel:
     """A model as a function of input vectors: a copy of it in float64, on the CPU and in eval mode.
 
@@ -366,7 +364,6 @@ def random_model(
     return model.double().eval()
 
 
-@checked
 def trained_model(encoding: str, steps: int = 120, seed: int = 0) -> tuple[Transformer, Tensor]:
     """The small decoder of `posenc compare` (two layers, four heads, bytes of Python's language reference, 128 a text)
     trained under an encoding, in eval mode, and the held-out text, (n,) uint8. The same arguments give the same weights,

@@ -14,7 +14,6 @@ from posenc.analysis.codes import Waves, at_least
 from posenc.analysis.plotting import INK, SOFT, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, Findings, first_sentence
 from posenc.analysis.reading import codes_of, has_position_codes, make, sizes_of
-from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -109,7 +108,6 @@ class PhaseError(Finding):
         ]
 
 
-@checked
 def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype | str = torch.bfloat16) -> PhaseError:
     """The errors of an encoding's phases in a dtype, with their causes apart, and what the module itself does.
 

@@ -14,8 +14,7 @@ from posenc.analysis.codes import CHUNK, Codes, at_least, defined_until, in_chun
 from posenc.analysis.plotting import INK, PALETTE, channel_label, image, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of, first_codes
-from posenc.checks import checked
-from posenc.errors import InputError
+from posenc.errors import InputError, check_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +79,6 @@ class Uniqueness(Finding):
         return sentences
 
 
-@checked
 def unique(
     subject: Any,
     length: int = 512,
@@ -104,6 +102,7 @@ def unique(
     """
     codes = codes_of(subject, **options)
     positions = positions_of(codes, length)
+    check_numbers(tolerance=tolerance)
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance={tolerance}: must be a share of the norm, at least 0 and below 1")
     if dtype is not None and not dtype.is_floating_point:
@@ -287,7 +286,6 @@ class Steps(Finding):
         return sentences
 
 
-@checked
 def steps(
     subject: Any,
     length: int = 512,
@@ -379,7 +377,6 @@ class Boundedness(Finding):
         return sentences
 
 
-@checked
 def bounded(
     subject: Any, length: int = 512, *, trained: int | None = None, up_to: int | None = None, **options: Any
 ) -> Boundedness:
@@ -475,7 +472,6 @@ class Determinism(Finding):
         ]
 
 
-@checked
 def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinism:
     """Read the codes of the first `length` positions again and again, in evaluation and in training, and compare.
 
@@ -556,7 +552,6 @@ class Properties(Finding):
         ]
 
 
-@checked
 def properties(
     subject: Any, length: int = 512, *, trained: int | None = None, search: int | None = None, **options: Any
 ) -> Properties:

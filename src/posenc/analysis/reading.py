@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from posenc.analysis.codes import Codes, HiddenKeys, Waves, seeded, table_codes
 from posenc.attention import prepare
 from posenc.bias import dense_sum
-from posenc.checks import checked
 from posenc.encoding import Encoding, Sum, bias_of
 from posenc.encodings import T5, Mapped, Rotary, create
 from posenc.errors import InputError
@@ -55,7 +54,6 @@ def make(text: str, **shape: Any) -> Encoding:
         return create(text, **{**SHAPE, **shape})
 
 
-@checked
 def codes_of(
     subject: Any, *, name: str | None = None, layer: int = 0, site: str | None = None, head: int = 0, **shape: Any
 ) -> Codes:

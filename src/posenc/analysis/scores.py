@@ -16,10 +16,9 @@ from posenc.analysis.reading import Sizes, make, needs_causal, parts_of, size_of
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
-from posenc.checks import check_sizes, checked
 from posenc.encoding import Encoding, bias_of
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
@@ -168,7 +167,6 @@ class PositionScores(Finding):
         return sentences
 
 
-@checked
 def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any) -> Bias:
     """What each head adds to a score by distance, up to `length` - 1 in both directions; for causal encodings, back
     alone. The query is at position length - 1, so that every key has a position.
@@ -210,7 +208,6 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     return Bias(name, (length - 1 - keys).flip(0), ones.masked_fill(hidden, torch.nan), of_content, learned)
 
 
-@checked
 def rotation(
     encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
 ) -> PairRotation:
@@ -242,7 +239,6 @@ def rotation(
     return PairRotation(name, step.double(), trained)
 
 
-@checked
 def scores(
     encoding: Encoding | str,
     length: int = 512,

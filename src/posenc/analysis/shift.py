@@ -12,8 +12,7 @@ from posenc.analysis.codes import at_least, in_chunks, positions_of
 from posenc.analysis.plotting import PALETTE, SOFT, channel_label, image, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.analysis.reading import codes_of
-from posenc.checks import checked
-from posenc.errors import InputError
+from posenc.errors import InputError, check_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +98,6 @@ class Shift(Finding):
         return sentences
 
 
-@checked
 def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool = False, **options: Any) -> Shift:
     """The matrix that moves codes by `shift` positions: exact where the frequencies are known (sinusoidal codes, and what
     rotation makes of a vector), else fitted by least squares to every other position and tested on the rest.
@@ -113,7 +111,8 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         InputError: codes that cannot be read, or a shift that is 0 or leaves fewer than 4 pairs.
     """
     codes = codes_of(subject, **options)
-    if not math.isfinite(shift) or shift == 0:
+    check_numbers(shift=shift)
+    if shift == 0:
         raise InputError(f"shift={shift}: how many positions to move by, not 0")
     length = at_least("length", length, 6)
     last = positions_of(codes, length)[-1]

@@ -12,7 +12,6 @@ from posenc.analysis.codes import positions_of
 from posenc.analysis.plotting import PALETTE, SOFT, channel_label, integer_axes, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of
-from posenc.checks import checked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +67,6 @@ class Spectrum(Finding):
         return sentences
 
 
-@checked
 def spectrum(subject: Any, length: int = 512, **options: Any) -> Spectrum:
     """Singular values and wavelengths of the codes.
 

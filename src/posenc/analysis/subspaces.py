@@ -14,8 +14,7 @@ from posenc.analysis.model import tables
 from posenc.analysis.plotting import PALETTE, SOFT, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
 from posenc.analysis.reading import codes_of
-from posenc.checks import check_sizes, checked
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers, check_sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +55,6 @@ class RandomDots(Finding):
         ]
 
 
-@checked
 def random_dots(
     dim: int, *, samples: int = 20000, epsilons: Sequence[float] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4), seed: int = 0
 ) -> RandomDots:
@@ -67,8 +65,7 @@ def random_dots(
     Raises:
         InputError: sizes or epsilons out of range.
     """
-    if dim < 2 or samples < 2:
-        raise InputError(f"dim={dim}, samples={samples}: both must be at least 2")
+    check_integers(2, dim=dim, samples=samples)
     if not epsilons or not all(0 < epsilon < 1 for epsilon in epsilons):
         raise InputError(f"epsilons={tuple(epsilons)}: numbers between 0 and 1")
     draws = torch.Generator().manual_seed(seed)
@@ -166,7 +163,6 @@ class Subspaces(Finding):
         ]
 
 
-@checked
 @torch.no_grad()
 def subspaces(
     subject: Any,
@@ -330,7 +326,6 @@ class AddOrConcat(Finding):
         ]
 
 
-@checked
 @torch.no_grad()
 def add_or_concat(
     subject: Any = None,

@@ -14,9 +14,8 @@ from posenc.analysis.codes import at_least, seeded
 from posenc.analysis.model import check_single_text, check_tokens
 from posenc.analysis.plotting import PALETTE, SOFT, UP, legend_beside, plot
 from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
-from posenc.checks import checked
 from posenc.encodings import from_spec
-from posenc.errors import InputError
+from posenc.errors import InputError, check_positive
 from posenc.lab.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.models import unwrap
@@ -104,7 +103,6 @@ class Survival(Finding):
         return sentences
 
 
-@checked
 @torch.no_grad()
 def survival(
     model: nn.Module,
@@ -131,8 +129,8 @@ def survival(
     if not isinstance(model, Transformer):
         model = unwrap(model)
     check_tokens(tokens, model, 4)
-    if ridge is not None and not 0 < ridge < float("inf"):
-        raise InputError(f"ridge={ridge}: a number above 0")
+    if ridge is not None:
+        check_positive(ridge=ridge)
     streams, name = _streams(model, tokens, at_least("batch_size", batch_size))
     other = _afresh(model, seed) if untrained is None else untrained
     control = _streams(other, tokens, batch_size)[0]

@@ -14,7 +14,6 @@ from posenc.analysis.codes import at_least, seeded
 from posenc.analysis.model import BYTES, HOST, WORD, VectorModel, random_model, split_words, tokenized, vector_model
 from posenc.analysis.plotting import INK, PALETTE, SOFT, bar_names, legend_above, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
-from posenc.checks import checked
 from posenc.encodings import ENCODINGS, NoPE
 from posenc.errors import InputError
 from posenc.transformer import Transformer
@@ -90,7 +89,6 @@ class Equivariance(Finding):
         return sentences
 
 
-@checked
 @torch.no_grad()
 def equivariance(
     module: Any,
@@ -207,7 +205,6 @@ class Breakers(Finding):
         return sentences + [f"{what}: {', '.join(names)}." for what, names in groups.items() if names]
 
 
-@checked
 def breakers(encodings: Sequence[str] = EVERY, *, length: int = 12, permutations: int = 8, seed: int = 0) -> Breakers:
     """Attention alone, then with one thing added at a time: a causal mask, a padding mask that moves with its tokens or
     stays where it is, a convolution, each encoding.
@@ -283,7 +280,6 @@ class Twins(Finding):
         return [without, f"With positions: cosine {self.cosine:.3f}, relative distance {self.distance:.2g}."]
 
 
-@checked
 @torch.no_grad()
 def twins(
     text: str = "Can you open a can?",

@@ -17,12 +17,11 @@ from posenc.analysis.model import BYTES, random_model, split_words, tokenized, t
 from posenc.analysis.precision import DTYPES as KNOWN_DTYPES
 from posenc.analysis.reading import SHAPE, codes_of, needs_causal, parts_of, sizes_of
 from posenc.analysis.scores import width_of
-from posenc.checks import check_sizes
 from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_sizes, unknown
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from posenc.analysis.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.plotting import INK, PALETTE, bar_names, image, legend_beside, plot
 from posenc.analysis.question import AnalysisQuestion, Finding
-from posenc.checks import check_word, checked
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
@@ -362,7 +361,6 @@ class FourTerms(Finding):
         return sentences
 
 
-@checked
 @torch.no_grad()
 def four_terms(
     model: nn.Module, tokens: Tensor, *, constants: Literal["content", "apart"] = "content", loss: bool = True

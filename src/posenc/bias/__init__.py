@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from posenc.bias.terms import EntriesTerm, KeyTerm, ProductTerm, QueryTerm, Term, ValuesTerm, VectorTerm, cell
-from posenc.checks import shown
-from posenc.errors import InputError
+from posenc.errors import InputError, shown
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise

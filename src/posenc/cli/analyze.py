@@ -51,7 +51,7 @@ class Analyze(WithOutput):
     def run(self) -> int:
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
-        from posenc.files import Folder
+        from posenc.lab.files import Folder
         from posenc.pretrained.load import needs
         from posenc.report.analysis import page, results
         from posenc.report.terminal import Display

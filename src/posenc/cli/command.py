@@ -24,7 +24,7 @@ import torch
 
 from posenc import __version__
 from posenc.errors import InputError, printable, unknown
-from posenc.files import Folder
+from posenc.lab.files import Folder
 
 CONFIG = "config.yaml"
 MARK = "# posenc "

@@ -34,7 +34,7 @@ class WithOutput(Command):
 
     def emit(self, data: object, text: str) -> int:
         """Print a result, and write it where --out is given."""
-        from posenc.files import Folder
+        from posenc.lab.files import Folder
 
         if self.out is not None:
             record(self.out, self)

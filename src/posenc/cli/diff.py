@@ -38,8 +38,8 @@ class Diff(WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.files import Folder
         from posenc.frequencies import diff
+        from posenc.lab.files import Folder
 
         check_limits(self, head_dim=(2, 2**14))
         shape = self.head_dim, self.base

@@ -72,9 +72,9 @@ class Eval(WithModel, Study):
         return super().config() | asdict(settings_of(self.preset, **self.given)) | {"preset": None}
 
     def run(self) -> int:
-        from posenc.files import Folder
         from posenc.lab.evals.config import digests, settings_of
         from posenc.lab.evals.study import evaluate, fingerprint
+        from posenc.lab.files import Folder
         from posenc.lab.launcher import launched
         from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking

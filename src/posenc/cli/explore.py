@@ -45,7 +45,7 @@ class Explore(Command):
         )
 
     def run(self) -> int:
-        from posenc.files import Folder
+        from posenc.lab.files import Folder
         from posenc.report.explorer import page
 
         state = dict(self.given)

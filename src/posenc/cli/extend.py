@@ -182,7 +182,7 @@ class Extend(WithModel, WithOutput):
 
     def _check_out(self) -> None:
         """Refuse a folder that a model cannot be written to."""
-        from posenc.files import Folder
+        from posenc.lab.files import Folder
 
         if self.out is not None and not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
             raise InputError(f"--out {self.out!r}: has characters that cannot be shown; name another folder")

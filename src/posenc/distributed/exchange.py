@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from posenc.checks import check_value, checked
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.shards import Shard, chunks_of
 
 
-@checked
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     """This process's part of a tensor over the full sequence, such as tokens or labels.
 
@@ -28,7 +26,6 @@ def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     return part.take(x, dim)
 
 
-@checked
 def gather(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
     """The full sequence, in its order, from every process's part. All processes of the group call it together.
 
@@ -102,8 +99,6 @@ def _sharding(positions: Positions) -> Shard:
 
 
 def _check_length(x: Tensor, dim: int, length: int, whose: str) -> None:
-    check_value("x", x, Tensor)
-    check_value("dim", dim, int)
     if not -x.dim() <= dim < x.dim() or x.shape[dim] != length:
         raise InputError(f"x of shape {tuple(x.shape)} along dim={dim}: {whose} {length} tokens")
 

@@ -8,7 +8,6 @@ from inspect import Parameter
 from typing import Any
 
 from posenc import position_maps
-from posenc.checks import LARGEST_SIZE, check_arguments, is_whole, shown
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
@@ -30,7 +29,7 @@ from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import InputError, unknown
+from posenc.errors import LARGEST_SIZE, InputError, check_arguments, is_integer, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, printing_to_stderr, source_of
@@ -162,7 +161,7 @@ def check_grid(grid: Sequence[int]) -> None:
     Raises:
         InputError: names it.
     """
-    if len(grid) not in (2, 3) or not all(is_whole(n) and 1 <= n <= LARGEST_SIZE for n in grid):
+    if len(grid) not in (2, 3) or not all(is_integer(n) and 1 <= n <= LARGEST_SIZE for n in grid):
         raise InputError(
             f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches, each at least 1"
         )

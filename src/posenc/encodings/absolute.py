@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, pad
 
-from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_beyond, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
 from posenc.positions.ids import prefix_tokens

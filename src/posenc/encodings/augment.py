@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checks import check_sizes, check_word
 from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes, check_word
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
 

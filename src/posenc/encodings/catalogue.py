@@ -45,7 +45,7 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
 
 def entries() -> dict[str, str]:
     """Every BibTeX entry of papers.bib by key."""
-    text = files("posenc").joinpath("papers.bib").read_text(encoding="utf-8")
+    text = files("posenc.encodings").joinpath("papers.bib").read_text(encoding="utf-8")
     stripped = (entry.strip() for entry in re.split(r"\n(?=@)", text))
     return {match[1]: entry for entry in stripped if (match := re.match(r"@\w+\{([^,]+),", entry))}
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from posenc.checks import check_divisors
 from posenc.encoding import Encoding, require_fit
-from posenc.errors import InputError
+from posenc.errors import InputError, check_positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -47,7 +46,7 @@ class ComplexOrder(Encoding):
     base: float = 10000.0
 
     def setup(self) -> None:
-        check_divisors(base=self.base)
+        check_positive(base=self.base)
         self.frequency: nn.Linear = nn.Linear(self.dim, self.dim)
         self.phase: nn.Linear = nn.Linear(self.dim, self.dim, bias=False)
         self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
-from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Projections
 from posenc.encodings.absolute import Learned
 from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_sizes
 from posenc.functional import deberta_bucket
 from posenc.positions import Positions
 

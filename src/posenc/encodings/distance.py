@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_word
 from posenc.encoding import Encoding
 from posenc.encodings.shared import check_heads, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens

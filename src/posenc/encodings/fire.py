@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import Positional
-from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Encoding
 from posenc.encodings.shared import HeadPerceptron, check_heads
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_sizes
 from posenc.positions import Positions
 
 

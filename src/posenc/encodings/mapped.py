@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import check_arguments
 from posenc.encoding import Composite, Encoding
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch

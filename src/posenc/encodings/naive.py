@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from posenc.checks import check_arguments, check_sizes, check_word
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_sizes, check_word
 from posenc.functional import binary_digits
 from posenc.positions import Positions
 from posenc.positions.ids import exact

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from posenc.checks import check_word
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_head_dim, check_heads
+from posenc.errors import check_word
 from posenc.functional import angles_at, frequency_curve, rotary
 from posenc.positions import Positions
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
-from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_head_dim
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_positive
 from posenc.functional import (
     Layout,
     angles_at,
@@ -67,7 +66,7 @@ class Rotary(Encoding):
             check_even("rotary_dim", rotary_dim)
             if rotary_dim > head_dim:
                 raise InputError(f"rotary_dim={rotary_dim}: must be at most head_dim={head_dim}")
-        check_divisors(rope_theta=rope_theta)
+        check_positive(rope_theta=rope_theta)
         self.head_dim = head_dim
         self.rope_theta = rope_theta
         self.layout = layout
@@ -296,7 +295,7 @@ class XPos(Rotary):
         scale_base: float = 512.0,
     ) -> None:
         check_arguments(XPos.__init__, locals())
-        check_divisors(gamma=gamma, scale_base=scale_base)
+        check_positive(gamma=gamma, scale_base=scale_base)
         self.gamma = gamma
         self.scale_base: float = scale_base  # first: the base asks for the tables
         super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)

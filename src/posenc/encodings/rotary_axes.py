@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.checks import check_arguments, check_divisors
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import rescheduled
 from posenc.encodings.shared import check_head_dim
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_positive
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
@@ -231,7 +230,7 @@ class MRotary(AxesRotary):
     ) -> None:
         check_arguments(MRotary.__init__, locals())
         super().__init__()
-        check_divisors(rope_theta=rope_theta)
+        check_positive(rope_theta=rope_theta)
         self.head_dim = head_dim
         self.axes = 3
         self.layout = layout

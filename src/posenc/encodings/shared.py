@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
-from posenc.checks import check_word
 from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.positions import Positions
 
 

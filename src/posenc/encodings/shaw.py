@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
-from posenc.checks import LARGEST_SIZE
 from posenc.encodings.shared import ContentBias, check_terms, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import LARGEST_SIZE, InputError
 from posenc.functional import sinusoidal
 from posenc.positions import Positions
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from posenc.checks import check_arguments, check_sizes
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import prefix_index, prefix_tokens
 

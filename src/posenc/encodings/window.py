@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.bias import Positional, Relative
-from posenc.checks import check_arguments, check_sizes
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import InputError, check_arguments, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from posenc.checks import checked
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_positive, shown, unknown
 from posenc.frequencies import schedules
 from posenc.frequencies.difference import Difference, compared
 from posenc.frequencies.schedules import *  # noqa: F403 - its __all__ names every schedule, once
@@ -22,7 +21,6 @@ __all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", 
 __all__ += schedules.__all__
 
 
-@checked
 def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequencies:
     """The frequencies of a schedule given as data: {"name": "ntk", "factor": 4}.
 
@@ -42,7 +40,6 @@ def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequenci
     return function(head_dim, base, **options)
 
 
-@checked
 def parse(text: str) -> dict[str, Any]:
     """A schedule written as text, as data: "yarn:factor=4:beta_fast=16", and what is applied to it after a plus sign,
     "yarn:factor=4+resonance". Options it does not name are left out, see `complete`.
@@ -64,7 +61,6 @@ def parse(text: str) -> dict[str, Any]:
     return schedule
 
 
-@checked
 def as_text(schedule: Mapping[str, Any]) -> str:
     """A schedule given as data, written as `parse` reads it."""
     name, _, options = _look_up(schedule)
@@ -73,7 +69,6 @@ def as_text(schedule: Mapping[str, Any]) -> str:
     return text if of is None else f"{as_text(of)}+{text}"
 
 
-@checked
 def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     """A schedule as data with those of the further options that it cannot do without (no default, or None) and does
     not have: complete({"name": "yarn"}, factor=4.0, original_max_positions=8192, length=32768).
@@ -89,7 +84,6 @@ def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
     return {"name": name, **needed, **options}
 
 
-@checked
 def diff(
     first: str | Mapping[str, Any],
     second: str | Mapping[str, Any],
@@ -109,8 +103,7 @@ def diff(
         InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
     """
     at = check_factor(factor) * check_length(length) if at is None else at
-    if not 0 < at < math.inf:
-        raise InputError(f"at={at}: the distance between two tokens, a number above 0")
+    check_positive(at=at)
     shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
     given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
     names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
@@ -119,7 +112,6 @@ def diff(
     return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)
 
 
-@checked
 def options_of(name: str) -> dict[str, Parameter]:
     """What a schedule takes besides head_dim and base.
 
@@ -131,6 +123,10 @@ def options_of(name: str) -> dict[str, Parameter]:
 
 
 def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
+    if not isinstance(schedule, Mapping):
+        raise InputError(
+            f"schedule={shown(schedule)}: pass a dict, such as {{'name': 'ntk', 'factor': 4}}, or parse a text"
+        )
     options = dict(schedule)
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in SCHEDULES:

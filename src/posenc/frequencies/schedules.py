@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, check_divisors, check_fields, check_tensor, checked, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, as_numbers, check_integers, check_numbers, check_positive, check_tensor, shown
 from posenc.functional import check_even, frequency_curve
 
 __all__ = [
@@ -31,7 +30,6 @@ class Frequencies:
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
             return
-        check_fields(self)
         check_attention_factor(self.attention_factor)
         check_tensor("inv_freq", self.inv_freq)
         if (
@@ -42,13 +40,11 @@ class Frequencies:
             raise InputError(f"inv_freq={shown(self.inv_freq)}: pass (pairs,) finite angles per position")
 
 
-@checked
 def wavelengths(frequencies: Frequencies) -> Tensor:
     """Positions per turn of each pair, 2 pi / frequency, (head_dim/2,) float64; infinite for a pair that stands still."""
     return 2 * math.pi / frequencies.inv_freq
 
 
-@checked
 def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> Tensor:
     """lambda_c, how many times slower than in plain RoPE of that base each pair turns: (head_dim/2,) float64.
 
@@ -63,13 +59,11 @@ def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> T
 # ---------------------------------------------------------------- all pairs alike, or more and more from pair to pair: interpolation, NTK, other bases
 
 
-@checked
 def default(head_dim: int, base: float = 10000.0) -> Frequencies:
     """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, section 3.2.2)."""
     return Frequencies(rope_frequencies(head_dim, base))
 
 
-@checked
 def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """Position interpolation: every frequency divided by factor (Chen et al. 2023, eq. 4).
 
@@ -79,18 +73,16 @@ def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencie
     return Frequencies(rope_frequencies(head_dim, base) / check_factor(factor))
 
 
-@checked
 def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies:
     """Adjusted base frequency: plain RoPE of a new base (Xiong et al. 2023, section 4.1; arXiv 2309.16039).
 
     Needs continued training (Llama 2 Long: 10000 to 500000). Pair c is stretched (new_base/base)^(2c/head_dim) times.
     """
     rope_frequencies(head_dim, base)  # which must be right, though it is replaced
-    check_divisors(new_base=new_base)
+    check_positive(new_base=new_base)
     return Frequencies(rope_frequencies(head_dim, new_base))
 
 
-@checked
 def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """NTK-aware: base * factor^(d/(d-2)), so the fastest frequency stays and the slowest is divided by factor
     (bloc97, reddit.com/r/LocalLLaMA 14lz7j5, 2023).
@@ -102,7 +94,6 @@ def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     return abf(head_dim, base, new_base=base * check_factor(factor) ** (head_dim / (head_dim - 2)))
 
 
-@checked
 def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """NTK by the base alone: base * factor, so the slowest frequency is divided by less than factor, factor^((d-2)/d)
     (Su, kexue.fm/archives/9675).
@@ -112,7 +103,6 @@ def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequenci
     return abf(head_dim, base, new_base=base * check_factor(factor))
 
 
-@checked
 def ntk_fixed(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """NTK in every digit: frequency c is divided by factor^(2(c+1)/d), the fastest too, the slowest by factor
     (Su, kexue.fm/archives/9706).
@@ -122,7 +112,6 @@ def ntk_fixed(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequen
     return ntk_mixed(head_dim, base, factor=factor, exponent=1.0)
 
 
-@checked
 def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: float = 0.625) -> Frequencies:
     """NTK mixed with interpolation: frequency c is divided by factor^((2(c+1)/d)^exponent)
     (Su, kexue.fm/archives/9706, whose best exponent is 0.625).
@@ -132,6 +121,7 @@ def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: 
     Raises:
         InputError: an exponent outside 0 .. 1.
     """
+    check_numbers(exponent=exponent)
     if not 0 <= exponent <= 1:
         raise InputError(f"exponent={exponent}: from 0 (linear) to 1 (ntk_fixed)")
     pairs = head_dim // 2
@@ -143,7 +133,6 @@ def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: 
 # ---------------------------------------------------------------- fast pairs unchanged, slow ones interpolated, a ramp between them
 
 
-@checked
 def yarn(
     head_dim: int,
     base: float = 10000.0,
@@ -173,7 +162,6 @@ def yarn(
     return Frequencies(_blend(plain, factor, ramp), amplitude)
 
 
-@checked
 def yarn_revised(
     head_dim: int,
     base: float = 10000.0,
@@ -196,7 +184,6 @@ def yarn_revised(
     return Frequencies(divided, _temperature(factor, given=attention_factor))
 
 
-@checked
 def yarn_paper(
     head_dim: int,
     base: float = 10000.0,
@@ -216,7 +203,6 @@ def yarn_paper(
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
-@checked
 def llama3(
     head_dim: int,
     base: float = 10000.0,
@@ -238,7 +224,6 @@ def llama3(
     return Frequencies(_blend(plain, factor, ramp))
 
 
-@checked
 def softmax_factor(factor: float, mscale_all_dim: float) -> float:
     """What DeepSeek's models multiply the scale of their softmax by, besides `yarn`'s attention_factor:
     (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek-AI, modeling_deepseek.py; yarn_apply_mscale in transformers).
@@ -257,7 +242,7 @@ def _ramp_by_pair(
     pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
 ) -> Tensor:
     """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
-    check_divisors(beta_slow=beta_slow, beta_fast=beta_fast)
+    check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
     _turns(beta_slow, beta_fast, "beta_slow", "beta_fast")
     if not base > 1:
         raise InputError(f"base={base}: this schedule needs a base above 1")
@@ -298,12 +283,14 @@ def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0
 
 
 def _mscale(factor: float, weight: float, name: str) -> float:
-    if not 0 <= weight < math.inf:
+    check_numbers(**{name: weight})
+    if weight < 0:
         raise InputError(f"{name}={weight}: the weight of ln(factor) in the temperature, at least 0")
     return 0.1 * weight * math.log(check_factor(factor)) + 1
 
 
 def _turns(slow: float, fast: float, slow_name: str, fast_name: str, may_equal: bool = False) -> None:
+    check_numbers(**{slow_name: slow, fast_name: fast})
     if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
         sign = "<=" if may_equal else "<"
         raise InputError(
@@ -318,7 +305,6 @@ def _turns(slow: float, fast: float, slow_name: str, fast_name: str, may_equal: 
 # otherwise.
 
 
-@checked
 def dynamic_factor(length: int, original_max_positions: int, factor: float = 1.0) -> float:
     """The factor for a text of that length: 1 up to the trained one, then factor * length / trained - (factor - 1).
 
@@ -333,7 +319,6 @@ def dynamic_factor(length: int, original_max_positions: int, factor: float = 1.0
     return check_factor(factor) * times - (factor - 1)
 
 
-@checked
 def dynamic(
     head_dim: int, base: float = 10000.0, *, length: int, original_max_positions: int, factor: float = 1.0
 ) -> Frequencies:
@@ -345,7 +330,6 @@ def dynamic(
     return ntk(head_dim, base, factor=dynamic_factor(length, original_max_positions, factor))
 
 
-@checked
 def longrope(
     head_dim: int,
     base: float = 10000.0,
@@ -386,13 +370,13 @@ def longrope(
 # ---------------------------------------------------------------- applied to another schedule, `of`; the default if none
 
 
-@checked
 def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     """The same frequencies, of which only the first floor(fraction * head_dim/2) are not zero.
 
     Raises:
         InputError: a fraction outside 0 .. 1.
     """
+    check_numbers(fraction=fraction)
     if not 0 <= fraction <= 1:
         raise InputError(f"fraction={fraction}: the part of the frequencies that rotates, from 0 to 1")
     rotating = int(fraction * len(frequencies.inv_freq))
@@ -400,7 +384,6 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:rotating], zeros)))
 
 
-@checked
 def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
     """p-RoPE: the fastest fraction of the frequencies, divided by factor, and zero for the rest
     (Barbero et al. 2024, section 6; rope_type "proportional" in transformers).
@@ -410,7 +393,6 @@ def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75
     return fastest(linear(head_dim, base, factor=factor), fraction)
 
 
-@checked
 def resonance(head_dim: int, base: float = 10000.0, *, of: Frequencies | None = None) -> Frequencies:
     """Resonance RoPE: wavelengths rounded to integer positions, 2 pi / round(2 pi / theta_c), so that a pair meets the
     same angles in every turn (Wang et al. 2024, arXiv 2403.00071).
@@ -421,7 +403,6 @@ def resonance(head_dim: int, base: float = 10000.0, *, of: Frequencies | None = 
     return replace(before, inv_freq=2 * math.pi / wavelengths(before).round().clamp(min=1))
 
 
-@checked
 def tapered(
     head_dim: int,
     base: float = 10000.0,
@@ -441,6 +422,7 @@ def tapered(
         InputError: neither pairs nor original_max_positions, or more pairs than there are.
     """
     before = _given(head_dim, base, of)
+    check_integers(pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
             raise InputError("tapered: pass pairs, or original_max_positions to fade what makes no full turn in it")
@@ -458,7 +440,6 @@ def _given(head_dim: int, base: float, of: Frequencies | None) -> Frequencies:
     return default(head_dim, base) if of is None else check_width(of, head_dim)
 
 
-@checked
 def explicit(
     head_dim: int, base: float = 10000.0, *, stretch: Sequence[float] | Tensor, attention_factor: float = 1.0
 ) -> Frequencies:
@@ -519,14 +500,16 @@ def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
 
 def check_factor(factor: float) -> float:
     """The factor, refused below 1."""
-    if not 1 <= factor < math.inf:
+    check_numbers(factor=factor)
+    if factor < 1:
         raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
     return float(factor)
 
 
 def check_length(length: int, name: str = "original_max_positions") -> int:
     """The length, refused below 1."""
-    if not 1 <= length < math.inf:
+    check_integers(**{name: length})
+    if length < 1:
         meaning = "the trained length" if name == "original_max_positions" else "positions in the full text"
         raise InputError(f"{name}={length}: {meaning}, at least 1")
     return length
@@ -534,7 +517,8 @@ def check_length(length: int, name: str = "original_max_positions") -> int:
 
 def check_attention_factor(attention_factor: float) -> float:
     """The factor of cos and sin, refused unless it is positive."""
-    if not 0 < attention_factor < math.inf:
+    check_numbers(attention_factor=attention_factor)
+    if attention_factor <= 0:
         raise InputError(f"attention_factor={attention_factor}: multiplies cos and sin, so it must be positive")
     return float(attention_factor)
 

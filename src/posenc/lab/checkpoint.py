@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError
-from posenc.files import write_atomically
 from posenc.lab.experiment import Run
+from posenc.lab.files import write_atomically
 from posenc.lab.train import Training
 
 

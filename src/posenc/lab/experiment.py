@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checks import check_fields
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
-from posenc.errors import InputError
+from posenc.errors import InputError, check_fields
 from posenc.lab.study import identity
 from posenc.positions import Positions
 from posenc.spec import Spec, parse, source_of

@@ -6,8 +6,7 @@ from math import sqrt
 
 from torch import Tensor
 
-from posenc.checks import check_tensor, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, check_tensor, shown
 
 __all__ = ["Estimate", "estimate", "wilson"]
 

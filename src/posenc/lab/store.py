@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posenc.errors import InputError
-from posenc.files import Folder
+from posenc.lab.files import Folder
 
 T = TypeVar("T")
 LOCK, OWNER = ".lock", ".running.json"

@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checks import check_value
 from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
-from posenc.errors import InputError, listed
+from posenc.errors import InputError, check_value, listed
 from posenc.functional import t5_bucket
 from posenc.lab.data import DATA_TOKENS, Text, check_long_enough, draw, inside_documents, load, window_ends
 from posenc.lab.data import Batch as TextBatch

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, check_value, holds_integers, is_whole, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, as_numbers, check_integers, holds_integers, is_integer, shown
 
 Ids = Tensor | Sequence[Any]
 
@@ -95,8 +94,7 @@ def check_range(first: int, end: int | None, count: int) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    check_value("first", first, int)
-    check_value("end", end, int | None)
+    check_integers(first=first, end=end)
     if not 0 <= first < (count if end is None else end) <= count:
         raise InputError(f"first={first}, end={end}: pass a range within 0 .. {count}")
 
@@ -221,7 +219,7 @@ def size_of(height: int, width: int, frames: int | None = None) -> tuple[int, ..
         InputError: a size below 1, or too many patches.
     """
     size = (height, width) if frames is None else (frames, height, width)
-    if not all(is_whole(n) for n in size) or min(size) < 1 or math.prod(size) > MOST_PATCHES:
+    if not all(is_integer(n) for n in size) or min(size) < 1 or math.prod(size) > MOST_PATCHES:
         raise InputError(
             f"grid of height={shown(height)}, width={shown(width)}, frames={shown(frames)}: each must be an integer, at "
             f"least 1, and all patches at most {MOST_PATCHES}"
@@ -254,7 +252,7 @@ def check_prefix(prefix: int) -> None:
     Raises:
         InputError: names it.
     """
-    if not is_whole(prefix) or not 0 <= prefix <= MOST_PATCHES:
+    if not is_integer(prefix) or not 0 <= prefix <= MOST_PATCHES:
         raise InputError(f"prefix={prefix}: the tokens before the patches are at least 0, at most {MOST_PATCHES}")
 
 
@@ -278,7 +276,7 @@ def mixed_coordinates(parts: Sequence[Any], device: torch.device | str | None) -
         if isinstance(part, (tuple, list)) and len(part) in (2, 3):
             size = size_of(*part[:2], *(part[2:] or (1,)))
             local, extent = patch_coordinates(size, 0, device), max(size)
-        elif is_whole(part) and 1 <= part <= MOST_PATCHES:
+        elif is_integer(part) and 1 <= part <= MOST_PATCHES:
             local, extent = torch.arange(part, device=device)[:, None].expand(-1, 3), part
         else:
             raise InputError(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.checks import check_device, check_flags, checked, holds_integers, is_whole, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, check_flags, holds_integers, is_integer, shown
 from posenc.positions.ids import (
     MOST_TOKENS,
     Ids,
@@ -110,7 +109,6 @@ class Positions:
     # ---------------------------------------------------------------- construct
 
     @classmethod
-    @checked
     def arange(
         cls, n: int, offset: int | Tensor = 0, *, causal: bool = False, device: torch.device | str | None = None
     ) -> "Positions":
@@ -122,9 +120,9 @@ class Positions:
         Raises:
             InputError: n < 1 or a negative offset.
         """
-        check_device(device)
-        if not 1 <= n <= MOST_TOKENS:
-            raise InputError(f"n={n}: a sequence needs at least one token, and at most {MOST_TOKENS}")
+        check_flags(causal=causal)
+        if not is_integer(n) or not 1 <= n <= MOST_TOKENS:
+            raise InputError(f"n={shown(n)}: a sequence needs at least one token, and at most {MOST_TOKENS}")
         if isinstance(offset, Tensor):
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
@@ -137,8 +135,8 @@ class Positions:
             within = k.shape[1] - 1
             valid = k < offset[:, None] + n
             return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid).with_known(span=(-within, within))
-        if not 0 <= offset <= MOST_TOKENS:
-            raise InputError(f"offset={offset}: the number of cached tokens lies between 0 and {MOST_TOKENS}")
+        if not is_integer(offset) or not 0 <= offset <= MOST_TOKENS:
+            raise InputError(f"offset={shown(offset)}: the number of cached tokens lies between 0 and {MOST_TOKENS}")
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
         span = 1 - n, offset + n - 1
@@ -174,7 +172,7 @@ class Positions:
         check_flags(causal=causal)
         keys = valid.shape[1]
         queries = keys if num_queries is None else num_queries
-        if not is_whole(queries) or not 1 <= queries <= keys:
+        if not is_integer(queries) or not 1 <= queries <= keys:
             raise InputError(f"num_queries={queries!r}: must lie between 1 and the mask's {keys} columns")
         k = (valid.long().cumsum(1) - 1).clamp(min=0)
         order = torch.arange(keys, device=k.device)[None]
@@ -202,7 +200,6 @@ class Positions:
         Raises:
             InputError: none or several of the three given, or lengths that are not positive.
         """
-        check_device(device)
         check_flags(causal=causal)
         documents = documents_of(lengths, cu_seqlens, document_ids, device)
         ids, order = index_in_document(documents), torch.arange(documents.shape[1], device=documents.device)[None]
@@ -214,7 +211,6 @@ class Positions:
         ).with_known(diagonal=0, span=(-last, last))  # fmt: skip
 
     @classmethod
-    @checked
     def prefix_lm(
         cls,
         prefix_lengths: int | Sequence[int] | Tensor,
@@ -234,7 +230,6 @@ class Positions:
         return cls.arange(n, offset, causal=True, device=device).with_prefix(prefix_lengths)
 
     @classmethod
-    @checked
     def grid(
         cls,
         height: int,
@@ -255,7 +250,6 @@ class Positions:
         return cls.grids([(height, width) if frames is None else (height, width, frames)], prefix=prefix, device=device)
 
     @classmethod
-    @checked
     def grids(
         cls,
         sizes: Sequence[Sequence[int]],
@@ -272,7 +266,6 @@ class Positions:
         Raises:
             InputError: no images, a size below 1, images next to videos, or a negative prefix.
         """
-        check_device(device)
         check_prefix(prefix)
         images = sizes_of(sizes)
         rows = [patch_coordinates(size, prefix, device) for size in images]
@@ -290,7 +283,6 @@ class Positions:
         ).with_known(diagonal=0)  # fmt: skip
 
     @classmethod
-    @checked
     def mixed(
         cls,
         parts: Sequence[Any],
@@ -309,15 +301,13 @@ class Positions:
         Raises:
             InputError: a part that is neither, or num_queries that does not fit.
         """
-        check_device(device)
         ids = mixed_coordinates(parts, device)
         queries = len(ids) if num_queries is None else num_queries
-        if not 1 <= queries <= len(ids):
-            raise InputError(f"num_queries={queries}: must lie between 1 and the {len(ids)} tokens of parts")
+        if not is_integer(queries) or not 1 <= queries <= len(ids):
+            raise InputError(f"num_queries={queries!r}: must lie between 1 and the {len(ids)} tokens of parts")
         return cls.from_ids(ids[None, len(ids) - queries :], ids[None], causal=causal)
 
     @classmethod
-    @checked
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
         """Cross-attention: where `queries` are, against where `keys` are and which of them are valid.
 
@@ -413,7 +403,7 @@ class Positions:
             InputError: what is neither None nor an integer of at least 0.
         """
         for name, count in (("before", before), ("after", after)):
-            if count is not None and (not is_whole(count) or not 0 <= count <= MOST_TOKENS):
+            if count is not None and (not is_integer(count) or not 0 <= count <= MOST_TOKENS):
                 raise InputError(f"{name}={shown(count)}: pass None or a number of tokens, from 0 to {MOST_TOKENS}")
         window = None if before is None and after is None else (before, after)
         return self.shared(("window", window), lambda: self._with(window=window))
@@ -484,7 +474,6 @@ class Positions:
         """
         if device is None:
             raise InputError("device=None: pass a device, such as 'cpu'")
-        check_device(device)
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
         return self._with(**tensors, sharding=sharding)
@@ -620,7 +609,7 @@ class Positions:
         Raises:
             InputError: another number of axes.
         """
-        if not is_whole(axes) or not 1 <= axes <= 16:
+        if not is_integer(axes) or not 1 <= axes <= 16:
             raise InputError(f"axes={axes!r}: the coordinates of a token, from 1 to 16")
         if self.axes == 1 and self.q.dim() == 2:
             q = self.q[..., None].expand(-1, -1, axes)

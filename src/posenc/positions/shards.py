@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc.checks import LARGEST_SIZE, check_word, is_whole, shown
-from posenc.errors import InputError
+from posenc.errors import LARGEST_SIZE, InputError, check_word, is_integer, shown
 
 if TYPE_CHECKING:
     from posenc.positions.positions import Positions
@@ -65,9 +64,9 @@ def runs_of(length: int, rank: int, world_size: int, layout: str) -> tuple[tuple
         InputError: a rank out of range, an unknown layout, or a length that cannot be cut into so many equal parts.
     """
     check_word("layout", layout, LAYOUTS)
-    if not is_whole(world_size) or not 1 <= world_size <= LARGEST_SIZE:
+    if not is_integer(world_size) or not 1 <= world_size <= LARGEST_SIZE:
         raise InputError(f"world_size={shown(world_size)}: the number of processes, at least 1")
-    if not is_whole(rank) or not 0 <= rank < world_size:
+    if not is_integer(rank) or not 0 <= rank < world_size:
         raise InputError(f"rank={shown(rank)}: must lie between 0 and world_size - 1 = {world_size - 1}")
     parts = len(chunks_of(0, world_size, layout)) * world_size
     if length % parts:

@@ -9,12 +9,11 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from posenc.checks import as_numbers, check_tensor, checked
 from posenc.encoding import Encoding
 from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, as_numbers, check_integers, check_tensor, unknown
 from posenc.functional import Layout, check_even, layout_permutation
 from posenc.positions import Positions
 
@@ -28,7 +27,6 @@ WEIGHTS = re.compile(r"(base_layer\.)?(weight|bias)")
 LORA = re.compile(r"lora_([AB])(\..+)?")
 
 
-@checked
 def re_rotate(
     keys: Tensor,
     encoding: Encoding,
@@ -117,7 +115,6 @@ def convert_layout(
     weights: Mapping[str, Tensor], head_dim: int, source: Layout, target: Layout, *,
     rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0, names: Iterable[str],
 ) -> dict[str, Tensor]: ...  # fmt: skip
-@checked
 def convert_layout(
     weights: Tensor | Mapping[str, Tensor],
     head_dim: int,
@@ -156,6 +153,8 @@ def convert_layout(
             layout, axis 0 of a tensor with more than two axes; a name that the state dict lacks or that means a fused
             matrix; a quantised weight, or a parameter of a named module that is neither weight nor bias.
     """
+    check_integers(1, head_dim=head_dim, rotary_dim=rotary_dim)
+    check_integers(rotary_start=rotary_start, axis=axis)
     width = head_dim - rotary_start if rotary_dim is None else rotary_dim
     if rotary_dim is None:
         check_even("head_dim - rotary_start" if rotary_start else "head_dim", width)

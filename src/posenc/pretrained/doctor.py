@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.checks import checked
 from posenc.errors import InputError, on_one_line
 from posenc.pretrained.attach import NAME, RotaryModule
 from posenc.pretrained.findings import FINDINGS, Diagnosis, Evidence, diagnosis
@@ -79,7 +78,6 @@ class ModelDescription:
         return "\n".join(lines)
 
 
-@checked
 @torch.no_grad()
 def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     """Examine a model as it stands, and leave it as it is.

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 import torch
 
-from posenc.checks import checked
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, abf, stretch, yarn
 from posenc.functional import Layout
@@ -91,7 +90,6 @@ class Export:
         return "\n  ".join([*lines, f"vLLM: {self.vllm}", f"llama.cpp: {self.llama_cpp}"])
 
 
-@checked
 def to_hf(
     model: Any, directory: str | os.PathLike[str], tokenizer: Any = None, *, dtype: torch.dtype | str = AUTO
 ) -> Export:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posenc.checks import checked
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
@@ -106,7 +105,6 @@ class Extension:
         return "\n  ".join([*lines, *self.notes])
 
 
-@checked
 def extend(
     model: Any,
     method: str,
@@ -154,7 +152,6 @@ def extend(
     return attachment.report
 
 
-@checked
 def restore(model: Any) -> bool:
     """Undo `extend` or `resize`: the very modules, tables and configuration values that were there are put back.
 

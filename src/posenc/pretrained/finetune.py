@@ -4,7 +4,6 @@ from a checkpoint."""
 
 import hashlib
 import json
-import math
 import os
 import signal
 import threading
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from posenc.checks import check_sizes, checked
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers, check_positive, check_sizes
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
@@ -74,7 +72,6 @@ class Finetuning:
         )
 
 
-@checked
 def finetune(
     model: Any,
     text: str | Tensor | Sequence[Any],
@@ -122,8 +119,7 @@ def finetune(
         model, text, tokenizer, steps=steps, learning_rate=learning_rate, length=length, batch_size=batch_size,
         lora=lora, pose=pose, target_length=target_length, warmup=warmup, seed=seed,
     )  # fmt: skip
-    if checkpoint_minutes <= 0:
-        raise InputError(f"checkpoint_minutes={checkpoint_minutes}: must be more than 0")
+    check_positive(checkpoint_minutes=checkpoint_minutes)
     store = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_minutes, model, rows, settings)
     if store is not None:
         store.check()
@@ -317,18 +313,16 @@ def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Te
 
 def _check(settings: Mapping[str, Any]) -> None:
     check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
-    if settings["warmup"] < 0:
-        raise InputError(f"warmup={settings['warmup']}: number of steps in which the rate rises, at least 0")
-    if settings["length"] < 2:
-        raise InputError(f"length={settings['length']}: a window needs two tokens, one to predict the other from")
+    check_integers(0, warmup=settings["warmup"])
+    check_integers(2, length=settings["length"])  # one token to predict the other from
+    check_integers(target_length=settings["target_length"])
+    check_positive(learning_rate=settings["learning_rate"])
     if settings["target_length"] is not None and not settings["pose"]:
         raise InputError(
             f"target_length={settings['target_length']}: needs pose=True, which skips positions up to there"
         )
     if settings["pose"] and settings["target_length"] < settings["length"]:
         raise InputError(f"target_length={settings['target_length']}: must be at least length={settings['length']}")
-    if not 0 < settings["learning_rate"] < math.inf:
-        raise InputError(f"learning_rate={settings['learning_rate']}: must be a positive number")
 
 
 def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
-from posenc.checks import check_device, checked
 from posenc.errors import InputError, on_one_line, unknown
 from posenc.pretrained.models import FAMILIES, unwrap
 from posenc.pretrained.rope_config import check_parameters
@@ -36,7 +35,6 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' names of models end that predict the next token."""
 
 
-@checked
 def load(
     name: str | Path,
     *,
@@ -201,10 +199,12 @@ def chosen_because(model: nn.Module) -> str:
 
 def _check_available(device: torch.device | str | None) -> None:
     """Refuse a device that this machine lacks, before a model is read for it."""
-    check_device(device)
     if device is None:
         return
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device={device!r}: {on_one_line(error)}") from None
     runtime: Any = getattr(torch, wanted.type, None)
     available = runtime.is_available() if hasattr(runtime, "is_available") else True
     count = runtime.device_count() if available and hasattr(runtime, "device_count") else None

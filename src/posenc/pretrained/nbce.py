@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.checks import check_sizes, checked, shown
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers, check_numbers, check_sizes, shown
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
@@ -62,7 +61,6 @@ class NBCEAnswer:
         return [step.context for step in self.steps]
 
 
-@checked
 def combine(
     log_probs: Tensor,
     *,
@@ -96,12 +94,13 @@ def combine(
 
     Source: kexue.fm 9617; bojone/NBCE, test.py.
     """
-    _check(pooling, top_p)
+    _check(pooling, top_p, beta, eta)
+    check_integers(0, previous=previous)
     if log_probs.ndim != 2 or len(log_probs) < 2:
         raise InputError(f"log_probs of shape {tuple(log_probs.shape)}: pass (contexts + 1, vocabulary)")
     if not log_probs.is_floating_point() or log_probs.is_meta or 0 in log_probs.shape:
         raise InputError(f"log_probs={shown(log_probs)}: give logarithms of probabilities, with values")
-    if previous is not None and not 0 <= previous < len(log_probs) - 1:
+    if previous is not None and previous >= len(log_probs) - 1:
         raise InputError(f"previous={previous}: the context followed last, from 0 to {len(log_probs) - 2}")
     likely = _top_p(log_probs, top_p)
     entropies = -(likely.exp() * likely.clamp(_FLOOR, 0)).sum(-1)[1:]
@@ -119,7 +118,6 @@ def combine(
     return merged.log_softmax(-1), chosen, entropies
 
 
-@checked
 def nbce_generate(
     model: nn.Module, tokenizer: Any, contexts: Sequence[str], question: str, **options: Any
 ) -> NBCEAnswer:
@@ -139,7 +137,6 @@ def nbce_generate(
     return NBCEAnswer("".join(step.text for step in steps), tuple(steps))
 
 
-@checked
 @torch.no_grad()
 def nbce_steps(
     model: nn.Module,
@@ -178,12 +175,13 @@ def nbce_steps(
     Raises:
         InputError: no contexts, a number out of range, a template without its fields, or another model's tokenizer.
     """
-    _check(pooling, top_p)
+    _check(pooling, top_p, beta, eta)
     if not contexts or not all(isinstance(context, str) for context in contexts):
         raise InputError(f"contexts={shown(contexts)}: pass a list of at least one text")
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         raise InputError(f"tokenizer={shown(tokenizer)}: pass the model's own, of transformers")
     check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
+    check_numbers(temperature=temperature)
     if temperature < 0:
         raise InputError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
     device = next(model.parameters()).device
@@ -230,7 +228,8 @@ def chat(tokenizer: Any, system: str | None = None) -> Callable[[str, str], str]
     return write
 
 
-def _check(pooling: str, top_p: float) -> None:
+def _check(pooling: str, top_p: float, beta: float, eta: float) -> None:
+    check_numbers(top_p=top_p, beta=beta, eta=eta)
     if pooling not in POOLINGS:
         raise InputError(f"pooling={pooling!r}: must be {' or '.join(map(repr, POOLINGS))}")
     if not 0 < top_p <= 1:

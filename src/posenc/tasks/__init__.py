@@ -11,7 +11,6 @@ and scores the model's answers.
 
 from dataclasses import fields
 
-from posenc.checks import checked
 from posenc.errors import unknown
 from posenc.spec import check_options, parse_single
 from posenc.tasks.copying import Copying
@@ -42,7 +41,6 @@ TASKS: dict[str, type[Task]] = {
 """Every task by name."""
 
 
-@checked
 def create(text: str) -> Task:
     """A task from its name and options, as in "key_value:keys=digits:query_aware=true". A colon in a value is written
     as \\:, as in "needle:source=C\\:/essays.txt".

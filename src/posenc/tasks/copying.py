@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from posenc.checks import check_word
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.tasks.running_text import start_tokens
 from posenc.tasks.task import Sample, Task, check_depth
 

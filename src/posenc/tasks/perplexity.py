@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checks import check_sizes, check_word
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes, check_word
 from posenc.tasks.running_text import ending, passage, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 

@@ -4,8 +4,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.checks import check_sizes, check_word
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes, check_word
 from posenc.tasks.running_text import ending, scored, start_tokens
 from posenc.tasks.task import Sample, Task
 

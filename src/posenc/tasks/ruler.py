@@ -19,8 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.checks import check_word
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.tasks import running_text
 from posenc.tasks.passkey import NOISE
 from posenc.tasks.task import Sample, Task, check_depth, encode, fit, fit_at, make_sample

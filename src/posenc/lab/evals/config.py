@@ -8,8 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from posenc.checks import check_flags, is_whole
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_flags, is_integer, unknown
 from posenc.spec import parse_single
 from posenc.tasks import Task, create
 
@@ -72,7 +71,7 @@ class Settings:
             value = getattr(self, name)
             if value is None and name == "batch_size":
                 continue
-            if not is_whole(value) or not least <= value <= most:
+            if not is_integer(value) or not least <= value <= most:
                 why = "; one text has no interval" if name == "samples" else ""
                 raise InputError(f"{name}={value}: must be a whole number, at least {least}, at most {most}{why}")
         for length in self.lengths:

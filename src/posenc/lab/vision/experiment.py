@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checks import check_value
 from posenc.encoding import Encoding
 from posenc.encodings import GridALiBi
-from posenc.errors import InputError, listed
+from posenc.errors import InputError, check_value, listed
 from posenc.lab.experiment import Experiment, Preset, Run, Scores, Variant
 from posenc.lab.results import (
     Aggregate,

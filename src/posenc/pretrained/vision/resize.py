@@ -6,14 +6,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.checks import checked, shown
-from posenc.errors import InputError, on_one_line
+from posenc.errors import InputError, check_integers, is_integer, on_one_line, shown
 from posenc.pretrained.attach import MISSING
 from posenc.pretrained.vision.models import TransformersModel, VisionModel, find_vision_model, vision_model
 from posenc.pretrained.vision.tables import (
@@ -125,7 +123,6 @@ class _Record:
             raise
 
 
-@checked
 def resize(
     model: nn.Module,
     image_size: int | Sequence[int],
@@ -183,8 +180,7 @@ def restore_size(model: nn.Module) -> bool:
 
 
 def _resized(vision: VisionModel, new: Grid, window_size: int | None, method: str | None, verify: bool) -> _Record:
-    if window_size is not None and window_size < 1:
-        raise InputError(f"window_size={window_size}: patches of a window's side, at least 1")
+    check_integers(1, window_size=window_size)
     vision.check_weights()
     vision.check_size(new)
     grids = vision.grid(vision.image_size), vision.grid(new)
@@ -227,7 +223,7 @@ def position_parts(vision: VisionModel) -> list[Part]:
 
 def _size(image_size: int | Sequence[int]) -> Grid:
     sides: list[Any] = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
-    if len(sides) != 2 or not all(isinstance(n, Integral) and 0 < int(n) <= MOST_PIXELS for n in sides):
+    if len(sides) != 2 or not all(is_integer(n) and 0 < int(n) <= MOST_PIXELS for n in sides):
         raise InputError(
             f"image_size={shown(image_size)}: pass pixels, as 384 or (height, width), from 1 to {MOST_PIXELS}"
         )
