@@ -307,9 +307,12 @@ ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rerope(0), r"window=0: must be an integer"),
+        (lambda: rerope(0), r"window=0: must be at least 1"),
         (lambda: rerope(2.5), r"window=2.5: pass an integer"),
-        (lambda: leaky_rerope(4, 0), r"factor=0: must be a number above 0"),
+        (lambda: rerope(True), r"window=True: pass an integer"),
+        (lambda: leaky_rerope(4, 0), r"factor=0: must be a positive number"),
+        (lambda: leaky_rerope(4, math.nan), r"factor=nan"),
+        (lambda: leaky_rerope(4, True), r"factor=True: pass a number"),
         (lambda: self_extend(4, 0), r"group=0"),
         (lambda: dual_chunk(4, 3), r"chunk=4, local=3: local is at most half"),
         (lambda: streaming(-1, 4), r"sinks=-1"),

@@ -76,13 +76,13 @@ def check_numbers(**numbers: Any) -> None:
     for name, value in numbers.items():
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise InputError(f"{name}={shown(value)}: pass a number")
         if isinstance(value, Integral):
             check_integers(**{name: int(value)})
-        elif not math.isfinite(value):
+        elif not math.isfinite(float(value)):
             raise InputError(f"{name}={value}: pass a number that is finite")
-        elif abs(value) > torch.finfo(torch.float32).max:
+        elif abs(float(value)) > torch.finfo(torch.float32).max:
             raise InputError(f"{name}={value}: pass a number within +-3.4e38, as float32 holds")
 
 

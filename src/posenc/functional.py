@@ -693,6 +693,7 @@ def table_device(device: torch.device) -> torch.device:
 
 def check_even(name: str, value: int) -> None:
     """Refuse a width that cannot be split into pairs, or that nothing has."""
-    check_sizes(**{name: value})
-    if value % 2:
+    check_integers(**{name: value})
+    if value < 2 or value % 2:
         raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")
+    check_sizes(**{name: value})

@@ -138,7 +138,7 @@ def test_base_bound_and_its_models():
         (lambda: rope_bound([float("inf")], 64), r"distances hold values that are not finite"),
         (lambda: rope_bound([1.0], 63), r"head_dim=63"),
         (lambda: rope_bound([1.0], 64, frequencies=torch.ones(3)), r"frequencies \(3,\): head_dim=64 needs \(32,\)"),
-        (lambda: rope_bound([1.0], 64, frequencies=3), r"frequencies=3: pass"),
+        (lambda: rope_bound([1.0], 64, frequencies=3), r"frequencies int: "),
         (lambda: longest_length(-1.0, 64), r"base=-1.0"),
         (lambda: longest_length(1e4, 64, limit=0), r"limit=0"),
         (lambda: longest_length(1e4, 64, frequencies="yarn:factor=4"), r"needs original_max_positions"),

@@ -148,7 +148,7 @@ def test_the_command(capsys, tmp_path):
         (["yarn", "ntk", "--factor", "nan"], "--factor nan"),
         (["yarn", "ntk", "--length", "0"], "original_max_positions=0"),
         (["default", "default", "--length", "0", "--at", "5"], "original_max_positions=0"),
-        (["yarn", "ntk", "--at", "0"], "--at 0.0: the distance"),
+        (["yarn", "ntk", "--at", "0"], "--at 0.0: must be a positive number"),
         (["yarn", "ntk", "--at", "inf"], "--at inf: pass a number that is finite"),
         (["yarn", "ntk", "--head-dim", "63"], "dim 63: positions act on pairs of channels, so it must be even"),
         (["yarn", "ntk", "--head-dim", "0"], "--head-dim 0: "),

@@ -319,15 +319,13 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
         (WEIGHT, (8, "half", "interleaved", {"rotary_start": 3}), "head_dim - rotary_start=5: .* must be even"),
         (WEIGHT, (8, "half", "interleaved", {"axis": 2}), r"axis=2: weights has shape \(24, 5\)"),
         (WEIGHT, (8, "half", "interleaved", {"names": ["q_proj"]}), "names are for a state dict"),
-        (torch.nn.Linear(5, 24), (8, "half", "interleaved", {"names": ["q_proj"]}), "weights="),
+        (torch.nn.Linear(5, 24), (8, "half", "interleaved", {"names": ["q_proj"]}), "names are for"),
         (STATE, (8,), r"names=None: list the modules .* \['q_proj', 'k_proj'\]"),
-        (STATE, (8, "half", "interleaved", {"names": "q_proj"}), "names='q_proj'"),
         (STATE, (8, "half", "interleaved", {"names": []}), "names=.*: list"),
         (STATE, (8, "half", "interleaved", {"names": ["k_proj"]}), "unknown module 'k_proj': did you mean 'q_proj'"),
         (STATE, (8, "half", "interleaved", {"names": ["q_proj"]}), r"layers.0.q_proj.scale is no weight or bias"),
         (STATE, (8, "half", "interleaved", {"names": ["layers.0"]}), r"layers.0.q_proj.weight is no weight or bias"),
         (STATE, (8, "half", "interleaved", {"names": iter([])}), "names=.*: list"),
-        (STATE, (8, "half", "interleaved", {"names": 5}), "names=5"),
         (STATE, (8, "half", "interleaved", {"names": [5]}), "unknown module 5: known are q_proj"),
         ({"q_weight": WEIGHT}, (8, "half", "interleaved", {"names": ["q_weight"]}), "no key is in a module"),
         (
@@ -335,7 +333,7 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
             (8, "half", "interleaved", {"names": ["q"]}),
             "q.weight is a ndarray: pass tensors",
         ),
-        (WEIGHT.numpy(), (8,), "weights="),
+        (WEIGHT.numpy(), (8,), "weights is a ndarray"),
         (WEIGHT.int(), (8,), "weights is torch.int32, as quantised weights are: convert before quantising"),
         (torch.zeros(()), (8,), r"axis=0: weights has shape \(\)"),
         (torch.zeros(8, 8, 5), (8,), r"axis=0: weights has shape \(8, 8, 5\): pass the axis of the channels, 1 of"),
@@ -344,7 +342,6 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
         (WEIGHT, ("8",), "head_dim='8': pass an integer"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_dim": 4.0}), "rotary_dim=4.0: pass an integer"),
         (WEIGHT, (8, "half", "interleaved", {"rotary_start": 4.0}), "rotary_start=4.0: pass an integer"),
-        (WEIGHT, (8, "half", "interleaved", {"axis": None}), "axis=None: pass an integer"),
     ],
 )
 def test_bad_input_is_refused(weights, arguments, message):

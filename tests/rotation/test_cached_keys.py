@@ -325,7 +325,6 @@ def test_dropping_tokens_closes_the_gap(name):
         (lambda k: re_rotate(k, Rotary(12), range(3), into=Rotary(12, layout="interleaved")), "same head_dim, layout"),
         (lambda k: re_rotate(k, Rotary(12), range(3), into=Rotary(12, rotary_dim=6)), "same head_dim, layout"),
         (lambda k: re_rotate(k, Rotary(12), range(3), into=PoPE(6, 4)), "same head_dim, layout"),
-        (lambda k: re_rotate(k, Rotary(12), range(3), into={"name": "yarn"}), r"into=\{'name': 'yarn'\}: pass an Encoding"),
         (lambda k: re_rotate(k, Rotary(8), range(3)), "keys of width 12"),
         (lambda k: re_rotate(k, PoPE(12, 4), range(3)), "they are 24 wide"),
         (lambda k: re_rotate(k, Rotary(12), range(4)), r"positions of shape \(1, 4\)"),

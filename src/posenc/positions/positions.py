@@ -122,7 +122,7 @@ class Positions:
         """
         check_flags(causal=causal)
         if not is_integer(n) or not 1 <= n <= MOST_TOKENS:
-            raise InputError(f"n={shown(n)}: a sequence needs at least one token, and at most {MOST_TOKENS}")
+            raise InputError(f"n={shown(n)}: must be an integer, at least 1 token and at most {MOST_TOKENS}")
         if isinstance(offset, Tensor):
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
@@ -136,7 +136,7 @@ class Positions:
             valid = k < offset[:, None] + n
             return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid).with_known(span=(-within, within))
         if not is_integer(offset) or not 0 <= offset <= MOST_TOKENS:
-            raise InputError(f"offset={shown(offset)}: the number of cached tokens lies between 0 and {MOST_TOKENS}")
+            raise InputError(f"offset={shown(offset)}: the cached tokens are an integer between 0 and {MOST_TOKENS}")
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
         span = 1 - n, offset + n - 1

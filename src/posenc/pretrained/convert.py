@@ -164,7 +164,7 @@ def convert_layout(
         )
     of_head = torch.arange(head_dim, device="cpu")  # whatever the default device is
     of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(width, source, target)
-    if isinstance(weights, Tensor):
+    if not isinstance(weights, Mapping):
         if names is not None:
             raise InputError("names are for a state dict: leave them out for a single tensor")
         return _reordered("weights", weights, of_head, axis)

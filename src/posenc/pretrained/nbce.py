@@ -176,7 +176,7 @@ def nbce_steps(
         InputError: no contexts, a number out of range, a template without its fields, or another model's tokenizer.
     """
     _check(pooling, top_p, beta, eta)
-    if not contexts or not all(isinstance(context, str) for context in contexts):
+    if not contexts or isinstance(contexts, str) or not all(isinstance(context, str) for context in contexts):
         raise InputError(f"contexts={shown(contexts)}: pass a list of at least one text")
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         raise InputError(f"tokenizer={shown(tokenizer)}: pass the model's own, of transformers")
