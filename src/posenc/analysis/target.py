@@ -21,7 +21,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_sizes, unknown
+from posenc.errors import InputError, check_integers, check_sizes, unknown
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -240,14 +240,14 @@ def target_of(
         InputError: sizes out of range, or other ones than the subject has; a subject that is none of these, or whose codes
             are not finite, not (n, dim), or different when they are asked for again.
     """
-    if not 2 <= length <= LONGEST:
-        raise InputError(f"length={length}: must lie between 2 and {LONGEST}; single analyses take more")
+    check_integers(0, steps=steps)
+    check_integers(2, length=length)
+    if length > LONGEST:
+        raise InputError(f"length={length}: must be at most {LONGEST}; single analyses take more")
     check_sizes(trained=trained)
     for dtype in dtypes:
         if dtype not in KNOWN_DTYPES:
             raise unknown("dtype", dtype, KNOWN_DTYPES)
-    if steps < 0:
-        raise InputError(f"steps={steps}: must be at least 0")
     if trained is None:
         trained = (_trained_length(subject) if _is_model(subject) else None) or length
     text = subject if isinstance(subject, str) else None

@@ -9,7 +9,7 @@ from typing import Any
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError
+from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import MISSING, Attachment, Design, combined
 from posenc.pretrained.learned_table import TableAttachment, TableExtension, has_learned_table, plan_table
@@ -134,6 +134,8 @@ def extend(
             the new length, with how far they do.
     """
     check_model(model)
+    check_numbers(factor=factor)
+    check_integers(1, target_length=target_length)
     inner = unwrap(model)
     plan_for = plan_table if has_learned_table(inner) else plan_rotary
     attachment: Attachment | TableAttachment = plan_for(inner, method, factor, target_length, options)
