@@ -35,6 +35,8 @@ from posenc.lab.results import (
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
+__all__ = ["CORE", "NAIVE", "PRESETS", "Run", "Settings"]
+
 HOLDS = 0.05
 """An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
 UNDERTRAINED = 0.3
