@@ -143,9 +143,6 @@ def test_the_readme_names_every_encoding_and_stays_short():
     assert len(text.splitlines()) < 150
 
 
-DEPRECATED = {"harness.py"}
-
-
 def package() -> set[str]:
     """The files and folders of src/posenc that a reader opens; folders end with a slash."""
     entries = {p.name + "/" * p.is_dir() for p in (ROOT / "src/posenc").iterdir() if not p.name.startswith("__")}
@@ -155,23 +152,23 @@ def package() -> set[str]:
 def test_the_readmes_file_tree_is_that_of_the_package():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"^[├└]── (\S+)", text, flags=re.MULTILINE)
-    assert sorted(named) == sorted(package() - DEPRECATED)
+    assert sorted(named) == sorted(package())
 
 
 def test_the_way_through_the_code_names_every_file():
     table = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n## ")[0]
     first_column = "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
-    assert set(re.findall(r"`([^`]+)`", first_column)) - DEPRECATED == package() - DEPRECATED
+    assert set(re.findall(r"`([^`]+)`", first_column)) == package()
 
 
 def test_the_walks_of_the_code_page_name_files_and_functions_that_exist():
     text = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("## Three walks\n")[1].split("\n## ")[0]
     stops = re.findall(r"^\d\. `(\S+\.py)`: (.*)$", text, flags=re.MULTILINE)
     assert len(stops) == len(re.findall(r"^\d\. ", text, flags=re.MULTILINE))
-    sources = {file: (ROOT / "src/posenc" / file).read_text(encoding="utf-8") for file, _ in stops}
-    for file, sentence in stops:
+    for name, sentence in stops:
+        source = (ROOT / "src/posenc" / name).read_text(encoding="utf-8")
         for function in re.findall(r"`(\w+)\(\)`", sentence):
-            assert f"def {function}(" in sources[file], f"{file}: {function}"
+            assert f"def {function}(" in source, f"{name}: {function}"
 
 
 def test_the_layers_of_the_code_page_are_those_of_the_import_contract():
