@@ -85,7 +85,7 @@ def sinusoidal(
 
 @checked
 def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
-    """`sinusoidal` for given frequencies (dim/2,); the result has their dtype.
+    """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype.
 
     Raises:
         InputError: an unknown layout, or tensors without real values.
@@ -115,7 +115,7 @@ def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: Sinusoid
 
 @checked
 def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """The (dim, dim) matrix that rotates the channels (first, second) of each pair by its angle, and leaves the others unchanged.
+    """The (dim, dim) matrix that turns the channels (first, second) of each pair by its angle, and leaves the others.
 
     angles, first, second: (pairs,); the result has the angles' dtype.
 
@@ -349,7 +349,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
 
 
 def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
-    """Whether `turn_token` applies to heads whose channels all rotate: one token, with nothing to
+    """Whether `turn_token` may and should serve heads whose channels all rotate: those of one token, with nothing to
     differentiate."""
     if q.shape[2] != 1 or torch.compiler.is_compiling():
         return False
@@ -362,14 +362,14 @@ def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
 
 
 def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys (batch, heads, 1, head_dim) of one token together, since the calls dominate for tiny tensors.
+    """Queries and keys (batch, heads, 1, head_dim) of one token in one go: tiny tensors cost what their calls cost.
     cos and sin are those of `widened`."""
     turned = turn_token(torch.cat((q, k), 1), cos, sin, layout)
     return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
 
 
 def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Rotate the heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
+    """The heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
     if layout == "half":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:
@@ -463,7 +463,7 @@ def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is active; they need formulas instead of kernels."""
+    """Whether torch.func or forward-mode differentiation is at work, which need formulas and cannot use kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -528,7 +528,7 @@ def _as_complex(x: Tensor) -> Tensor:
 
 
 def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
-    """Runs of tokens that fit the CPU's cache; on other devices, all tokens at once."""
+    """Runs of tokens that fit the cache, on the CPU; elsewhere all at once."""
     tokens = x.shape[-2]
     step = tokens
     if x.device.type == "cpu" and x.numel():
@@ -584,13 +584,13 @@ _COMPILED = _Compiled()
 
 @checked
 def compile_rotary(enable: bool = True) -> bool:
-    """Use kernels made by torch.compile for rotations on the CPU, in this process; False undoes it.
+    """Rotate on the CPU with kernels made by torch.compile from now on, in this process; False goes back.
 
     For eager code; a model under torch.compile has them anyway. Forward and backward run near the speed of a copy.
     The price is paid here and at the first call of each kind (dtype, layout, order in memory): the first takes about ten
-    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace are not affected.
+    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace stay as they are.
 
-    Returns whether it is active: without a working compiler, a warning names what is missing, and nothing changes.
+    Returns whether it is on: without a working compiler a warning says what is missing, and nothing changes.
     """
     _COMPILED.enabled = False
     if enable:
@@ -610,7 +610,7 @@ def compile_rotary(enable: bool = True) -> bool:
 
 @checked
 def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
-    """Index of each of the rotary_dim channels in another layout: x[..., permutation] is x in the target layout.
+    """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
 
     Channel i of pair c moves to channel i of pair c, so rotary(x, layout=source)[..., permutation] equals
     rotary(x[..., permutation], layout=target). (rotary_dim,) int64.
@@ -678,13 +678,13 @@ def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float
 
 
 def table_device(device: torch.device) -> torch.device:
-    """The device of a float64 table for tensors on a device: one without float64 (MPS) or without values (meta)
+    """Where a float64 table for tensors on a device can live: one without float64 (MPS) or without values (meta)
     reads it from the CPU."""
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
 def check_even(name: str, value: int) -> None:
-    """Check that a width is even and above 0."""
+    """Refuse a width that cannot be split into pairs, or that nothing has."""
     if value < 2 or value % 2:
         raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")
     check_sizes(**{name: value})
