@@ -10,6 +10,7 @@ import io
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -138,15 +139,43 @@ def test_the_readme_names_every_encoding_and_stays_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text.split("## The encodings\n")[1].split("\n\n")[0]
     assert sorted(re.findall(r"`(\w+)`", table)) == sorted(ENCODINGS)
-    assert f" {len(ENCODINGS)} of them" in text
+    assert f"{len(ENCODINGS)} positional encodings" in text
     assert len(text.splitlines()) < 150
 
 
-def test_the_way_through_the_code_passes_every_file():
+def package() -> set[str]:
+    """The files and folders of src/posenc that a reader opens; folders end with a slash."""
+    entries = {p.name + "/" * p.is_dir() for p in (ROOT / "src/posenc").iterdir() if not p.name.startswith("__")}
+    return entries - {"py.typed"}
+
+
+def test_the_readmes_file_tree_is_that_of_the_package():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^[├└]── (\S+)", text, flags=re.MULTILINE)
+    assert sorted(named) == sorted(package())
+
+
+def test_the_way_through_the_code_names_every_file():
     table = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n## ")[0]
-    named = set(re.findall(r"`(\w+(?:\.py|\.bib|/))`", table))
-    found = {p.name + "/" * p.is_dir() for p in (ROOT / "src/posenc").iterdir()}
-    assert {name for name in found if not name.startswith("__")} - {"py.typed"} == named - {"vision/"}
+    first_column = "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`([^`]+)`", first_column)) == package()
+
+
+def test_the_walks_of_the_code_page_name_files_and_functions_that_exist():
+    text = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("## Three walks\n")[1].split("\n## ")[0]
+    stops = re.findall(r"^\d\. `(\S+\.py)`: (.*)$", text, flags=re.MULTILINE)
+    assert len(stops) == len(re.findall(r"^\d\. ", text, flags=re.MULTILINE))
+    for name, sentence in stops:
+        source = (ROOT / "src/posenc" / name).read_text(encoding="utf-8")
+        for function in re.findall(r"`(\w+)\(\)`", sentence):
+            assert f"def {function}(" in source, f"{name}: {function}"
+
+
+def test_the_layers_of_the_code_page_are_those_of_the_import_contract():
+    text = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("## Layers\n")[1].split("\n## ")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert ", ".join(reversed(layers)) in text.replace(",\n", ", ")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)

@@ -18,24 +18,24 @@ from website.pictures import has_grid, pictures
 from website.snippets import snippet
 
 FAMILIES = {
-    "On the input": "A code joins each token's vector before the first layer.",
-    "On queries and keys": "Queries and keys are changed by their positions before they meet.",
-    "On the scores": "A number is added to the score of each query and key.",
-    "On positions": "Positions are moved in training, and any other encoding reads them.",
-    "On the softmax": "The softmax's denominator, or how sharp it is, depends on position or length.",
+    "On the input": "The encoding is combined with each token's vector before the first layer.",
+    "On queries and keys": "Queries and keys are transformed by their positions before their product.",
+    "On the scores": "A bias is added to the score of each query and key.",
+    "On positions": "Positions are changed in training, for use with any other encoding.",
+    "On the softmax": "The softmax's denominator or temperature depends on position or length.",
 }
 """Where an encoding acts, and what that means."""
 SYMBOLS = {
     r"i, j": "positions of the query and of the key; on a grid (y, x)",
     r"x_i, p_i": "the input of the first layer at position i, and its code",
-    r"q_i, k_j, v_j": "queries, keys and values as projected; a prime marks what takes their place",
+    r"q_i, k_j, v_j": "queries, keys and values after their projections; a prime marks the transformed ones",
     r"s_{ij}, \alpha_{ij}, o_i": "the score that enters the softmax, the weight that leaves it, and the output",
-    r"d, c": "channels of what is encoded, the input or a head; one of them, or a pair",
+    r"d, c": "number of channels, of the input or a head; one of them, or a pair",
     r"\theta_c, b": "the frequency of a pair, in radians a position, and its base",
-    r"R_i, R(\varphi)": "turns every pair, by its frequency times i or by an angle of its own",
-    r"h, H": "a head, and how many there are",
-    r"N, L": "tokens of the text, and the length trained on",
-    r"P, A, B, W, U, a, u, v, w": "what is learned: tables, matrices, vectors and numbers",
+    r"R_i, R(\varphi)": "rotation of every pair, by its frequency times i or by a separate angle",
+    r"h, H": "a head, and the number of heads",
+    r"N, L": "tokens of the text, and the training length",
+    r"P, A, B, W, U, a, u, v, w": "learned tables, matrices, vectors and numbers",
     r"[a; b], \odot, \sigma": "one after the other, channel by channel, and the logistic function",
 }
 """Of the formulas; other letters are arguments of the class."""
@@ -76,9 +76,9 @@ def _overview() -> Page:
     known = declared()
     parts = [
         "# The encodings",
-        f"{len(known)} of them, by where they act. Each page has the formula, a picture, what is known and measured, code that runs, "
-        "and the source. They are added up and taken in turns by "
-        "[`posenc.create`](../reference/posenc.encodings.md). [What holds for each](../encodings.md) is one table.",
+        f"{len(known)} encodings, by where they act. Each page has the formula, a picture, measurements, code that runs, "
+        "and the source. Sums and different encodings per layer are created by "
+        "[`posenc.create`](../reference/posenc.encodings.md). [The checks that each passes](../encodings.md) are in one table.",
     ]
     for title, about in FAMILIES.items():
         own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]
@@ -90,14 +90,14 @@ def _overview() -> Page:
         parts += [
             f"## {title}",
             about,
-            table(("name", "what it is", "learned", "past the training length, its source says"), cells),
+            table(("name", "what it is", "learned", "past the training length, according to its source"), cells),
         ]
     symbols = table(("symbol", "meaning"), ((formula(latex), meaning) for latex, meaning in SYMBOLS.items()))
     return Page(
         "encodings/index.md",
         "Encodings",
         "\n\n".join(
-            [*parts, "## Symbols", symbols, "Other letters are arguments of the class, by their first one.", ""]
+            [*parts, "## Symbols", symbols, "Other letters are arguments of the class, by their first letter.", ""]
         ),
     )
 
@@ -115,11 +115,11 @@ def _page(name: str) -> Page:
         _prose(lead, cls),
         "## Formula",
         f'<div class="formulas">{"".join(map(formula, cls.formula))}</div>',
-        "[What the letters mean](index.md#symbols).",
+        "[Symbols](index.md#symbols).",
         "## Picture",
         f'<div class="drawings">{"".join(drawings)}</div>',
-        "What it learns is shown as it starts." if declared()[name]["learned"] else "",
-        f"More of the kind: `posenc analyze {name}` ([what it asks](../analyze.md)).",
+        "Shown at initialisation, before training." if declared()[name]["learned"] else "",
+        f"More pictures: `posenc analyze {name}` ([description](../analyze.md)).",
         "## What it does",
         _signature(cls),
         *(_prose(paragraph, cls) for paragraph in rest),
@@ -179,13 +179,13 @@ def _traits(cls: type[Encoding]) -> str:
     told = [
         ("acts on", ", ".join(row["acts_on"]) or "nothing"),
         ("learned", "yes" if row["learned"] else "no"),
-        ("past the training length, its source says", plain(cls.extrapolates)),
-        ("the same when all positions move alike", "yes" if made.shift_invariant else "no"),
-        ("tells one order from another without a causal mask", "" if made.sees_order else "no"),
+        ("past the training length, according to its source", plain(cls.extrapolates)),
+        ("invariant to a shift of all positions", "yes" if made.shift_invariant else "no"),
+        ("sees the order of tokens without a causal mask", "" if made.sees_order else "no"),
         ("images and video", "positions on a grid" if has_grid(cls.name) else ""),
-        ("attention", "causal alone" if made.causal_only else ""),
-        ("cached decoding", "no: a code depends on the length" if made.needs_length else ""),
-        ("positions", "as many as it is made for" if made.max_positions is not None else ""),
+        ("attention", "causal only" if made.causal_only else ""),
+        ("cached decoding", "no: it depends on the length" if made.needs_length else ""),
+        ("positions", "at most max_positions" if made.max_positions is not None else ""),
     ]
     return "\n".join(f"- **{trait}**: {value}" for trait, value in told if value)
 
@@ -193,5 +193,7 @@ def _traits(cls: type[Encoding]) -> str:
 def _source(cls: type[Encoding]) -> str:
     """The papers as BibTeX, and how to get it."""
     if not cls.papers:
-        return "No paper: it is here to be compared with."
-    return f"```bibtex\n{posenc.cite(cls)}\n```\n\nThe same: `posenc cite {cls.name}`, `posenc.cite({cls.name!r})`."
+        return "No paper: it serves as a baseline."
+    return (
+        f"```bibtex\n{posenc.cite(cls)}\n```\n\nAlso printed by `posenc cite {cls.name}`, `posenc.cite({cls.name!r})`."
+    )

@@ -37,7 +37,7 @@ def _speed(name: str) -> list[str]:
         return []
     return [
         f"**Speed.** Attention with it takes {' and '.join(told)} the time of attention without position (2048 tokens, "
-        "float32, one thread of a CPU): [how it was measured, and what others take](../bench.md)."
+        "float32, one thread of a CPU): [how it was measured, and other packages](../bench.md)."
     ]
 
 
@@ -59,7 +59,7 @@ def _vision(name: str) -> list[str]:
     if not found:
         return []
     return [
-        "**Images at sizes it was not trained on**, accuracy in percent and its change from the trained size in points: "
+        "**Images at other sizes than in training**, accuracy in percent and its change from the training size in points: "
         "[how it was measured](../vision-lab.md).",
         table(("data", *(head[:1] and ["arm"]), *head[1:]), found),
     ]
@@ -73,7 +73,7 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
         for path in sorted(DOCS.rglob("*.md"))
         if path.stem not in GENERAL and said.search(path.read_text(encoding="utf-8"))
     ]
-    return [f"More of it: {', '.join(found)}."] if found and name != "none" else []
+    return [f"More: {', '.join(found)}."] if found and name != "none" else []
 
 
 def parity(name: str) -> str:

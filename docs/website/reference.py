@@ -25,21 +25,21 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
          "lampe", "dual_chunk"),
     ),
     "posenc.bias": (
-        "Terms of the scores",
+        "Attention biases",
         ("Score", "Relative", "Positional", "QueryRelative", "KeyRelative", "Factored", "Dense", "Values", "KeyValues"),
     ),
     "posenc.pretrained": ("Pretrained models", ()),
     "posenc.tasks": ("Tasks", ()),
-    "posenc.lab.evals.attention": ("Where a model looks", ("attention_profile",)),
+    "posenc.lab.evals.attention": ("Attention profiles", ("attention_profile",)),
     "posenc.analysis": ("Analysis", ()),
     "posenc.analysis.plots": ("Plots", ()),
     "posenc.conformance": ("Conformance", ()),
     "posenc.distributed": ("Many processes", ()),
-    "posenc.lab.engines": ("Where cells are computed", ()),
+    "posenc.lab.engines": ("Execution engines", ()),
     "posenc.lab.compare": ("Comparisons", ("Comparison", "compare")),
-    "posenc.lab.text": ("Their settings", ("Settings", "PRESETS", "CORE", "NAIVE")),
-    "posenc.lab.experiment": ("What a comparison is", ("Experiment", "Run", "Preset")),
-    "posenc.lab.data": ("Their data", ("load", "Corpus", "draw", "with_copies")),
+    "posenc.lab.text": ("Settings of comparisons", ("Settings", "PRESETS", "CORE", "NAIVE")),
+    "posenc.lab.experiment": ("Experiments", ("Experiment", "Run", "Preset")),
+    "posenc.lab.data": ("Data of comparisons", ("load", "Corpus", "draw", "with_copies")),
     "posenc.report.explorer": ("The explorer", ("page", "block", "fields")),
 }  # fmt: skip
 """What has a page: its title, and its names where the module has no `__all__`."""
@@ -49,7 +49,9 @@ def pages() -> list[Page]:
     """An overview, the commands, and a page for each module."""
     found = [_commands(), *map(_module, MODULES)]
     lines = [f"- [{page.title}]({page.path.split('/')[1]})" for page in found]
-    text = "# Reference\n\nPublic is what these pages name; everything else may change.\n\n" + "\n".join(lines) + "\n"
+    text = (
+        "# Reference\n\nThe names on these pages are public; everything else may change.\n\n" + "\n".join(lines) + "\n"
+    )
     return [Page("reference/index.md", "Reference", text), *found]
 
 

@@ -55,10 +55,10 @@ def results() -> Page:
         created = json.loads(path.read_text(encoding="utf-8")).get("created", "")[:10]
         rows.append((f"[{name}]({name})", created, f"{path.stat().st_size / 1024:.0f}", ", ".join(told)))
     text = (
-        "# The files behind it\n\nWhat long measurements gave, as the programs that made them wrote it down.\n\n"
-        f"{table(('file', 'made', 'KiB', 'told in'), rows)}\n"
+        "# Result files\n\nThe results of long measurements, as written by the programs that made them.\n\n"
+        f"{table(('file', 'date', 'KiB', 'shown on'), rows)}\n"
     )
-    return Page("results.md", "The files behind it", text)
+    return Page("results.md", "Result files", text)
 
 
 def result_files() -> list[Path]:

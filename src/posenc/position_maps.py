@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Position maps: which relative position a query and a key are scored at, as a function of the positions of both.
+"""Position maps: the relative position that a query and a key are scored at, as a function of the positions of both.
 
 A map is a few branches. Each maps the positions of queries and keys for some of the pairs: keys near the query, far
 from it, in its chunk. `Mapped(Rotary(64), rerope(window=512))` rotates accordingly, and `attention` goes over all
@@ -60,7 +60,7 @@ class PositionMap:
 
     def relative(self, positions: Positions) -> Tensor:
         """The relative position that each query and key are scored at, (batch or 1, num_queries, num_keys) in float64;
-        NaN where the key is hidden. For pictures and tests: attention never makes it."""
+        NaN where the key is hidden. For pictures and tests: attention does not compute it."""
         positions.require_one_axis("a position map")
         q, k, visible = positions.q, positions.k, positions.mask()[:, 0]
         size = 1, positions.num_queries, positions.num_keys
@@ -97,7 +97,7 @@ def leaky_rerope(window: int, factor: float) -> PositionMap:
 
 def inverse_leaky(window: int, factor: float) -> PositionMap:
     """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
-    trained on short texts has met the distances of long ones, and reads these with plain RoPE.
+    trained on short texts has seen the distances of long ones, and reads these with plain RoPE.
 
     factor: how much faster far positions run; the source takes twice the extension, and a quarter of the trained length
     as window. Source: Su 2023, kexue.fm/archives/9728.
@@ -123,8 +123,8 @@ def self_extend(window: int, group: int) -> PositionMap:
 
 
 def streaming(sinks: int, recent: int) -> PositionMap:
-    """StreamingLLM: a query sees the first tokens and the most recent ones, at their places in a cache that holds these
-    alone. Fluent at any length, but what lies between is forgotten.
+    """StreamingLLM: a query sees the first tokens and the most recent ones, at their positions in a cache of these
+    alone. Fluent at any length, but the tokens between are forgotten.
 
     sinks: tokens at the start that stay (the source: 4); 0 is a sliding window. recent: the last tokens, the query's own
     with them. Source: Xiao et al. 2024, section 3.2; mit-han-lab/streaming-llm.
@@ -138,7 +138,7 @@ def streaming(sinks: int, recent: int) -> PositionMap:
 
 
 def lm_infinite(sinks: int, window: int) -> PositionMap:
-    """LM-Infinite: a query sees the last tokens, and the first ones at a distance of window. What lies between is
+    """LM-Infinite: a query sees the last tokens, and the first ones at a distance of window. The tokens between are
     forgotten, as in `streaming`.
 
     sinks: tokens at the start that stay (the authors' code: 10). window: the last tokens, the query's own with them; the
@@ -154,8 +154,8 @@ def lm_infinite(sinks: int, window: int) -> PositionMap:
 
 
 def string(shift: int, window: int) -> PositionMap:
-    """STRING: r up to shift, then r - shift + window: distances that training met rarely give way to shorter ones,
-    inside the trained length.
+    """STRING: r up to shift, then r - shift + window: distances that are rare in training are replaced by shorter ones,
+    within the trained length.
 
     shift: from where distances move down; the source takes a third of the trained length. window: where they land (128);
     at shift it is RoPE. The source also multiplies cos and sin by 0.1 ln 2 + 1, which is a schedule's attention_factor.
@@ -170,8 +170,8 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     """LaMPE: r below the window; farther, positions are scaled so that `length` tokens use as many as `used`:
     m(i) - m(j) + window - 1 - m(window) with m(p) = p * used // (length - 1).
 
-    window: the source's head, 512. length: of the text, from its start to its end: a text that grows needs the length
-    that it will have. Source: Zhang et al. 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
+    window: the source's head, 512. length: of the text, from its start to its end: for a growing text, pass its
+    final length. Source: Zhang et al. 2025, arXiv 2508.02308; scar-on/LaMPE, llama_sw_map.py, without its tail, and with
     the key at distance window counted once.
     """
     check_integers(1, window=window, used=used)

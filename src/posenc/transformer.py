@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small modern Transformer, decoder or encoder: it takes any encoding and names none.
+"""A small modern Transformer, decoder or encoder, which takes any encoding.
 
 Pre-norm blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
 """
@@ -85,7 +85,7 @@ class TransformerConfig(BlockConfig):
 class Cache:
     """Keys and values of the tokens read so far, per layer.
 
-    rotated: False stores keys as projected, so that one cache serves every encoding and every frequency schedule, and
+    rotated: False stores unrotated keys, so that one cache serves every encoding and every frequency schedule, and
     each call rotates all of them: what `Transformer.generate` does. True stores them rotated, each rotated once, for a
     cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys alone refuses it.
     """
@@ -100,7 +100,7 @@ class Cache:
         return self.layers[0][0].shape[2] if self.layers else 0
 
     def append(self, layer: int, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """Add new tokens (batch, kv_heads, n, head_dim) behind those of their rows; return all of them."""
+        """Append new tokens (batch, kv_heads, n, head_dim) to their rows; return all of them."""
         if layer in self.layers:
             k, v = (_appended(old, new, positions) for old, new in zip(self.layers[layer], (k, v), strict=True))
         self.layers[layer] = k, v
@@ -183,7 +183,7 @@ class Block(nn.Module):
 
 
 class TransformerBase(nn.Module):
-    """Blocks under one encoding for all of them: what the text and the image model share."""
+    """Base of the text and the image model: blocks that share one encoding."""
 
     config: BlockConfig
     blocks: nn.ModuleList
@@ -202,7 +202,7 @@ class TransformerBase(nn.Module):
                     nn.init.normal_(module.weight, std=damping * module.in_features**-0.5)
 
     def query_damping(self, encoding: Encoding, layer: int) -> float:
-        """How much smaller a layer's queries start where the encoding's scale is larger than usual, so that scores have
+        """Factor by which a layer's queries start smaller if the encoding's scale is larger than usual, so that scores have
         unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
         scale = scale_in(encoding, layer, self.config.width)
         return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
@@ -269,7 +269,7 @@ class Transformer(TransformerBase):
 
     @torch.no_grad()
     def generate(self, tokens: Tensor, new_tokens: int, attention_mask: Tensor | None = None) -> Tensor:
-        """Greedy continuation with a cache: (batch, seq) -> (batch, seq + new_tokens). A left-padded batch comes with
+        """Generate greedily with a cache: (batch, seq) -> (batch, seq + new_tokens). A left-padded batch comes with
         its (batch, seq) mask of ones and zeros.
 
         Raises:

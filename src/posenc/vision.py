@@ -25,8 +25,8 @@ class VisionConfig(BlockConfig):
 
     num_classes: logits. patch_size: pixels of a square patch's side. channels: of the images. dim, num_layers,
     num_heads, num_kv_heads, head_dim, mlp_ratio, dropout: as in `TransformerConfig`. tubelet_size: frames that a
-    patch of a video spans; None: images. class_token: read the class off a token of its own; False: off the mean of
-    the patches. registers: further tokens that nothing is read off (Darcet et al. 2024).
+    patch of a video spans; None: images. class_token: read the class from a [CLS] token; False: from the mean of
+    the patches. registers: further tokens, whose outputs are not used (Darcet et al. 2024).
     """
 
     num_classes: int
@@ -172,7 +172,7 @@ class VisionTransformer(TransformerBase):
         return (*counts[-2:], *counts[:-2])
 
     def pooled(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What the class is read off, (batch, dim), of what was read (batch, config.prefix + n, dim). valid: (batch or
+        """The vector that the class is read from, (batch, dim), of the outputs (batch, config.prefix + n, dim). valid: (batch or
         1, n + config.prefix), False for padding."""
         if self.config.class_token:
             return x[:, 0]

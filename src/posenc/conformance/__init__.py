@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two test suites that others can import: `check` runs the checks of every encoding on one; `conform` compares a function
-of a package with golden vectors, and names its fault."""
+"""Two public test suites: `check` tests an encoding, `conform` compares a function of any package with golden vectors and
+reports its fault."""
 
 from posenc.conformance.checks import CHECKS
 from posenc.conformance.diagnosis import Verdict, conform

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that every encoding has to pass: each makes a small model around it and compares two ways of computing the
+"""The checks that every encoding has to pass: each builds a small model with it and compares two ways of computing the
 same thing, in float64."""
 
 import copy
@@ -44,7 +44,7 @@ LATE = 5000
 
 
 def position_matters(tested: EncodingUnderTest) -> None:
-    """An encoder tells one order of the tokens from another if and only if `sees_order` says so; a decoder always does."""
+    """The output of an encoder depends on the order of the tokens if and only if `sees_order` says so; a decoder always does."""
     config = DECODER if tested.encoding.causal_only else ENCODER
     model, largest = tested.model(config), 0.0
     for n in range(6, LENGTH + 1):  # at some of them, the last token may be alone in its window
@@ -60,7 +60,7 @@ def position_matters(tested: EncodingUnderTest) -> None:
 
 
 def backends_agree(tested: EncodingUnderTest) -> None:
-    """Every backend computes the reference's attention, and its gradients, or refuses what it need not serve: plain, packed,
+    """Every backend equals the reference, gradients included, or refuses a call that it need not serve: plain, packed,
     padded, scattered and cached, and in shorter dtypes."""
     for config in tested.configs():
         model = tested.model(config)
@@ -163,7 +163,7 @@ def generates_alike(tested: EncodingUnderTest) -> None:
 
 
 def padded_is_unpadded(tested: EncodingUnderTest) -> None:
-    """Left and right padding change nothing."""
+    """Left and right padding do not change the output."""
     for config in tested.configs():
         model, x = tested.model(config), tokens(2, LENGTH)
         for side in ("left", "right"):
@@ -176,7 +176,7 @@ def padded_is_unpadded(tested: EncodingUnderTest) -> None:
 
 
 def packed_is_separate(tested: EncodingUnderTest) -> None:
-    """Documents packed into one sequence are as if alone."""
+    """Documents packed into one sequence give the same outputs as each alone."""
     for config in tested.configs():
         model, x, lengths = tested.model(config), tokens(1, LENGTH), [2, 4, 3]
         alone = torch.cat([model(part, tested.document(part.shape[1])) for part in x.split(lengths, dim=1)], 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare someone else's function with the golden vectors and the invariants, and report in words what is wrong."""
+"""Compare a function with the golden vectors and the invariants, and report in words what is wrong."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ FaultNames = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """findings are sentences, none if the function conforms; notes say what was not judged; example is the first
-    difference. largest_error is relative where values are judged relatively (schedules, slopes), else absolute."""
+    """findings: sentences, none if the function conforms. notes: what was not tested. example: the first
+    difference. largest_error: relative for schedules and slopes, otherwise absolute."""
 
     kind: str
     passed: bool
@@ -50,7 +50,7 @@ class Verdict:
 def conform(function: Callable[..., Any], kind: str) -> Verdict:
     """Compare a function with the golden vectors and the invariants of a kind (`KINDS` lists them).
 
-    Whatever the function raises becomes a finding, but for NotImplementedError: it says that a case is not offered.
+    An exception of the function becomes a finding, except NotImplementedError, which means that a case is not supported.
 
     Raises:
         InputError: an unknown kind; a class, or a method without its object.
@@ -99,7 +99,7 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
 def explain(
     kind: str, results: Sequence[CaseResult], known: FaultNames = (), *, pairs: bool = True
 ) -> FaultNames | None:
-    """The known faults and one or two more under which every result is as computed; None if there are none."""
+    """One or two known faults, besides those given, that explain every result; None if there are none."""
     candidates = [name for name in FAULTS[kind] if name not in known]
     combined = [name for name in candidates if name not in CLAMPS] if pairs else []
     wrong_first = sorted(results, key=lambda result: result.right)  # they reject a fault soonest

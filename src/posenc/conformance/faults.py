@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults that re-implementations have, as data: what to report, and how the kind's formula changes.
+"""Common faults of re-implementations, as data: the report, and how the formula changes.
 
 A fault changes the formula's arguments (a dict: a value, or a function of the arguments) or replaces the formula (a
 function of them). So a fault in an argument can be combined with any other.

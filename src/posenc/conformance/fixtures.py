@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checks are run on: an encoding under test, small models around it, and the positions of their tokens."""
+"""Inputs of the checks: an encoding under test, small models around it, and the positions of their tokens."""
 
 import random
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each backend must serve: refusing a call that is made of nothing else is a failure.
+"""The calls that each backend must serve: refusing one of them is a failure.
 
 The page of all encodings has these tables; `backends_agree` checks the backends against them.
 """

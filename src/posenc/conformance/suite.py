@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for every encoding, the library's or the user's:
+"""The checks of every encoding, the library's or the user's:
 
 from posenc.conformance import check
 print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
@@ -16,7 +16,7 @@ from posenc.errors import on_one_line
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a check. holds: None when it does not apply; reason: the refusal, or what failed; where: of an error, the
+    """Result of a check. holds: None if it does not apply; reason: the refusal, or what failed; where: of an error, the
     last lines that it came through, the innermost first."""
 
     check: str
@@ -46,13 +46,13 @@ class Report:
 
 
 def check(make: Make, *, positions: MakePositions | None = None, slow: bool = True) -> Report:
-    """Run every check on an encoding, in small models on the CPU. The caller's random numbers stay as they are.
+    """Run every check on an encoding, in small models on the CPU. The caller's random state is preserved.
 
     make: given the config of the model that the encoding is put into (dim, num_heads, kv_heads, width, which is that of a
         head, num_layers), it returns the encoding. Give it arguments other than its defaults, which a spec that has lost
         them would bring back.
     positions: where tokens are, for an encoding of trees, grids or anything but text: from a number of tokens to the
-        `Positions` of one document of so many. What is about text alone is then left out.
+        `Positions` of one document of so many. Checks that are about text alone are then skipped.
     slow: False leaves out compiling and exporting.
 
     Raises:
@@ -65,7 +65,7 @@ def check(make: Make, *, positions: MakePositions | None = None, slow: bool = Tr
 
 
 def run(name: str, tested: EncodingUnderTest) -> Outcome:
-    """One check by name; whatever it raises is its failure."""
+    """Run one check by name; an exception counts as its failure."""
     try:
         CHECKS[name](tested)
     except NotApplicable as reason:

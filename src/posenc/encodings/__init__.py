@@ -85,15 +85,15 @@ def create(
     classes: Mapping[str, type[Encoding]] = {},
     **options: Any,
 ) -> Encoding:
-    """An encoding by name for a model of the given shape; each takes of the shape what it needs.
+    """Create an encoding by name for a model of the given shape; each uses the parts of the shape that it needs.
 
     name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
-    after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" when layers take turns
+    after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" for layers that alternate
     ("rope/rope/rope/none"). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
     is imported. options: keyword arguments of the class; they go with a single name. max_positions: the
     training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
     patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
-    is not given. classes: further encodings that the text may name.
+    is not given. classes: further encodings by name.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
@@ -156,7 +156,7 @@ def _single(
 
 
 def check_grid(grid: Sequence[int]) -> None:
-    """Refuse what is no size of an image or a video.
+    """Check the size of an image or a video.
 
     Raises:
         InputError: names it.
@@ -168,7 +168,7 @@ def check_grid(grid: Sequence[int]) -> None:
 
 
 def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:
-    """The encoding that `spec()` described; parameters are initialised afresh.
+    """Create the encoding that `spec()` describes, with newly initialised parameters.
 
     classes: further ones by name, as in `create`; a spec names a class without a `name` by its class name.
 
@@ -203,7 +203,7 @@ def lookup(name: object, load: bool = True) -> type[Encoding]:
     """The class behind a name, or, if load is true, behind MODULE:CLASS or FILE:CLASS, which is imported.
 
     Raises:
-        InputError: an unknown name, with the nearest one, or an object that is no class of encodings.
+        InputError: an unknown name, with the nearest one, or an object that is not a class of encodings.
     """
     if isinstance(name, str) and name in ENCODINGS:
         return ENCODINGS[name]

@@ -28,7 +28,7 @@ class Absolute(Encoding):
         "multiply": x * (1 + p), the identity where p = 0 (Su's bert4keras).
         "product": x * p, for codes around one: where p is small it takes the signal away.
         "concat": [x, p] W with a learned (2 dim, dim) matrix W, which starts as the identity over a random
-            orthogonal one: concatenation is addition with a projection of the position's own.
+            orthogonal one: concatenation is addition with a separate projection of the position.
     """
 
     one_axis: ClassVar[bool] = True

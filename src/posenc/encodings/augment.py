@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions changed in training, so that a model meets more of them than its texts have: for use with any encoding that
-reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training they leave positions alone, except where stated.
+"""Augmented positions: changed in training, so that a model sees more of them than its texts have. For use with any encoding that
+reads positions, as in `SHAPE(500) + Sinusoidal(dim)`. Outside training positions are unchanged, except where stated.
 
 Every layer, query and key of one forward pass sees the same draw. The draws use torch's global random generator.
 """

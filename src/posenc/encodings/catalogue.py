@@ -19,7 +19,7 @@ OF_THE_MODEL = (
 
 
 class Bibtex(str):
-    """Text that a Python prompt shows as it is."""
+    """Text that a Python prompt prints without escapes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -51,8 +51,8 @@ def entries() -> dict[str, str]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row for each encoding: name, class, where it acts, whether it learns, what its source claims past the training
-    length, what it was compared with, options, papers, summary."""
+    """One row per encoding: name, class, where it acts, whether it learns, what its source claims past the training
+    length, what it equals, options, papers, summary."""
     papers = entries()
     table = []
     for name, cls in ENCODINGS.items():

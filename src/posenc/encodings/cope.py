@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contextual position encoding: positions that count what the query finds worth counting."""
+"""Contextual position encoding: positions count the keys that the query selects."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,14 +18,14 @@ from posenc.positions import Positions
 class CoPE(Encoding):
     """Positions by content: a key is as far as gates sigmoid(q . k / sqrt(head_dim)) add up to from it to the query.
 
-    head_dim: width of a head. num_layers: layers with embeddings of their own (the authors' default); 1 shares them.
+    head_dim: width of a head. num_layers: layers with separate embeddings (the authors' default); 1: shared by all.
     num_counts: embeddings, one for each count 0 .. num_counts - 1 (64 in the paper's language models, the context's
     length + 1 by default in the authors' code); larger sums count as the last. scaled: divide the position's term by
     sqrt(head_dim) like the scores (the authors' default; "nodiv" otherwise).
 
     A sum p between two counts gets the interpolated product of the query with their embeddings, which start at zero
     and which all heads share. Keys count in their order, whatever their positions; only visible ones do. Costs
-    num_queries x num_keys memory, several times over: the gates depend on every pair. The gates' own keys and the
+    num_queries x num_keys memory, several times over: the gates depend on every pair. Separate keys for the gates and the
     gates from values, options of the authors' code, are not offered.
     Raises InputError for positions that are not causal. Source: Golovneva et al. 2024;
     facebookresearch/RAM, projects/cope/src/cope/context_position.py.

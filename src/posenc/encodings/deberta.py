@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeBERTa: content and distance are compared apart, in both directions; absolute positions enter before the output."""
+"""DeBERTa: separate scores of content and distance, in both directions; absolute positions enter before the output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class _Disentangled(ContentBias):
         self.table: nn.Parameter = normal_parameter(2 * self.span, self.dim, init_std=self.init_std)
 
     def add_projections(self, key_bias: bool) -> None:
-        """Projections of the encoding's own, for the sides that the terms need."""
+        """The encoding's projections, for the sides that the terms need."""
         shape = self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std
         self.key: HeadProjection | None = (
             HeadProjection(*shape, bias=key_bias) if self.acting & {"c2p", "p2p"} else None
@@ -104,7 +104,7 @@ class _Disentangled(ContentBias):
 class DeBERTa(_Disentangled):
     """DeBERTa (v1): queries meet keys of their distance, keys meet queries of it, from one table for all layers.
 
-    dim, num_heads, head_dim: of the model. num_layers: layers with projections of their own, which make keys from the
+    dim, num_heads, head_dim: of the model. num_layers: layers with separate projections, which make keys from the
     table without a bias and queries with one. max_relative_positions: distances count up to one less, further ones as
     that. terms: which of "c2p" (query and key of the distance), "p2c" (key and query of the distance) and "p2p" (both
     of the distance) there are; scores are divided by sqrt(head_dim (1 + number of terms)). paper_index: the queries of
@@ -139,11 +139,11 @@ class DeBERTa(_Disentangled):
 
 @dataclass(eq=False, repr=False)
 class DeBERTaV2(_Disentangled):
-    """DeBERTa v2 and v3: logarithmic buckets of distances, whose vectors pass through the model's own projections.
+    """DeBERTa v2 and v3: logarithmic buckets of distances, whose vectors pass through the model's projections.
 
     max_relative_positions, position_buckets: the buckets, see `functional.deberta_bucket`; position_buckets=0 counts
     every distance. norm: LayerNorm over the table. shared: the table passes through the model's query and key
-    projections, given by `share`; otherwise through projections of its own, with biases. The rest: see `DeBERTa`.
+    projections, given by `share`; otherwise through separate projections, with biases. The rest: see `DeBERTa`.
 
     Keys max_relative_positions or more ahead of a query take row 0, as in transformers. The authors' code takes row 1, so
     that row 0 of their weights was never trained: their published models (512) are unsure of texts beyond 512 tokens.

@@ -151,7 +151,7 @@ class GridALiBi(ALiBi):
 class KERPLE(_DistanceBias):
     """Learned decay with the distance: -p log(1 + a |distance|), or -a |distance|^p, with p and a per head.
 
-    num_heads: heads of the model. num_layers: layers with p and a of their own (the authors: all of them); 1 shares.
+    num_heads: heads of the model. num_layers: layers with separate p and a (the authors: all of them); 1: shared by all.
     kind: "log", or "power", which is ALiBi with a learned slope a where p = 1.
     bound: the least value of p and a; the power's p is at most 2, as the kernel's definiteness asks.
 
@@ -194,8 +194,8 @@ class KERPLE(_DistanceBias):
 class Sandwich(_DistanceBias):
     """Products of sinusoidal codes, p_i . p_j = sum_c cos(distance base^(-2c/dim_bar)), flatter from head to head.
 
-    num_heads: heads of the model; head h divides the sum by 8 (h + 1) / num_heads. dim_bar: width of the codes, apart
-    from the model's own. base: of their frequencies. Nothing is learned.
+    num_heads: heads of the model; head h divides the sum by 8 (h + 1) / num_heads. dim_bar: width of the codes,
+    independent of the model's. base: of their frequencies. Nothing is learned.
     Raises InputError for an odd dim_bar. Source: Chi et al. 2023.
     """
 
@@ -228,7 +228,7 @@ class Sines(_DistanceBias):
     """PE(l - r) with PE(l) = (sin, cos)(pi l / train_length): each head adds a learned combination of the two numbers.
 
     num_heads: heads of the model. train_length: L_max, the longest sequence. init_std: of the 2 weights per head.
-    One set of weights serves every layer. Distances within train_length to either side have codes of their own; the
+    One set of weights serves every layer. Distances within train_length to either side have different codes; the
     codes repeat after 2 * train_length.
     """
 

@@ -17,7 +17,7 @@ from posenc.positions import Positions
 class FIRE(Encoding):
     """Functional interpolation: b = MLP(psi(distance) / psi(max(L, i))) for a query at i, psi(x) = log(|c x| + 1).
 
-    num_heads: heads of the model. num_layers: layers with a function of their own; 1 shares one. hidden: width of the
+    num_heads: heads of the model. num_layers: layers with separate functions; 1: shared by all. hidden: width of the
     MLP, 1 -> hidden -> num_heads with ReLU and biases. threshold: what L starts at; None: a quarter of train_length, as
     the source has 512 for 2048, and 512 if that is not given either. eps: added to the divisor, as in the source's
     listing, against 0 / 0. init_c: what c starts at. c and L, as a multiple

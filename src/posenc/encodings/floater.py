@@ -249,7 +249,7 @@ class FLOATER(Encoding):
     zero, so that an untrained model is the sinusoidal one.
 
     num_heads, head_dim: the codes' width. dim: width of the model. num_kv_heads: keys and values of fewer heads take
-    the first num_kv_heads * head_dim channels of their codes. num_layers: layers with initial values of their own.
+    the first num_kv_heads * head_dim channels of their codes. num_layers: layers with separate initial values.
     step: time per position. substeps: solver steps per position. base: of the sinusoidal code. solver: "rk4", or any
     of torchdiffeq's (the extra `ode`), which neither compile nor promise codes to the last bit independent of which
     positions are asked for. init_std: of the initial values.

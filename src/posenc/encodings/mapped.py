@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and their kin."""
+"""Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and others."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace

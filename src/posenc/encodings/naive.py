@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No position at all, and the three first ideas that everyone has and the literature rejects: honest baselines."""
+"""Baselines: no position at all, and three simple encodings that the literature rejects."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -64,7 +64,7 @@ class Normalized(_Scalar):
     first token changes when a later one is appended: cached decoding cannot reproduce the full pass unless `length`
     is fixed beforehand.
 
-    length: the length to divide by; None uses each sequence's own. Raises InputError when None meets a cache.
+    length: the length to divide by; None uses the length of each sequence. Raises InputError when None meets a cache.
     """
 
     name = "normalized"

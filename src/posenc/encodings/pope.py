@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Polar codes: magnitudes carry content, phases carry position."""
+"""Polar codes: magnitudes depend on content, phases on position."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from posenc.positions import Positions
 
 @dataclass(eq=False, repr=False)
 class PoPE(Encoding):
-    """PoPE: content gives each channel a magnitude, position a phase, so what and where do not mix.
+    """PoPE: content gives each channel a magnitude, position a phase, so content and position do not mix.
 
     The score of a query at m and a key at n is the sum over channels of
     softplus(q_c) softplus(k_c) cos((n - m) theta_c + delta_c), with theta_c = rope_theta^(-c / head_dim).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rotary family: queries and keys are turned by an angle that grows with their position."""
+"""The rotary family: queries and keys are rotated by an angle that grows with their position."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
@@ -29,7 +29,7 @@ EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 
 class Rotary(Encoding):
-    """RoPE: pair c of a query or key at position m turns by m * theta_c, so q_m . k_n depends on m - n alone.
+    """RoPE: pair c of a query or key at position m is rotated by m * theta_c, so q_m . k_n depends on m - n alone.
 
     head_dim: width of a head. rope_theta: base of the frequencies. layout: which channels form a pair, "half"
     (c, c + d/2: GPT-NeoX, Llama in transformers) or "interleaved" (2c, 2c + 1: RoFormer, GPT-J).
@@ -188,7 +188,7 @@ class Rotary(Encoding):
 
 
 class PRotary(Rotary):
-    """p-RoPE: only the fastest frequencies rotate, the slow rest of the pairs carries content without position.
+    """p-RoPE: only the fastest frequencies rotate, the slow rest of the pairs has content without position.
 
     fraction: of the head's pairs that rotate; 1 is RoPE, 0 no position at all. Frequencies are those of the full
     head, unlike partial rotary, whose exponents are spread over rotary_dim (`Rotary(rotary_dim=)`). The paper's best
@@ -339,7 +339,7 @@ class XPos(Rotary):
 
 
 def rescheduled(encoding: EncodingT, schedule: Mapping[str, Any]) -> EncodingT:
-    """The same encoding, with every other argument as it is, under another frequency schedule."""
+    """The same encoding with another frequency schedule; all other arguments are unchanged."""
     arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
     other = type(encoding)(**arguments | {"schedule": dict(schedule)})
     return other.to(next(encoding.buffers()).device)

@@ -268,7 +268,7 @@ class MRotary(AxesRotary):
 
 @dataclass(eq=False, repr=False)
 class MixedRotary(AxesRotary):
-    """RoPE-Mixed: every pair turns along a direction of its own, learned per layer and head.
+    """RoPE-Mixed: every pair has a direction of rotation, learned per layer and head.
 
     head_dim: width of a head, a multiple of 2 * axes. num_heads, num_layers: of the model. num_kv_heads: fewer key
     heads than num_heads; frequencies are then per key head, since a key can only be compared with queries that turn

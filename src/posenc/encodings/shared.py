@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several families have in common: checks, initial parameters, projections and perceptrons per head, resized tables."""
+"""Shared by several families: checks, initial parameters, projections and perceptrons per head, resized tables."""
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ class HeadProjection(nn.Module):
 
 
 class HeadPerceptron(nn.Module):
-    """linear -> ReLU -> linear to one number per head, with parameters of its own for each of num_layers layers.
+    """linear -> ReLU -> linear to one number per head, with separate parameters for each of num_layers layers.
 
     inputs, hidden: widths. last_bias: whether the second linear map has a bias; the first has. Both start as
     torch.nn.Linear does.
@@ -118,7 +118,7 @@ def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
 
 def bicubic(planes: Tensor, height: int, width: int) -> Tensor:
     """(planes, h, w) -> (planes, height, width), as ViT, DINOv2 and Swin do it: corners not aligned, no smoothing, in float32
-    or better. The same size is left as it is."""
+    or better. The same size is returned unchanged."""
     if planes.shape[-2:] == (height, width):
         return planes
     precise = planes.to(torch.promote_types(planes.dtype, torch.float32))

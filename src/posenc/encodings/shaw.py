@@ -21,7 +21,7 @@ class Shaw(ContentBias):
     Scores are q_i . (k_j + a_ij) / sqrt(head_dim) and outputs sum_j p_ij (v_j + b_ij), where a_ij and b_ij are row
     clip(j - i, -clip, clip_future) + clip of a table.
 
-    head_dim, num_heads: of the model. num_layers: layers with tables of their own. clip: the distance from which
+    head_dim, num_heads: of the model. num_layers: layers with separate tables. clip: the distance from which
     earlier keys look alike (16 and 8 in the paper). clip_future: the same for later keys; None: as clip
     (Wav2Vec2-BERT has 64 and 8). terms: where the vectors go, "keys|values" or one of the two. per_head: a table per
     head instead of one for all (tensor2tensor). fixed: nothing learned, the rows are interleaved sinusoidal codes,

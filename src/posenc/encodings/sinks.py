@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks: what the denominator of the softmax has besides the keys. For use with any encoding, as in `Rotary(64) + SoftmaxN()`."""
+"""Sinks: extra terms in the denominator of the softmax. For use with any encoding, as in `Rotary(64) + SoftmaxN()`."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class SoftmaxN(Encoding):
 class LearnedSink(Encoding):
     """A learned logit per head that every query may attend to instead of a token; it starts at 0, which is softmax_1.
 
-    num_heads: query heads of the model. num_layers: layers with logits of their own; 1: shared by all.
+    num_heads: query heads of the model. num_layers: layers with separate logits; 1: shared by all.
     Source: OpenAI 2025, gpt-oss model card, section 2.2.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learned tables beyond one row per position: extended, multiplied, factorised, and of grids that can be resized."""
+"""Learned tables other than one row per position: extended, multiplied, factorised, or of grids that can be resized."""
 
 import math
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ class Multiplicative(Learned):
 
 
 class AxialTable(Absolute):
-    """A large learned table out of two small ones: row k // columns of the first next to row k mod columns of the
+    """A large learned table from two small ones: row k // columns of the first next to row k mod columns of the
     second.
 
     max_positions: the least number of positions; the last row is filled up. dim: width of the model.
@@ -135,8 +135,8 @@ class GridTable(Absolute):
     """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
 
     dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
-    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix: rows of its own for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
-    such as registers, get a zero code. init_std: of the table. beyond: what an image of another size gets: "resize",
+    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix: separate rows for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
+    such as registers, get a zero vector. init_std: of the table. beyond: what an image of another size gets: "resize",
     the table interpolated to it, where the positions know it (those of `Positions.grid` do), whatever the size; the
     others take the patches as they are, and for one outside "error" refuses it, "clamp" gives it the nearest.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temperatures: queries scaled, so that the softmax is sharper or flatter. For use with any encoding, as in
+"""Temperatures: scaled queries, so that the softmax is sharper or flatter. For use with any encoding, as in
 `Rotary(64) + LogN(4096)`."""
 
 import math
@@ -44,7 +44,7 @@ class QueryScale(Encoding):
 @dataclass(eq=False, repr=False)
 class LogN(QueryScale):
     """Queries scaled by the logarithm of how many keys they see, ln(n) / ln(train_length), so that attention does not
-    thin out as a text grows.
+    spread out as a text grows.
 
     train_length: where the factor is 1. clip: leave queries that see fewer as they are, max(1, factor), which makes it
     usable without training; False applies it everywhere, for models trained so. Scales q . k, not biases, and in a
@@ -82,7 +82,7 @@ class Temperature(QueryScale):
     """Every score q . k times one factor, so that attention is sharper (above 1) or flatter.
 
     beta: the factor. YaRN's is (0.1 ln s + 1)^2 for s times the trained length, where a schedule's attention_factor has
-    not brought it in already; DroPE's is 1 + c ln s with c found on validation texts.
+    not brought it in already; DroPE's is 1 + c ln s with c chosen on validation texts.
     Source: Peng et al. 2024, section 3.4; Gelberg et al. 2025 (DroPE).
     """
 

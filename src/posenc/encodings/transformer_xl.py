@@ -25,7 +25,7 @@ class TransformerXL(ContentBias):
     distance t, dim wide. A memory of M cached tokens is `Positions.arange(n, offset=M)`. Distances may be fractional
     and of either sign.
 
-    dim, num_heads, head_dim: of the model. num_layers: layers with a W_R of their own. clamp_len: distances beyond it,
+    dim, num_heads, head_dim: of the model. num_layers: layers with separate W_R. clamp_len: distances beyond it,
     on either side, count as it; None: no limit (the paper's training). untie: u and v per layer instead of one pair
     for all. base, layout: of the codes; Conformers (Wav2Vec2, Parakeet) have "interleaved". init_std: of u, v and W_R.
 

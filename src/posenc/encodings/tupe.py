@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TUPE: positions get projections of their own and are compared apart from the words."""
+"""TUPE: positions have separate projections and are compared separately from the words."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -17,7 +17,7 @@ from posenc.positions import Positions
 
 @dataclass(eq=False, repr=False)
 class TUPE(ContentBias):
-    """TUPE-A: absolute positions, compared through projections of their own, with [CLS] untied from them.
+    """TUPE-A: absolute positions, compared through separate projections, with [CLS] untied from them.
 
     The score is [q_i . k_j + (p_i U_Q) . (p_j U_K)] / sqrt(2 head_dim), where p is a learned table after LayerNorm;
     table and projections (with biases) serve every layer, and nothing is added to the input.

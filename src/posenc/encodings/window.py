@@ -82,7 +82,7 @@ class WindowTable(_Window):
     """Swin's table: a learned bias per head and offset (rows, columns) between two patches of a window.
 
     num_heads: heads of the model. height, width: of the window, in patches; height None: as many rows as train_length
-    patches fill, 7 if that is not given. num_layers: layers with a table of their own, as in Swin; 1 shares one.
+    patches fill, 7 if that is not given. num_layers: layers with separate tables, as in Swin; 1: shared by all.
     init_std: of the table's normal initialisation (the source cuts it off at 100 deviations). beyond: what an image of
     another size gets: "resize", the table as `resized` has it, where the positions know the size (those of
     `Positions.grid` do), whatever it is; the others take offsets as they are, and for one past the table "error"
@@ -259,7 +259,7 @@ class LogWindow(_Window):
     """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
 
     num_heads: heads of the model. height, width: of the window trained with, in patches.
-    num_layers: layers with a function of their own, as in Swin v2; 1 shares one. hidden: width of the MLP, which is
+    num_layers: layers with separate functions, as in Swin v2; 1: shared by all. hidden: width of the MLP, which is
     2 -> hidden -> num_heads with ReLU and a bias in its first layer only. cosine: divide queries and keys by their
     norms and multiply the scores by exp(temperature), learned per head, from 10 on and at most 100; False leaves
     the scores as they are and adds the bias alone.

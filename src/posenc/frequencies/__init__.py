@@ -27,7 +27,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequenci
     Those that are applied to another take it as "of": {"name": "resonance", "of": {"name": "ntk", "factor": 4}}.
 
     Raises:
-        InputError: an unknown name, options that the schedule does not take, or one that it lacks.
+        InputError: an unknown name, unknown options, or a missing option.
     """
     name, function, options = _look_up(schedule)
     parameters = options_of(name)
@@ -42,7 +42,7 @@ def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequenci
 
 def parse(text: str) -> dict[str, Any]:
     """A schedule written as text, as data: "yarn:factor=4:beta_fast=16", and what is applied to it after a plus sign,
-    "yarn:factor=4+resonance". Options it does not name are left out, see `complete`.
+    "yarn:factor=4+resonance". Options that it does not name are omitted, see `complete`.
 
     Raises:
         InputError: an unknown name or option, or something after a plus that is not applied to others.
@@ -94,7 +94,7 @@ def diff(
     length: int = 4096,
     at: float | None = None,
 ) -> Difference:
-    """Two schedules side by side, as texts ("yarn:beta_fast=16") or as data.
+    """Compare two schedules, as texts ("yarn:beta_fast=16") or as data.
 
     factor and length, the trained one, go to the schedules that need them and do not say them. at: the distance in
     tokens at which phases are compared, factor * length if None; schedules that depend on the text's length take it so.
@@ -113,7 +113,7 @@ def diff(
 
 
 def options_of(name: str) -> dict[str, Parameter]:
-    """What a schedule takes besides head_dim and base.
+    """Options of a schedule, besides head_dim and base.
 
     Raises:
         InputError: an unknown name.

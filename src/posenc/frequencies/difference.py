@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two schedules side by side: what each does to every pair, and how far apart that turns it."""
+"""Compare two schedules pair by pair: wavelengths, stretch, and phase differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class Pair:
 
     @property
     def apart(self) -> float:
-        """How far apart the frequencies are, |ln| of their ratio."""
+        """Difference of the frequencies: |ln| of their ratio."""
         return abs(math.log1p(self.change)) if self.change > -1 else math.inf
 
     @property
@@ -82,11 +82,11 @@ class Difference:
         return f"A: {self.names[0]}", f"B: {self.names[1]}"
 
     def sentences(self) -> list[str]:
-        """What differs, in words."""
+        """The differences in words."""
         return [*self._about_frequencies(), self._about_temperature()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it; what is infinite is null."""
+        """All fields as JSON; infinite numbers are null."""
         fields = asdict(self) | {"largest_phase": {"pair": self.largest.pair, "radians": self.largest.phase}}
         return _finite(fields | {"equal": self.equal, "sentences": self.sentences()})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tokens are, and who sees whom: `Positions`, and the pure functions and small types behind it."""
+"""Positions of tokens, and which keys each query sees: `Positions`, and the pure functions and small types behind it."""
 
 from posenc.positions.positions import Positions
 from posenc.positions.shards import LAYOUTS, Shard

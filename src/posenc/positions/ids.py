@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers pass, checked and as tensors: position ids, masks, indices, documents, and grids of patches."""
+"""Arguments of the constructors, checked and as tensors: position ids, masks, indices, documents, and grids of patches."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tokens are: positions, validity, documents and visibility of one forward pass, in one object."""
+"""`Positions`: positions, validity, documents and visibility of the tokens of one forward pass, in one object."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,23 +50,23 @@ _TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Positions:
-    """Where the queries and the keys of one attention call are, and which keys each query may see.
+    """Positions of the queries and keys of one attention call, and which keys each query may see.
 
-    Build it once per forward pass with one of the constructors; positions and mask come from the same object, so padding
-    or packing cannot be half done. It is immutable: what derives other positions returns another object.
+    Build it once per forward pass with one of the constructors; positions and mask come from the same object, so they
+    agree about padding and packing. It is immutable: methods that derive other positions return a new object.
 
     Attributes:
         q: positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float.
-        k: positions of the keys, likewise.
-        q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is not above its own.
+        k: positions of the keys, in the same form.
+        q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is at most its own.
             Separate from the positions, which may be shared by tokens, fractional or restart per document.
         causal: whether order restricts what a query sees.
         valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
-        q_valid: (batch or 1, num_queries) bool, likewise; a query that is padding sees nothing.
+        q_valid: (batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing.
         q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
         prefix: (batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`.
         window: how many tokens before and after it a query sees, counted by their order, see `with_window`.
-        branch: the branch of a position map that a rotation is asked for, see `at`. None: there is no map.
+        branch: the branch of a position map to rotate for, see `at`. None: there is no map.
         full_keys: the positions with all keys of the call, where these have only some of them, see `keys`.
         sharding: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
         images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
@@ -533,7 +533,7 @@ class Positions:
 
     @property
     def unsharded(self) -> "Positions":
-        """The positions of the full sequence that a shard is of; else themselves.
+        """The positions of the full sequence of a shard; these positions if they are not a shard.
 
         Raises:
             InputError: queries that are only some of the sequence's tokens, as with a cache.
@@ -544,7 +544,7 @@ class Positions:
         return self
 
     def local(self, x: Tensor) -> Tensor:
-        """The queries' part of a tensor with a row per token of `unsharded`, (batch or 1, n, ...)."""
+        """The local part of a tensor with a row per token of `unsharded`, (batch or 1, n, ...)."""
         return x if self.sharding is None else self.sharding.take(x)
 
     def _check_complete(self, verb: str) -> None:
@@ -588,7 +588,7 @@ class Positions:
 
     @property
     def batch(self) -> int:
-        """Rows that differ from one another; 1 when one row serves any batch."""
+        """Number of different rows; 1 if all rows of a batch have the same positions."""
         tensors = (getattr(self, name) for name in _TENSORS)
         return self.shared("batch", lambda: max(x.shape[0] for x in tensors if x is not None))
 
@@ -599,7 +599,7 @@ class Positions:
 
     @property
     def fractional(self) -> bool:
-        """Whether positions are numbers that need not be integers."""
+        """Whether positions are of a floating dtype."""
         return self.q.is_floating_point() or self.k.is_floating_point()
 
     def coordinates(self, axes: int, user: str) -> tuple[Tensor, Tensor]:
@@ -646,7 +646,7 @@ class Positions:
         return document_lengths(self.q_document, self.valid, self.q_order)
 
     def require_one_axis(self, user: str) -> None:
-        """Refuse positions on a grid, for an encoding of one-dimensional positions.
+        """Check that positions are one-dimensional, for an encoding that needs this.
 
         Raises:
             InputError: more than one coordinate per token.
@@ -701,7 +701,7 @@ class Positions:
         first, end: for these queries only.
 
         Raises:
-            InputError: they are no range of the queries.
+            InputError: they are not a range of the queries.
         """
         check_range(first, end, self.num_queries)
         rows = (self.num_queries if end is None else end) - first
@@ -710,7 +710,7 @@ class Positions:
 
     @property
     def all_visible(self) -> bool:
-        """True when it is known, without reading a tensor, that every query sees every key."""
+        """True if every query sees every key; False also if a tensor would have to be read to know it."""
         before, after = self.window or (None, None)
         if self.hides_tokens or self.prefix is not None:
             return False
@@ -725,12 +725,12 @@ class Positions:
 
     @property
     def unmasked(self) -> bool:
-        """True when nothing but causality decides what a query sees."""
+        """True if only causality restricts what a query sees."""
         return not self.hides_tokens and self.prefix is None and self.window is None
 
     @property
     def hides_tokens(self) -> bool:
-        """Whether there is padding, or another document."""
+        """Whether there is padding, or more than one document."""
         return self.valid is not None or self.q_valid is not None or self.q_document is not None
 
     @property
@@ -740,7 +740,7 @@ class Positions:
 
     @property
     def region(self) -> Region:
-        """The window by distances in the tokens' order."""
+        """The window as a region of distances in the tokens' order."""
         before, after = self.window or (None, None)
         if before is None and after is None:
             return EVERYTHING
@@ -779,7 +779,7 @@ class Positions:
     # ---------------------------------------------------------------- ask: what follows from them, made once
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """A value that follows from these positions and from what the key names, made once and without gradient. Positions
+        """A value that depends on these positions and the key alone, computed once and without gradient. Positions
         that are derived from these start without it."""
         if torch.compiler.is_compiling():
             return make()
@@ -797,7 +797,7 @@ class Positions:
 
     @property
     def pass_cache(self) -> dict[Hashable, Any] | None:
-        """What the layers of one forward pass share, gradients included; it goes with the pass. None outside of one."""
+        """Values that the layers of one forward pass share, gradients included; deleted with the pass. None outside of one."""
         return self._pass_cache
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sees whom, as rectangles: what lets attention skip everything else."""
+"""Visibility as rectangles of queries and keys, so that attention can skip everything else."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

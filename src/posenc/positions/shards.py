@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens of a sequence one of several processes has."""
+"""Shards: the tokens of a sequence that one of several processes has."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ LAYOUTS = ("contiguous", "zigzag")
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The part of a sequence that is at one process, made by `Positions.shard`.
+    """The part of a sequence that one process has, made by `Positions.shard`.
 
     Attributes:
         full: the positions of the full sequence.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts in plain sentences."""
+"""Facts in plain sentences, one of which is asked for."""
 
 import re
 from dataclasses import dataclass

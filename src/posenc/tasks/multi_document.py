@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Question answering over many documents, as in Lost in the Middle: these are read from a file, or invented."""
+"""Question answering over many documents, as in Lost in the Middle, read from a file or invented."""
 
 import gzip
 import json

@@ -41,7 +41,7 @@ PLACES = (
 class Needle(Task):
     """A sentence that does not belong into the running text around it, and the question that it answers.
 
-    After Kamradt 2023 (gkamradt/LLMTest_NeedleInAHaystack): the needle, on a line of its own, follows the last sentence
+    After Kamradt 2023 (gkamradt/LLMTest_NeedleInAHaystack): the needle, on a separate line, follows the last sentence
     that ends at or before the depth; the prompt is that of needlehaystack/providers/Anthropic_prompt.txt, which asks for
     the sentence. There the text is essays and the judge GPT-4; here each sample hides the needle in another stretch of
     `source`, and the score is the share of the keywords in the answer, in whatever case.

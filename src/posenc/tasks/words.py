@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Different names: English words that are one token for most tokenizers."""
+"""Distinct names: English words that are one token for most tokenizers."""
 
 from random import Random
 
