@@ -23,8 +23,7 @@ from posenc.lab.results import RunRecord, VariantScores, collect, course, differ
 from posenc.lab.store import Store
 from posenc.lab.study import Progress
 from posenc.lab.text import HOLDS, answer, limits, numbers, verdict
-from posenc.report.compared import busy
-from posenc.report.page import page
+from posenc.report.compare import busy, page
 from references import PATIENCE
 
 ENCODINGS = ("none", "rope", "t5")

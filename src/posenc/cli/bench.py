@@ -51,7 +51,7 @@ class Bench(Command):
         from posenc.lab.bench.timing import Effort
         from posenc.lab.machine import check_present
         from posenc.lab.study import Interrupted, run
-        from posenc.report.speed import page, show
+        from posenc.report.bench import page, show
         from posenc.report.terminal import Display
 
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")

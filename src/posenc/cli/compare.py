@@ -98,9 +98,9 @@ class Compare(Study):
         from posenc.lab.parallel import launched
         from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
-        from posenc.report.compared import show
-        from posenc.report.page import page
-        from posenc.report.terminal import Display, about
+        from posenc.report.compare import page, show
+        from posenc.report.html import about
+        from posenc.report.terminal import Display
 
         for flag, value, default in (("workers", self.workers, None), ("engine", self.engine, "local")):
             if value != default and launched():

@@ -78,7 +78,7 @@ class Eval(WithModel, Study):
         from posenc.lab.launcher import launched
         from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
-        from posenc.report.evaluation import page, show
+        from posenc.report.evaluate import page, show
         from posenc.report.terminal import Display
 
         if launched():

@@ -163,7 +163,7 @@ def compare(
     begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
-    what results.json holds; `render`, such as `posenc.report.page.page`, makes report.html of it. Both are written as soon
+    what results.json holds; `render`, such as `posenc.report.compare.page`, makes report.html of it. Both are written as soon
     as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
     trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. Inside
     `posenc.lab.parallel.together` all processes call this alike, and they are the engine. A training is saved every

@@ -154,7 +154,7 @@ def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, re
 
 def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):
     from posenc.lab.bench.table import tables
-    from posenc.report.speed import page
+    from posenc.report.bench import page
 
     full = results | {"cases": {"alibi": "ALiBi <b>", "tupe": "T", "rotary": "R"}, "trials_finished": 6, "trials_planned": 9,
                       "trials_kept_from_before": 2, "seconds": 70.0, "command": "posenc bench --out '<i>'"}  # fmt: skip

@@ -22,7 +22,7 @@ from posenc.errors import InputError
 from posenc.frequencies import as_text
 from posenc.lab.machine import describe
 from posenc.report.explorer import block, fields
-from posenc.report.template import filled
+from posenc.report.html import filled
 
 SCHEMA = 1
 SCALE = 1.25
