@@ -13,7 +13,7 @@ from posenc.encoding import PerLayer
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Corpus, Experiment, Run
+from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import measure, work
 from posenc.lab.parallel import AllProcesses, follow, world
@@ -24,7 +24,7 @@ from posenc.lab.train import build
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.spec import split_list
 
-__all__ = ["Compare", "Comparison", "Progress", "compare"]
+__all__ = ["Comparison", "ComparisonStudy", "Progress", "compare"]
 
 MOST_SEEDS = 1000
 
@@ -47,7 +47,7 @@ class Comparison:
         if self.encodings and "none" not in self.encodings:
             object.__setattr__(self, "encodings", ("none", *self.encodings))
 
-    def runs(self, corpus: Corpus) -> list[Run]:
+    def runs(self, corpus: Dataset) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
         return [Run.of(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
 
@@ -57,7 +57,7 @@ class Comparison:
         whole = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
         return len(list(whole))
 
-    def check(self, corpus: Corpus) -> None:
+    def check(self, corpus: Dataset) -> None:
         """Refuse, before any training, what could not be run to its end.
 
         Raises:
@@ -92,13 +92,13 @@ def _try(run: Run) -> None:
                 model(settings.example(condition), variant.positions(condition))
 
 
-class Compare(Study[Run, RunRecord]):
+class ComparisonStudy(Study[Run, RunRecord]):
     """A comparison as a study: a cell is a run."""
 
     name = "compare"
     unit = "runs"
 
-    def __init__(self, comparison: Comparison, corpus: Corpus, checkpoints: Checkpoints) -> None:
+    def __init__(self, comparison: Comparison, corpus: Dataset, checkpoints: Checkpoints) -> None:
         self.comparison = comparison
         self.corpus = corpus
         self.checkpoints = checkpoints
@@ -151,7 +151,7 @@ class Compare(Study[Run, RunRecord]):
 
 def compare(
     comparison: Comparison,
-    corpus: Corpus,
+    corpus: Dataset,
     directory: str | Path,
     *,
     workers: int | None = None,
@@ -173,7 +173,10 @@ def compare(
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    here, study = world(), Compare(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes))
+    here, study = (
+        world(),
+        ComparisonStudy(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes)),
+    )
     if here.size > 1:
         study.check()
         here.require_equal("data", corpus.digest)

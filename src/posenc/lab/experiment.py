@@ -23,7 +23,7 @@ from posenc.transformer import TransformerBase
 if TYPE_CHECKING:
     from posenc.lab.results import Aggregate, RunRecord
 
-__all__ = ["Batch", "Corpus", "Experiment", "Preset", "Run", "Scores", "Variant"]
+__all__ = ["Batch", "Dataset", "Experiment", "Preset", "Run", "Scores", "Variant"]
 
 
 class Batch(Protocol):
@@ -51,7 +51,7 @@ class Batch(Protocol):
     def to(self, device: torch.device) -> Self: ...
 
 
-class Corpus(Protocol):
+class Dataset(Protocol):
     """Data to train on and some that is held out. digest: equal for equal data."""
 
     @property

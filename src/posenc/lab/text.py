@@ -15,8 +15,7 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
 from posenc.errors import InputError, listed
 from posenc.functional import t5_bucket
-from posenc.lab.data import DATA_TOKENS, Text, check_long_enough, draw, inside_documents, load, window_ends
-from posenc.lab.data import Batch as TextBatch
+from posenc.lab.data import DATA_TOKENS, Text, TextBatch, check_long_enough, draw, inside_documents, load, window_ends
 from posenc.lab.data import Corpus as TextCorpus
 from posenc.lab.evaluate import BINS_PER_LENGTH, evaluate, variants
 from posenc.lab.experiment import Experiment, Preset, Run, Scores, Variant
