@@ -165,7 +165,7 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="workers=0"):
         compare(Comparison(("rope",), 1, tiny), corpus, out, workers=0)
     monkeypatch.setattr(cost, "free_bytes", lambda _: 0)
-    with pytest.raises(InputError, match=r"--dim 8: .* and 0\.0 GiB are free; give .* --batch-size or --length$"):
+    with pytest.raises(InputError, match=r"dim=8: .* and 0\.0 GiB are free; give .* batch_size or length$"):
         cost.check_affordable(tiny)
     assert not out.exists()
 

@@ -91,7 +91,7 @@ class Experiment(ABC):
     """A kind of comparison: settings, as a frozen dataclass; data; the test; and the numbers and sentences made of it. The lab
     knows text and images by this alone.
 
-    name: of --task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
+    name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
 
     steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
     learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;

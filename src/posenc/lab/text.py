@@ -52,7 +52,7 @@ class Settings(Experiment):
     loaded with the same three. The rest: see `Experiment`.
     """
 
-    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"] = (
+    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless tokenizer is another)"] = (
         128
     )
     factors: Annotated[tuple[int, ...], "test lengths over the training length"] = (1, 2, 4, 8)

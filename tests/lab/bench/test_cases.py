@@ -96,7 +96,7 @@ def test_position_matters_in_every_case(name):
 
 def test_a_wrong_candidate_is_told():
     given = inputs("t5", "train", "float32")
-    wrong = attention.Inputs(given.scheme, given.problem)
+    wrong = attention.AttentionInputs(given.scheme, given.problem)
     wrong.weights["table"] = wrong.weights["table"].flip(0)
     made = attention.ours(attention.MAKERS["t5"], wrong)
     assert difference(made.results(), given.truth) > 0.05
