@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from posenc.encodings import LogN, Mapped, Rotary
-from posenc.lab import config, data, evaluate, train
+from posenc.lab import data, evaluate, text, train
 from posenc.lab.statistics import estimate
 
-S = config.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
+S = text.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
 ROPE = Rotary(32)
 SCHEDULES = {"PI": "linear", "NTK-old": "ntk_old", "NTK-fixed": "ntk_fixed", "NTK-mixed": "ntk_mixed"}
 ARMS = {"cut off": ROPE, "direct": ROPE, **{name: ROPE.with_schedule(s, factor=8) for name, s in SCHEDULES.items()}}
@@ -57,7 +57,7 @@ def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
     results = json.loads(path.read_text()) if path.exists() else {}
     for seed, host in product(range(int(seeds)), ("rope", "rope+log_n:train_length=64:clip=false")):
         if (name := f"{host}, seed {seed}") not in results:
-            model, _ = train.train(config.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
+            model, _ = train.train(text.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
             results[name] = measure(model, corpus.test, "log_n" in host)
             path.write_text(json.dumps(results) + "\n")
     print(table(results))

@@ -15,8 +15,8 @@ import posenc
 from posenc.analysis import analyze
 from posenc.bias import Relative
 from posenc.conformance import check
-from posenc.lab import compare, config, data
-from posenc.lab.engines import Here
+from posenc.lab import compare, data, text
+from posenc.lab.engines import InProcess
 from posenc.report.compare import page
 
 
@@ -44,9 +44,9 @@ def main(folder="log-distance", steps=120):
     print(report, end="\n\n")
     analysis = analyze(LogDistance(4), length=64, steps=0)
     print(*analysis.sentences(), sep="\n", end="\n\n")
-    settings = config.Settings(32, (1, 4), int(steps), dim=32, head_dim=None, targets=16)
+    settings = text.Settings(32, (1, 4), int(steps), dim=32, head_dim=None, targets=16)
     comparison = compare.Comparison(("rope", "alibi", "log_distance"), seeds=2, settings=settings)
-    results = compare.compare(comparison, data.load("pydoc"), folder, engine=Here(), render=page)
+    results = compare.compare(comparison, data.load("pydoc"), folder, engine=InProcess(), render=page)
     print(*results["answer"], sep="\n")
     return report, analysis, results
 

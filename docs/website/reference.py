@@ -37,7 +37,8 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.distributed": ("Many processes", ()),
     "posenc.lab.engines": ("Where cells are computed", ()),
     "posenc.lab.compare": ("Comparisons", ("Comparison", "compare")),
-    "posenc.lab.config": ("Their settings", ("Settings", "Recipe", "Run", "Preset")),
+    "posenc.lab.text": ("Their settings", ("Settings", "PRESETS", "CORE", "NAIVE")),
+    "posenc.lab.experiment": ("What a comparison is", ("Experiment", "Run", "Preset")),
     "posenc.lab.data": ("Their data", ("load", "Corpus", "draw", "with_copies")),
     "posenc.report.explorer": ("The explorer", ("page", "block", "fields")),
 }  # fmt: skip

@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 
 import posenc
 from posenc.analysis import plots, scores
-from posenc.lab import compare, config, data
-from posenc.lab.engines import Here
+from posenc.lab import compare, data, text
+from posenc.lab.engines import InProcess
 
 NAMES = ("sinusoidal", "learned", "rope", "alibi")
 STEPS = 120
@@ -58,9 +58,9 @@ plt.show()
 # give `data.load` the path of a text.
 
 # %%
-settings = config.Settings(32, (1, 2, 4, 8), STEPS, dim=48, head_dim=None, targets=16)
+settings = text.Settings(32, (1, 2, 4, 8), STEPS, dim=48, head_dim=None, targets=16)
 comparison = compare.Comparison(NAMES, seeds=2, settings=settings)
-results = compare.compare(comparison, data.load("pydoc"), "which-encoding", engine=Here())
+results = compare.compare(comparison, data.load("pydoc"), "which-encoding", engine=InProcess())
 print(*results["answer"], sep="\n")
 
 # %%

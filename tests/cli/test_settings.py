@@ -13,14 +13,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from posenc.lab.tasks import TASKS
 
 from lab.evals.conftest import VOCABULARY
 from posenc import cli
 from posenc.cli.command import as_yaml, parse, settings_in, with_flags
 from posenc.cli.common import one_line, one_line_warnings
 from posenc.errors import InputError
-from posenc.lab.compare import Comparison
+from posenc.lab.compare import EXPERIMENTS, Comparison
 from posenc.lab.evals.config import PRESETS as EVALUATIONS
 from posenc.lab.evals.config import preset_of, settings_of
 from references import PATIENCE
@@ -220,7 +219,7 @@ def test_every_command_with_a_folder_writes_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("task", "preset"), [(name, preset) for name, task in TASKS.items() for preset in task.presets]
+    ("task", "preset"), [(name, preset) for name, task in EXPERIMENTS.items() for preset in task.presets]
 )
 def test_a_comparison_comes_back_complete_without_its_preset(task, preset, tmp_path, monkeypatch, capsys):
     asked = []
@@ -235,7 +234,7 @@ def test_a_comparison_comes_back_complete_without_its_preset(task, preset, tmp_p
     assert cli.main(["compare", "--config", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b")]) == 2
     assert "far enough" in capsys.readouterr().err
     assert asked[0] == asked[1]
-    p, decided = TASKS[task].presets[preset], asked[0][0].settings
+    p, decided = EXPERIMENTS[task].presets[preset], asked[0][0].settings
     of_data = {name: getattr(decided, name) for name in ("num_classes", "channels") if hasattr(decided, name)}
     assert asked[0][0] == Comparison(p.encodings, p.seeds, p.settings.changed(**of_data))
     assert "preset" not in settings_of_folder(tmp_path / "a")

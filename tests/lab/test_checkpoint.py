@@ -5,13 +5,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hostile.faults import damages
 
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
 from posenc.lab.train import Training
+
+
+def damages(content, chosen, times):
+    """A file's content damaged in several ways: cut off, one bit changed; and empty, zeroes, noise, foreign."""
+    for _ in range(times):
+        yield "truncated", content[: chosen.randrange(len(content))]
+        changed, at = bytearray(content), chosen.randrange(len(content))
+        changed[at] ^= 1 << chosen.randrange(8)
+        yield "one bit changed", bytes(changed)
+    yield from (("empty", b""), ("zeroes", bytes(len(content))), ("noise", chosen.randbytes(len(content))))
+    yield from (("foreign", b'{"schema": 1}'), ("foreign", b"\x80\x04cposix\nsystem\n."))
+
 
 OFTEN = 1e-9
 """Minutes between two checkpoints."""

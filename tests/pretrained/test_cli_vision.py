@@ -46,16 +46,16 @@ def test_the_report_is_shown(folder, capsys):
         (["--image-size", "3x3x3"], "--image-size 3x3x3: write pixels"),
         (["--image-size", "9" * 5000], "write pixels"),
         (["--image-size", "48", "--steps", "5"], "--steps: is for fine-tuning"),
-        (["--image-size", "33"], "image_size=(33, 33): must be a multiple of the patches"),
-        (["--image-size", "48", "--factor", "2"], "not allowed with argument"),
+        (["--image-size", "33"], "--image-size (33, 33): must be a multiple of the patches"),
+        (["--image-size", "48", "--factor", "2"], "is for language models, leave it out beside --image-size"),
         (["--image-size", "48", "--finetune", "a.txt"], "--finetune: is for language models"),
         (["--image-size", "48", "--option", "a=1"], "--option: is for language models"),
-        (["--image-size", "48", "--window-size", "6"], "window_size=6: vit has no windows"),
+        (["--image-size", "48", "--window-size", "6"], "--window-size 6: vit has no windows"),
         (
             ["--window-size", "6", "--method", "yarn"],
             "--window-size 6: is for vision models, give --image-size with it",
         ),
-        (["--factor", "2"], "--method: how is the model to be extended?"),
+        (["--factor", "2"], "--method: is required"),
     ],
 )
 def test_mistakes_are_named(folder, capsys, arguments, message):
@@ -67,7 +67,7 @@ def test_mistakes_are_named(folder, capsys, arguments, message):
 def test_nothing_is_written_over(folder, capsys):
     code, _, err = run(capsys, "extend", folder, "--image-size", 48, "--out", folder)
     assert code == 2
-    assert "has something in it" in err
+    assert "is not empty" in err
 
 
 def test_doctor_says_what_a_vision_model_is(folder, capsys, tmp_path):

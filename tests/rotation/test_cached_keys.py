@@ -189,7 +189,7 @@ class Reader(Encoding):
 
 
 class Turner(Encoding):
-    """A rotation that does not say how to turn keys alone."""
+    """A rotation that cannot rotate queries and keys apart to turn keys alone."""
 
     def rotate(self, q, k, positions, layer=0):
         return q, k - k.mean(2, keepdim=True)
@@ -202,9 +202,9 @@ class Turner(Encoding):
         (Rotary(12) + CoPE(12), "reads the keys as they were before"),
         (Rotary(12) + Reader(), "bias_reads_keys = False"),
         (XPos(12), "middle of all keys"),
-        (AxialRotary(12, centred=True), "whole image"),
-        (posenc.FLOATER(4, 12, 48, num_layers=3, num_kv_heads=2), "FLOATER does not say how"),
-        (Turner(), "Turner does not say how"),
+        (AxialRotary(12, centred=True), "complete image"),
+        (posenc.FLOATER(4, 12, 48, num_layers=3, num_kv_heads=2), "FLOATER cannot rotate queries and keys apart"),
+        (Turner(), "Turner cannot rotate queries and keys apart"),
         (PerLayer(Rotary(12), XPos(12)), "middle of all keys"),
     ],
 )  # fmt: skip
@@ -317,7 +317,7 @@ def test_dropping_tokens_closes_the_gap(name):
     ("call", "message"),
     [
         (lambda k: re_rotate(k, XPos(12), range(3)), "middle of all keys"),
-        (lambda k: re_rotate(k, AxialRotary(12, centred=True), range(3)), "whole image"),
+        (lambda k: re_rotate(k, AxialRotary(12, centred=True), range(3)), "complete image"),
         (lambda k: re_rotate(k, ALiBi(4), range(3)), "ALiBi does not turn keys"),
         (lambda k: re_rotate(k, LogN(4), range(3)), "LogN does not turn keys"),
         (lambda k: re_rotate(k, Rotary(12) + ALiBi(4), range(3)), "Sum is made of parts"),

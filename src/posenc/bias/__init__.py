@@ -243,6 +243,8 @@ class Positional(_OfPositions):
         return lambda score, b, h, i, j: score + self.function(h, q(b, i), k(b, j))
 
     def obstacle(self, positions: Positions) -> Refused | None:
+        if self.positions.axes > 1:
+            return Refused("a bias of positions with several coordinates")
         return Refused("a term is a function of both positions", "a bias of the distance alone")
 
 

@@ -75,7 +75,7 @@ class Eval(WithModel, StudyCommand):
         from posenc.files import Folder
         from posenc.lab.evals.config import digests, settings_of
         from posenc.lab.evals.study import evaluate, fingerprint
-        from posenc.lab.launcher import launched
+        from posenc.lab.parallel import launched
         from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
         from posenc.report.evaluate import page, show

@@ -34,6 +34,8 @@ from posenc.lab.results import (
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
+__all__ = ["CORE", "NAIVE", "PRESETS", "Run", "Settings"]
+
 HOLDS = 0.05
 """An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
 UNDERTRAINED = 0.3
@@ -52,9 +54,7 @@ class Settings(Experiment):
     loaded with the same three. The rest: see `Experiment`.
     """
 
-    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless tokenizer is another)"] = (
-        128
-    )
+    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless tokenizer is another)"] = 128
     factors: Annotated[tuple[int, ...], "test lengths over the training length"] = (1, 2, 4, 8)
     steps: int = 120
     batch_size: int = 12

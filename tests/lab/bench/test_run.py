@@ -64,7 +64,7 @@ def test_what_is_given_replaces_what_the_preset_has():
         ({"cases": ["alibbi"]}, "unknown case 'alibbi': did you mean 'alibi'"),
         ({"modes": ["trian"]}, "unknown mode 'trian': did you mean 'train'"),
         ({"dtypes": ["float8"]}, "unknown dtype 'float8'"),
-        ({"lengths": [1]}, "n=1: a sequence needs at least 2 tokens"),
+        ({"lengths": [1]}, "lengths=1: a sequence needs at least 2 tokens"),
         ({"cases": ["tables"], "modes": ["decode"]}, "nothing to measure: tables has no decode"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_worker_that_is_killed_says_so(worker):
     ("arguments", "message"),
     [
         (["alibbi"], "unknown case 'alibbi': did you mean 'alibi'?"),
-        (["--mode", "backward"], "unknown --mode 'backward'"),
+        (["--mode", "backward"], "unknown mode 'backward'"),
         (["--n", "0"], "--n 0: a sequence needs at least 2 tokens"),
         (["--n", "many"], "argument --n: invalid int value: 'many'"),
         (["--threads", "0"], "--threads 0: must lie between 1 and"),

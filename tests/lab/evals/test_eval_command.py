@@ -36,14 +36,14 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["settings"]["preset"] is None  # flags have changed it
     assert results["command"].startswith("posenc eval ")
     assert "cut_off" in shown.out
-    assert "[12/12]" in shown.err  # 3 arms, 2 lengths, 2 depths
+    assert "[14/14]" in shown.err  # 3 arms, 2 lengths, 2 depths
     assert shown.err.count("nats a token") == 6  # a line for both depths
     page = (tmp_path / "out" / "report.html").read_text()
     assert "copying" in page
     assert cli.main([*command, "--json"]) == DONE
     again = capsys.readouterr()
-    assert json.loads(again.out)["cells"] == {"planned": 12, "finished": 12, "kept_from_before": 12}
-    assert "12 of 12 cells are here already" in again.err
+    assert json.loads(again.out)["cells"] == {"planned": 14, "finished": 14, "kept_from_before": 14}
+    assert "14 of 14 cells are here already" in again.err
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
         (["--preset", "quik"], "invalid choice: 'quik'"),
         (["--depths", "5"], "--depths 5: 0 is the start"),
         (["--samples", "1"], "--samples 1: must be a whole number, at least 2"),
-        (["--lengths", "10"], "--lengths 10: "),
+        (["--lengths", "10"], "at length 10: "),
         (["--lengths", "many"], "invalid int value"),
         (["--out", ""], "name a folder"),
         (["--text", "nowhere.txt", "--tasks", "perplexity"], "nowhere.txt: No such file"),

@@ -117,9 +117,9 @@ def plan(
                 raise unknown(what, name, known)
     for length in lengths:
         if length < 2:
-            raise InputError(f"n={length}: a sequence needs at least 2 tokens")
+            raise InputError(f"lengths={length}: a sequence needs at least 2 tokens")
         if length > LONGEST:
-            raise InputError(f"n={length}: must be at most {LONGEST}")
+            raise InputError(f"lengths={length}: must be at most {LONGEST}")
     series = list(_combined(preset, modes, dtypes) if modes or dtypes else preset)
     trials: list[Trial] = []
     for name in dict.fromkeys(cases or CASES):
