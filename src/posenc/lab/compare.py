@@ -36,7 +36,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, "vision": ImageSet
 class Comparison:
     """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings.
 
-    The arm without positions is always among the encodings.
+    The variant without positions is always among the encodings.
     """
 
     encodings: tuple[str, ...]
@@ -48,14 +48,14 @@ class Comparison:
             object.__setattr__(self, "encodings", ("none", *self.encodings))
 
     def runs(self, corpus: Dataset) -> list[Run]:
-        """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
+        """Every run, seed by seed, so that an interrupted comparison has complete seeds first."""
         return [Run.of(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
 
     def seeds_in(self, runs: Iterable[Run]) -> int:
         """How many seeds, from the first on, every encoding has finished."""
         finished = {(run.encoding, run.seed) for run in runs}
-        whole = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
-        return len(list(whole))
+        complete = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
+        return len(list(complete))
 
     def check(self, corpus: Dataset) -> None:
         """Refuse, before any training, what could not be run to its end.

@@ -57,11 +57,11 @@ class RotaryInputs:
         """Sampled rows turned in float64, and their gradients turned back."""
         angles = self.angles(self.positions[self.rows])
         cos, sin = angles.cos(), angles.sin()
-        found = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
+        turned = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
         if self.problem.mode == "train":
             ups = (self.q_upstream, self.k_upstream)
-            found += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
-        return tuple(found)
+            turned += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
+        return tuple(turned)
 
 
 def measured(inputs: RotaryInputs, turn: Turn, layout: Layout | None) -> Built:
@@ -150,8 +150,8 @@ def x_transformers(inputs: RotaryInputs) -> Built:
 
 def torchtune_module(length: int, device: torch.device) -> Any:
     # its package's import asks for an older torchao; the file by itself needs torch alone
-    found = load(TORCHTUNE, file="modules/position_embeddings.py")
-    return found.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
+    module = load(TORCHTUNE, file="modules/position_embeddings.py")
+    return module.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
 
 
 def torchtune(inputs: RotaryInputs) -> Built:

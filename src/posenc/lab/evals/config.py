@@ -14,7 +14,7 @@ from posenc.spec import parse_single
 from posenc.tasks import Task, create
 
 NONE, CUT_OFF = "none", "cut_off"
-"""The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
+"""The baselines, which are always there: the model as it is, and the same with no more than its trained length to read."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
