@@ -47,7 +47,7 @@ check: setup
 
 bench: setup
 	$(BIN)/posenc bench
-	$(BIN)/python -m posenc.lab.bench.readme posenc-bench/results.json
+	$(BIN)/python benchmarks/readme.py posenc-bench/results.json
 
 docs: $(VENV)/docs
 	cd docs && $(abspath $(BIN))/python -m website

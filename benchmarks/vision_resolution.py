@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.vision.experiment import CORE, PRESETS
-from posenc.report.page import page
+from posenc.report.compare import page
 from posenc.report.terminal import Display
 
 DATA = ("places", "digits")

@@ -12,7 +12,7 @@ import sys
 import torch
 
 import posenc
-from posenc.report.evaluation import page
+from posenc.report.evaluate import page
 
 FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 TASKS = ("perplexity:protocol=last", "repeated", "copying", "facts", "passkey")

@@ -12,7 +12,7 @@ results.json and report.html: the same command goes on.
 import sys
 
 import posenc
-from posenc.report.evaluation import page
+from posenc.report.evaluate import page
 
 FACTORS = (1.5, 2, 4, 8, 16)
 KINDS = {"PI": "linear:factor={}", "PI + resonance": "linear:factor={}+resonance", "NTK": "ntk:factor={}"}

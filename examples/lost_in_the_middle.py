@@ -11,7 +11,7 @@ keeps what has been measured, its results.json and report.html: the same command
 import sys
 
 import posenc
-from posenc.report.evaluation import page
+from posenc.report.evaluate import page
 
 METHODS = ("softmax_n", "rerope:window=128", "self_extend:window=128:group=4", "dual_chunk:chunk=192:local=64",
            )  # fmt: skip

@@ -17,7 +17,7 @@ from posenc.bias import Relative
 from posenc.conformance import check
 from posenc.lab import compare, data, text
 from posenc.lab.engines import InProcess
-from posenc.report.page import page
+from posenc.report.compare import page
 
 
 class LogDistance(posenc.Encoding):

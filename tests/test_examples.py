@@ -41,6 +41,15 @@ def test_examples_are_short_and_say_what_they_show(path):
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
+def test_a_new_study_is_resumed(tmp_path, capsys):
+    module = example("new_study")
+    first, again = module.main(tmp_path), module.main(tmp_path)
+    assert again["rows"] == first["rows"]
+    assert again["schedules"] == {"planned": 4, "finished": 4, "kept_from_before": 4}
+    assert "<li>ntk 4: " in (tmp_path / "report.html").read_text()
+    assert capsys.readouterr().out.splitlines()[1] == "4 schedules, 4 of them from before"
+
+
 def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):
     module = example("roformer_encoder")
     whole, masked = module.texts(100)

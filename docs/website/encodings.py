@@ -11,7 +11,7 @@ import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import SHAPE, rows
-from posenc.report.analysis import drawn
+from posenc.report.analyze import drawn
 from website.measured import measured, mentions, parity
 from website.page import Page, formula, plain, table
 from website.pictures import has_grid, pictures

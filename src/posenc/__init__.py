@@ -88,6 +88,8 @@ _MOVED = {
     "posenc.lab.config": "posenc.lab.text",
     "posenc.lab.launcher": "posenc.lab.parallel",
     "posenc.measuring.statistics": "posenc.lab.statistics",
+    "posenc.report.evaluation": "posenc.report.evaluate",
+    "posenc.report.page": "posenc.report.compare",
 }
 
 

@@ -11,7 +11,7 @@ from posenc.backends import fused, sdpa
 from posenc.backends.fused import attend, lower, obstacle
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, terms
 from posenc.lab import machine
-from posenc.lab.bench.measure import apart
+from posenc.lab.bench.worker import apart
 from posenc.positions.visibility import Region
 
 B, H, D = 2, 4, 6

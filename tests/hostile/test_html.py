@@ -9,7 +9,11 @@ from posenc.analysis.target import target_of
 from posenc.frequencies import diff
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
-from posenc.report import analysis, evaluation, explorer, page, schedules
+from posenc.report import analyze as analysis
+from posenc.report import compare as comparison_report
+from posenc.report import diff as schedules
+from posenc.report import evaluate as evaluation
+from posenc.report import explorer
 from report import eval_results
 
 HOSTILE = (
@@ -43,7 +47,7 @@ def pages(tmp_path_factory):
     subject = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE[:90])
     found = analyze(subject)
     made = {
-        "compare": page.page(marked(compared, WORDS["compare"])),
+        "compare": comparison_report.page(marked(compared, WORDS["compare"])),
         "eval": evaluation.page(marked(evaluated, WORDS["eval"])),
         "analyze": analysis.page(found, analysis.results(found, HOSTILE, 1.0), subject),
         "diff": schedules.page(diff("yarn", "ntk"), HOSTILE),

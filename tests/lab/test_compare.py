@@ -23,8 +23,7 @@ from posenc.lab.results import RunRecord, VariantScores, collect, course, differ
 from posenc.lab.store import Store
 from posenc.lab.study import Progress
 from posenc.lab.text import HOLDS, answer, limits, numbers, verdict
-from posenc.report.compared import busy
-from posenc.report.page import page
+from posenc.report.compare import busy, page
 from references import PATIENCE
 
 ENCODINGS = ("none", "rope", "t5")
@@ -166,7 +165,7 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="workers=0"):
         compare(Comparison(("rope",), 1, tiny), corpus, out, workers=0)
     monkeypatch.setattr(cost, "free_bytes", lambda _: 0)
-    with pytest.raises(InputError, match=r"--dim 8: .* and 0\.0 GiB are free; give .* --batch-size or --length$"):
+    with pytest.raises(InputError, match=r"dim=8: .* and 0\.0 GiB are free; give .* batch_size or length$"):
         cost.check_affordable(tiny)
     assert not out.exists()
 

@@ -12,7 +12,7 @@ from posenc.lab.compare import Comparison, compare
 from posenc.lab.data import check_long_enough, load, tokens
 from posenc.lab.data.tokens import Tokenizer, learn_bpe, pretrained
 from posenc.lab.text import Settings
-from posenc.report.page import page
+from posenc.report.compare import page
 from posenc.tasks.running_text import pydoc
 
 pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ import pytest
 from posenc.analysis.analyze import analyze
 from posenc.analysis.plotting import INK
 from posenc.analysis.target import target_of
-from posenc.report.analysis import explorer, page, results, state, trains
+from posenc.report.analyze import explorer, page, results, state, trains
 from posenc.report.explorer import block
 from references import commands
 

@@ -1,7 +1,7 @@
 """What the page says of attention profiles follows from their numbers."""
 
 from posenc.lab.evals.attention import attention_profile
-from posenc.report.attention_figures import sentences
+from posenc.report.attention import sentences
 from posenc.tasks import Sample
 from references.small_models import small_model, tokens
 

@@ -11,9 +11,9 @@ from rich.progress import Progress
 
 from posenc.lab.evals.study import evaluate
 from posenc.report import eval_figures as figures
-from posenc.report import evaluation
+from posenc.report import evaluate as evaluation
 from posenc.report.eval_figures import newcombe
-from posenc.report.evaluation import difference, methods, page, show, value, within
+from posenc.report.evaluate import difference, methods, page, show, value, within
 from posenc.report.terminal import Display
 from references.small_models import small_model
 from references.tokenizers import small_tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare
-from posenc.report.page import page
+from posenc.report.compare import page
 
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
 

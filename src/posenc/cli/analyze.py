@@ -53,7 +53,7 @@ class Analyze(WithOutput):
         from posenc.analysis.target import target_of
         from posenc.lab.files import Folder
         from posenc.pretrained.load import needs
-        from posenc.report.analysis import page, results
+        from posenc.report.analyze import page, results
         from posenc.report.terminal import Display
         from posenc.spec import printing_to_stderr
 

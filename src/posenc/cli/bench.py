@@ -25,10 +25,10 @@ class Bench(Command):
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        from posenc.lab.bench.study import Settings
+        from posenc.lab.bench.study import BenchSettings
         from posenc.lab.bench.timing import Effort
 
-        return {"how it is measured": Settings, "effort (default: the preset's)": Effort}
+        return {"how it is measured": BenchSettings, "effort (default: the preset's)": Effort}
 
     @classmethod
     def epilog(cls) -> str:
@@ -46,12 +46,12 @@ class Bench(Command):
         import torch
 
         from posenc.lab.bench import study
-        from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, Settings, plan
+        from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, BenchSettings, plan
         from posenc.lab.bench.table import markdown
         from posenc.lab.bench.timing import Effort
         from posenc.lab.machine import check_present
         from posenc.lab.study import Interrupted, run
-        from posenc.report.speed import page, show
+        from posenc.report.bench import page, show
         from posenc.report.terminal import Display
 
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,7 +60,7 @@ class Bench(Command):
         changed = {name: given.pop(name) for name in ("rounds", "patience") if name in given}
         effort = replace(QUICK_EFFORT if self.quick else Effort(), **changed)
         clock = "cuda" if device != "cpu" else "wall" if self.wall or given.get("threads", 1) > 1 else "cpu"
-        settings = Settings(device=device, clock=clock, effort=effort, **given)
+        settings = BenchSettings(device=device, clock=clock, effort=effort, **given)
         preset = QUICK if self.quick else STANDARD
         trials = plan(self.cases, self.lengths, self.modes, self.dtypes, self.memory, preset)
         resolved = {"device": device, "threads": settings.threads, "peers": settings.peers}
@@ -68,7 +68,7 @@ class Bench(Command):
         with Display(self.out) as display, one_line_warnings(self.name):
             try:
                 results = run(
-                    study.Bench(trials, settings),
+                    study.BenchStudy(trials, settings),
                     self.out,
                     progress=display,
                     command=self.typed,

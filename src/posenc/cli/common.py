@@ -44,7 +44,7 @@ class WithOutput(Command):
 
 
 @dataclass(kw_only=True)
-class Study(Command):
+class StudyCommand(Command):
     """A command that computes many cells and writes a report."""
 
     engine: Annotated[Literal["local", "ray"], "where cells are computed; ray is a cluster, see docs/cluster.md"] = (
@@ -104,7 +104,7 @@ def check_limits(options: Command, **limits: tuple[float, float]) -> None:
             raise InputError(f"{name}={value}: must be from {least} to {most}")
 
 
-def make_engine(options: Study, local: str = "local", **more: Any) -> "Engine":
+def make_engine(options: StudyCommand, local: str = "local", **more: Any) -> "Engine":
     """The engine that a study asks for. local: what "local" is for this command.
 
     Raises:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How, record
-from posenc.cli.common import FAILED, Study, check_unchanged, conclude, make_engine, one_line_warnings
+from posenc.cli.common import FAILED, StudyCommand, check_unchanged, conclude, make_engine, one_line_warnings
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison
-    from posenc.lab.experiment import Corpus, Experiment, Preset
+    from posenc.lab.experiment import Dataset, Experiment, Preset
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Data:
 
 
 @dataclass(kw_only=True)
-class Compare(Study):
+class Compare(StudyCommand):
     """Train the same small Transformer with each encoding and test it past its training length."""
 
     task: Annotated[Literal["text", "vision"], "predict the next token, or classify images"] = "text"
@@ -98,9 +98,9 @@ class Compare(Study):
         from posenc.lab.parallel import launched
         from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
-        from posenc.report.compared import show
-        from posenc.report.page import page
-        from posenc.report.terminal import Display, about
+        from posenc.report.compare import page, show
+        from posenc.report.html import about
+        from posenc.report.terminal import Display
 
         for flag, value, default in (("workers", self.workers, None), ("engine", self.engine, "local")):
             if value != default and launched():
@@ -166,7 +166,7 @@ class Compare(Study):
     def _reading(self) -> dict[str, Any]:
         return {name: value for name, value in self.given.items() if name in self._experiment.data_options}
 
-    def read(self) -> "tuple[Comparison, Corpus]":
+    def read(self) -> "tuple[Comparison, Dataset]":
         """What is compared, and the data.
 
         Raises:

@@ -45,7 +45,7 @@ class Diff(WithOutput):
         shape = self.head_dim, self.base
         difference = diff(self.first, self.second, *shape, factor=self.factor, length=self.length, at=self.at)
         if self.out is not None:
-            from posenc.report.schedules import page
+            from posenc.report.diff import page
 
             Folder(self.out).write("report.html", page(difference, self.typed))
         return self.emit(difference.to_dict(), text(difference))

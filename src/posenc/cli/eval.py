@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from posenc.cli.command import How, record
 from posenc.cli.common import (
     FAILED,
-    Study,
+    StudyCommand,
     WithModel,
     check_unchanged,
     conclude,
@@ -20,7 +20,7 @@ from posenc.errors import InputError
 
 
 @dataclass(kw_only=True)
-class Eval(WithModel, Study):
+class Eval(WithModel, StudyCommand):
     """Measure what a pretrained model finds in long texts, as it is and extended."""
 
     preset: Annotated[
@@ -41,9 +41,9 @@ class Eval(WithModel, Study):
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        from posenc.lab.evals.config import Settings
+        from posenc.lab.evals.config import EvaluationSettings
 
-        return {"what is measured (default: the preset's)": Settings}
+        return {"what is measured (default: the preset's)": EvaluationSettings}
 
     @classmethod
     def epilog(cls) -> str:
@@ -78,7 +78,7 @@ class Eval(WithModel, Study):
         from posenc.lab.parallel import launched
         from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
-        from posenc.report.evaluation import page, show
+        from posenc.report.evaluate import page, show
         from posenc.report.terminal import Display
 
         if launched():

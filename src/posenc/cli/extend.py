@@ -23,7 +23,7 @@ LINE_SECONDS = 20.0
 
 
 @dataclass
-class Training:
+class TrainingOptions:
     """What `posenc.pretrained.finetune.finetune` takes."""
 
     steps: Annotated[int | None, "steps (default: 1000)"] = None
@@ -72,7 +72,9 @@ class Extend(WithModel, WithOutput):
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        return {"fine-tuning with --finetune at the new length, before the model is verified and saved": Training}
+        return {
+            "fine-tuning with --finetune at the new length, before the model is verified and saved": TrainingOptions
+        }
 
     @classmethod
     def epilog(cls) -> str:

@@ -41,11 +41,11 @@ class Checkpoints:
         """The file of a run."""
         return Path(self.directory) / "checkpoints" / f"{run.id}.checkpoint"
 
-    def of(self, training: Training) -> "Checkpoint":
+    def of(self, training: Training) -> "TrainingCheckpoint":
         """The training's own, from which it continues if there is one."""
         # a machine of a cluster may not share the folder
         minutes = self.minutes if Path(self.directory).is_dir() else 0
-        return Checkpoint(training, self.path(training.run), 60 * minutes)
+        return TrainingCheckpoint(training, self.path(training.run), 60 * minutes)
 
     def remove(self, run: Run) -> None:
         """Delete the checkpoint of a run that has been measured."""
@@ -54,7 +54,7 @@ class Checkpoints:
             self.path(run).parent.rmdir()  # unless there are others
 
 
-class Checkpoint:
+class TrainingCheckpoint:
     """Writes one training to a file every so many seconds; 0: never. seconds: spent on it, in earlier processes too. Where
     several processes train together, all of them call this alike, and rank 0 reads and writes.
 

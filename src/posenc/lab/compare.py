@@ -13,7 +13,7 @@ from posenc.encoding import PerLayer
 from posenc.errors import InputError, first_line
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Corpus, Experiment, Run
+from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import measure, work
 from posenc.lab.parallel import AllProcesses, follow, world
@@ -24,7 +24,7 @@ from posenc.lab.train import build
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.spec import split_list
 
-__all__ = ["Compare", "Comparison", "Progress", "compare"]
+__all__ = ["Comparison", "ComparisonStudy", "Progress", "compare"]
 
 MOST_SEEDS = 1000
 
@@ -36,7 +36,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, "vision": ImageSet
 class Comparison:
     """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings.
 
-    The arm without positions is always among the encodings.
+    The variant without positions is always among the encodings.
     """
 
     encodings: tuple[str, ...]
@@ -47,17 +47,17 @@ class Comparison:
         if self.encodings and "none" not in self.encodings:
             object.__setattr__(self, "encodings", ("none", *self.encodings))
 
-    def runs(self, corpus: Corpus) -> list[Run]:
-        """Every run, seed by seed, so that an interrupted comparison has whole seeds first."""
+    def runs(self, corpus: Dataset) -> list[Run]:
+        """Every run, seed by seed, so that an interrupted comparison has complete seeds first."""
         return [Run.of(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
 
     def seeds_in(self, runs: Iterable[Run]) -> int:
         """How many seeds, from the first on, every encoding has finished."""
         finished = {(run.encoding, run.seed) for run in runs}
-        whole = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
-        return len(list(whole))
+        complete = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
+        return len(list(complete))
 
-    def check(self, corpus: Corpus) -> None:
+    def check(self, corpus: Dataset) -> None:
         """Refuse, before any training, what could not be run to its end.
 
         Raises:
@@ -92,13 +92,13 @@ def _try(run: Run) -> None:
                 model(settings.example(condition), variant.positions(condition))
 
 
-class Compare(Study[Run, RunRecord]):
+class ComparisonStudy(Study[Run, RunRecord]):
     """A comparison as a study: a cell is a run."""
 
     name = "compare"
     unit = "runs"
 
-    def __init__(self, comparison: Comparison, corpus: Corpus, checkpoints: Checkpoints) -> None:
+    def __init__(self, comparison: Comparison, corpus: Dataset, checkpoints: Checkpoints) -> None:
         self.comparison = comparison
         self.corpus = corpus
         self.checkpoints = checkpoints
@@ -151,7 +151,7 @@ class Compare(Study[Run, RunRecord]):
 
 def compare(
     comparison: Comparison,
-    corpus: Corpus,
+    corpus: Dataset,
     directory: str | Path,
     *,
     workers: int | None = None,
@@ -163,7 +163,7 @@ def compare(
     begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
-    what results.json holds; `render`, such as `posenc.report.page.page`, makes report.html of it. Both are written as soon
+    what results.json holds; `render`, such as `posenc.report.compare.page`, makes report.html of it. Both are written as soon
     as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
     trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. Inside
     `posenc.lab.parallel.together` all processes call this alike, and they are the engine. A training is saved every
@@ -173,7 +173,10 @@ def compare(
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    here, study = world(), Compare(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes))
+    here, study = (
+        world(),
+        ComparisonStudy(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes)),
+    )
     if here.size > 1:
         study.check()
         here.require_equal("data", corpus.digest)

@@ -3,7 +3,7 @@
 
 import torch
 
-from posenc.errors import InputError, flag_of
+from posenc.errors import InputError
 from posenc.lab.experiment import Experiment
 from posenc.lab.machine import free_bytes
 
@@ -31,14 +31,14 @@ def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1) -
     for name, most in settings.MOST.items():
         size = getattr(settings, name)
         if size is not None and size > most:
-            raise InputError(f"{flag_of(name)} {size}: must be at most {most}")
+            raise InputError(f"{name}={size}: must be at most {most}")
     settings.check_largest()
     if workers > MOST_WORKERS:
-        raise InputError(f"--workers {workers}: must be at most {MOST_WORKERS}")
+        raise InputError(f"workers={workers}: must be at most {MOST_WORKERS}")
     needed, free = least_bytes(settings) // sharing, free_bytes(torch.device("cpu"))
     if needed > free:
         raise InputError(
-            f"--dim {settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and "
-            f"{free / 2**30:.1f} GiB are free; give a smaller --dim, --num-heads, --head-dim, --num-layers, --batch-size or "
-            f"{flag_of(settings.tokens_by)}"
+            f"dim={settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and "
+            f"{free / 2**30:.1f} GiB are free; give a smaller dim, num_heads, head_dim, num_layers, batch_size or "
+            f"{settings.tokens_by}"
         )

@@ -128,7 +128,7 @@ class ProcessPool:
             return
         context = multiprocessing.get_context("spawn")
         reported = context.Queue()
-        watched, held = context.Pipe(duplex=False)  # workers leave when `held` is closed, or this process dies
+        watched, opened = context.Pipe(duplex=False)  # workers leave when `opened` is closed, or this process dies
         with tempfile.TemporaryDirectory(prefix="posenc-") as folder:
             shared = Path(folder) / "shared.pt"
             torch.save(work.shared, shared)  # which workers map into their memory
@@ -152,7 +152,7 @@ class ProcessPool:
                     "if __name__ == '__main__'); what had finished is stored, the same command goes on from there"
                 ) from None
             finally:
-                held.close()
+                opened.close()
                 pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.encoding import Encoding
 from posenc.encodings import Rotary
-from posenc.lab.data import Batch, Text, window_ends
+from posenc.lab.data import Text, TextBatch, window_ends
 from posenc.lab.experiment import Scores, Variant
 from posenc.lab.parallel import world
 from posenc.transformer import TransformerBase
@@ -90,7 +90,7 @@ def _losses(
 ) -> Tensor:
     """(len(ends), length): the loss of each of the `length` tokens up to and including ends."""
     here = world()
-    windows = Batch(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
+    windows = TextBatch(tokens[ends[:, None] - length + torch.arange(length + 1)].long())
     logits, targets, positions = here.forward(model, model.encoding, windows)
     on_batch(len(ends) * length)
     losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")

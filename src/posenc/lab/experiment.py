@@ -22,7 +22,7 @@ from posenc.transformer import TransformerBase
 if TYPE_CHECKING:
     from posenc.lab.results import Aggregate, RunRecord
 
-__all__ = ["Batch", "Corpus", "Experiment", "Preset", "Run", "Scores", "Variant"]
+__all__ = ["Batch", "Dataset", "Experiment", "Preset", "Run", "Scores", "Variant"]
 
 
 class Batch(Protocol):
@@ -50,7 +50,7 @@ class Batch(Protocol):
     def to(self, device: torch.device) -> Self: ...
 
 
-class Corpus(Protocol):
+class Dataset(Protocol):
     """Data to train on and some that is held out. digest: equal for equal data."""
 
     @property
@@ -90,7 +90,7 @@ class Experiment(ABC):
     """A kind of comparison: settings, as a frozen dataclass; data; the test; and the numbers and sentences made of it. The lab
     knows text and images by this alone.
 
-    name: of --task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
+    name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
 
     steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
     learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;

@@ -51,7 +51,7 @@ def check_present(name: str) -> None:
         InputError: naming it.
     """
     if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise InputError(f"--device {name}: not here; pass cpu{' or cuda' if torch.cuda.is_available() else ''}")
+        raise InputError(f"device={name}: not here; pass cpu{' or cuda' if torch.cuda.is_available() else ''}")
 
 
 def describe(device: torch.device) -> dict[str, Any]:

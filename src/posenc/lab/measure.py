@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.experiment import Corpus, Run
+from posenc.lab.experiment import Dataset, Run
 from posenc.lab.results import RunRecord, VariantScores
 from posenc.lab.train import Training, activation_bytes, diverged
 
@@ -24,7 +24,7 @@ def work(run: Run) -> int:
 
 def measure(
     run: Run,
-    corpus: Corpus,
+    corpus: Dataset,
     on_progress: Callable[[int], None] = lambda work: None,
     checkpoints: Checkpoints | None = None,
 ) -> RunRecord:

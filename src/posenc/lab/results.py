@@ -71,8 +71,8 @@ def collect(cells: Mapping[Run, RunRecord]) -> list[Aggregate]:
     aggregates: dict[str, Aggregate] = {}
     for run, cell in cells.items():
         for scores in cell.arms:
-            arm = aggregates.setdefault(scores.name, Aggregate(scores.name, run.encoding, scores.trained, {}, {}))
-            arm.cells[run.seed], arm.scores[run.seed] = cell, scores
+            variant = aggregates.setdefault(scores.name, Aggregate(scores.name, run.encoding, scores.trained, {}, {}))
+            variant.cells[run.seed], variant.scores[run.seed] = cell, scores
     return list(aggregates.values())
 
 
@@ -81,36 +81,41 @@ def difference(a: Aggregate, b: Aggregate, condition: int, of: str = LOSS) -> Es
     seeds = sorted(set(a.scores) & set(b.scores))
     if seeds:
         return estimate(a.values(condition, seeds, of) - b.values(condition, seeds, of))
-    means = (arm.values(condition, sorted(arm.scores), of).mean(0, keepdim=True) for arm in (a, b))
+    means = (variant.values(condition, sorted(variant.scores), of).mean(0, keepdim=True) for variant in (a, b))
     return estimate(next(means) - next(means))
 
 
-def level(arm: Aggregate, condition: int, of: str = LOSS) -> Estimate:
+def level(variant: Aggregate, condition: int, of: str = LOSS) -> Estimate:
     """What a variant scores under a condition."""
-    return estimate(arm.values(condition, sorted(arm.scores), of))
+    return estimate(variant.values(condition, sorted(variant.scores), of))
 
 
-def change(arm: Aggregate, condition: int, trained_at: int = 1, of: str = LOSS) -> Estimate:
+def change(variant: Aggregate, condition: int, trained_at: int = 1, of: str = LOSS) -> Estimate:
     """How much that rises from the condition of training to another, on the same examples."""
-    seeds = sorted(arm.scores)
-    return estimate(arm.values(condition, seeds, of) - arm.values(trained_at, seeds, of))
+    seeds = sorted(variant.scores)
+    return estimate(variant.values(condition, seeds, of) - variant.values(trained_at, seeds, of))
 
 
-def naming(arm: Aggregate) -> dict[str, Any]:
+def naming(variant: Aggregate) -> dict[str, Any]:
     """How results.json names a variant."""
-    return {"name": arm.name, "encoding": arm.encoding, "trained": arm.trained, "seeds": sorted(arm.scores)}
+    return {
+        "name": variant.name,
+        "encoding": variant.encoding,
+        "trained": variant.trained,
+        "seeds": sorted(variant.scores),
+    }
 
 
-def course(arm: Aggregate) -> dict[str, Any]:
+def course(variant: Aggregate) -> dict[str, Any]:
     """What it says of training and of costs."""
-    seeds = sorted(arm.scores)
-    cells = [arm.cells[s] for s in seeds]
+    seeds = sorted(variant.scores)
+    cells = [variant.cells[s] for s in seeds]
     return {
         "training": _training(cells),
         "parameters": cells[0].parameters,
         "position_parameters": cells[0].position_parameters,
         "train_tokens_per_second": statistics.median([c.tokens_per_second for c in cells]),
-        "test_tokens_per_second": statistics.median([arm.scores[s].tokens_per_second for s in seeds]),
+        "test_tokens_per_second": statistics.median([variant.scores[s].tokens_per_second for s in seeds]),
         "training_seconds": statistics.median([c.training_seconds for c in cells]),
         "memory_bytes": cells[0].memory_bytes,
     }
@@ -141,13 +146,13 @@ def _chunks(curve: Tensor, width: int) -> list[tuple[int, Tensor]]:
     return [(i, curve[i : i + width]) for i in range(0, len(curve), width)]
 
 
-def general_limits(arms: Sequence[Aggregate], settings: Experiment, data: str, examples: str) -> list[str]:
+def general_limits(variants: Sequence[Aggregate], settings: Experiment, data: str, examples: str) -> list[str]:
     """What no comparison of one small model shows. data: what it was trained on; examples: what it was tested on."""
     notes = [
         f"One small model ({settings.num_layers} layers, width {settings.dim}), {data}, {settings.steps} steps, "
         "the same learning rates given to all. The order may differ at other sizes; the intervals cover the choice of test "
         f"{examples} and of seeds, not that."
     ]
-    if len({s for a in arms for s in a.scores}) == 1:
+    if len({s for a in variants for s in a.scores}) == 1:
         notes.append(f"Only one seed was run: the intervals cover the test {examples}, not the luck of training.")
     return notes

@@ -2,7 +2,7 @@
 """One study engine. A study is settings, cells, how a cell is measured, and the results made of all cells; `run` does the
 rest: it locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
 
-A new study is a subclass of `Study` with five methods, and a page: see `posenc.lab.bench` for a small one.
+A new study is a subclass of `Study` with five methods, and a page: see docs/studies.md and examples/new_study.py.
 """
 
 import hashlib
@@ -257,13 +257,13 @@ def _run(
             "command": command,
             "set_aside": store.damaged,
         }
-        own = study.results(part)
-        machine = own.pop("machine", {}) | {
+        numbers = study.results(part)
+        machine = numbers.pop("machine", {}) | {
             "posenc": posenc.__version__,
             "engine": engine.name,
             "workers": engine.workers,
         }
-        results |= own | {"machine": machine}
+        results |= numbers | {"machine": machine}
         results |= study.sentences(results)
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
         for name, make in pages.items():

@@ -14,8 +14,7 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5
 from posenc.errors import InputError, check_value, listed
 from posenc.functional import t5_bucket
-from posenc.lab.data import DATA_TOKENS, Text, check_long_enough, draw, inside_documents, load, window_ends
-from posenc.lab.data import Batch as TextBatch
+from posenc.lab.data import DATA_TOKENS, Text, TextBatch, check_long_enough, draw, inside_documents, load, window_ends
 from posenc.lab.data import Corpus as TextCorpus
 from posenc.lab.evaluate import BINS_PER_LENGTH, evaluate, variants
 from posenc.lab.experiment import Experiment, Preset, Run, Scores, Variant
@@ -37,9 +36,9 @@ from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 __all__ = ["CORE", "NAIVE", "PRESETS", "Run", "Settings"]
 
 HOLDS = 0.05
-"""An arm holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
+"""A variant holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
 UNDERTRAINED = 0.3
-"""An arm this much behind the best at the training length has learned too little for its flatness to count."""
+"""A variant this much behind the best at the training length has learned too little for its flatness to count."""
 RARE = 0.1
 """T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
 
@@ -54,9 +53,7 @@ class Settings(Experiment):
     loaded with the same three. The rest: see `Experiment`.
     """
 
-    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless --tokenizer says otherwise)"] = (
-        128
-    )
+    length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless tokenizer is another)"] = 128
     factors: Annotated[tuple[int, ...], "test lengths over the training length"] = (1, 2, 4, 8)
     steps: int = 120
     batch_size: int = 12
@@ -190,7 +187,7 @@ class Settings(Experiment):
 
     def ranked(self, records: Mapping[Run, RunRecord]) -> list[Aggregate]:
         """The lowest loss at the longest length first."""
-        return sorted(collect(records), key=lambda arm: level(arm, self.factors[-1]).mean)
+        return sorted(collect(records), key=lambda variant: level(variant, self.factors[-1]).mean)
 
     def numbers(self, ranked: Sequence[Aggregate], corpus: TextCorpus) -> dict[str, Any]:
         return numbers(ranked, self, corpus.bytes_per_token)
@@ -210,59 +207,61 @@ def unit(tokenizer: str) -> str:
 # -------------------------------------------------------------------- numbers
 
 
-def numbers(arms: Sequence[Aggregate], settings: Settings, bytes_per_token: float = 1.0) -> dict[str, Any]:
-    """The measured part of results.json, for ranked arms. bytes_per_token: of the held-out text."""
-    best = {f: min(arms, key=lambda arm: level(arm, f).mean) for f in settings.factors}
+def numbers(variants: Sequence[Aggregate], settings: Settings, bytes_per_token: float = 1.0) -> dict[str, Any]:
+    """The measured part of results.json, for ranked variants. bytes_per_token: of the held-out text."""
+    best = {f: min(variants, key=lambda variant: level(variant, f).mean) for f in settings.factors}
     return {
-        "arms": [_row(arm, best, settings, bytes_per_token) for arm in arms],
-        "extensions": _extensions(arms, settings),
+        "arms": [_row(variant, best, settings, bytes_per_token) for variant in variants],
+        "extensions": _extensions(variants, settings),
     }
 
 
-def _row(arm: Aggregate, best: Mapping[int, Aggregate], settings: Settings, bytes_per_token: float) -> dict[str, Any]:
+def _row(
+    variant: Aggregate, best: Mapping[int, Aggregate], settings: Settings, bytes_per_token: float
+) -> dict[str, Any]:
     lengths = [
         {
             "factor": f,
             "length": f * settings.length,
-            "loss": asdict(level(arm, f)),
-            "change": asdict(change(arm, f)),
-            "behind_best": asdict(difference(arm, best[f], f)),
-            "bits_per_byte": level(arm, f).mean / math.log(2) / bytes_per_token,
+            "loss": asdict(level(variant, f)),
+            "change": asdict(change(variant, f)),
+            "behind_best": asdict(difference(variant, best[f], f)),
+            "bits_per_byte": level(variant, f).mean / math.log(2) / bytes_per_token,
         }
         for f in settings.factors
     ]
     return {
-        **naming(arm),
-        "verdict": verdict(arm, settings),
+        **naming(variant),
+        "verdict": verdict(variant, settings),
         "lengths": lengths,
-        "by_position": _by_position(arm, sorted(arm.scores), settings),
-        **course(arm),
+        "by_position": _by_position(variant, sorted(variant.scores), settings),
+        **course(variant),
     }
 
 
-def verdict(arm: Aggregate, settings: Settings) -> str:
+def verdict(variant: Aggregate, settings: Settings) -> str:
     """What happens past the training length, in a word or three."""
-    return verdict_of([change(arm, f) for f in settings.factors[1:]], HOLDS)
+    return verdict_of([change(variant, f) for f in settings.factors[1:]], HOLDS)
 
 
-def _extensions(arms: Sequence[Aggregate], settings: Settings) -> list[dict[str, Any]]:
-    """Each untrained arm against the model it takes its weights from, at every length past the training one."""
-    named = {arm.name: arm for arm in arms}
+def _extensions(variants: Sequence[Aggregate], settings: Settings) -> list[dict[str, Any]]:
+    """Each untrained variant against the model it takes its weights from, at every length past the training one."""
+    named = {variant.name: variant for variant in variants}
     return [
         {
-            "arm": arm.name,
-            "against": arm.encoding,
+            "arm": variant.name,
+            "against": variant.encoding,
             "factor": f,
-            "difference": asdict(difference(arm, named[arm.encoding], f)),
+            "difference": asdict(difference(variant, named[variant.encoding], f)),
         }
-        for arm in arms
-        if not arm.trained
+        for variant in variants
+        if not variant.trained
         for f in settings.factors[1:]
     ]
 
 
-def _by_position(arm: Aggregate, seeds: Sequence[int], settings: Settings) -> list[dict[str, float]]:
-    losses = torch.tensor([arm.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, windows, bins
+def _by_position(variant: Aggregate, seeds: Sequence[int], settings: Settings) -> list[dict[str, float]]:
+    losses = torch.tensor([variant.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, windows, bins
     width = max(1, settings.length // BINS_PER_LENGTH)
     rows = []
     for index in range(losses.shape[2]):
@@ -274,9 +273,9 @@ def _by_position(arm: Aggregate, seeds: Sequence[int], settings: Settings) -> li
 # -------------------------------------------------------------------- words
 
 
-def answer(arms: Sequence[Aggregate], settings: Settings) -> list[str]:
-    """What a reader wants to know first, for ranked arms."""
-    trained = [a for a in arms if a.trained]
+def answer(variants: Sequence[Aggregate], settings: Settings) -> list[str]:
+    """What a reader wants to know first, for ranked variants."""
+    trained = [a for a in variants if a.trained]
     if not trained:
         return []
     within = min(trained, key=lambda a: level(a, 1).mean)
@@ -286,9 +285,9 @@ def answer(arms: Sequence[Aggregate], settings: Settings) -> list[str]:
     lines = [f"{opening} ({level(within, 1).mean:.3f} nats per {settings.unit}){tied if len(trained) > 1 else ''}."]
     if len(settings.factors) > 1:
         last = settings.factors[-1]
-        lines.append(_past(arms, settings, f"At {last} times that length ({settings.longest} {settings.unit}s)"))
+        lines.append(_past(variants, settings, f"At {last} times that length ({settings.longest} {settings.unit}s)"))
         lines += _by_verdict(trained, settings)
-        lines += _without_retraining(arms, settings)
+        lines += _without_retraining(variants, settings)
     return lines
 
 
@@ -308,40 +307,38 @@ def _by_verdict(trained: Sequence[Aggregate], settings: Settings) -> list[str]:
     return lines
 
 
-def _without_retraining(arms: Sequence[Aggregate], settings: Settings) -> list[str]:
-    named = {arm.name: arm for arm in arms}
+def _without_retraining(variants: Sequence[Aggregate], settings: Settings) -> list[str]:
+    named = {variant.name: variant for variant in variants}
     lines = []
-    for arm in arms:
-        if arm.trained:
+    for variant in variants:
+        if variant.trained:
             continue
-        found = [difference(arm, named[arm.encoding], f) for f in settings.factors[1:]]
+        found = [difference(variant, named[variant.encoding], f) for f in settings.factors[1:]]
         by = ", ".join(f"{e.mean:+.3f}" for e in found)
         outcomes = ["better" if e.high < 0 else "worse" if e.low > 0 else "neither" for e in found]
         if set(outcomes) in ({"better"}, {"worse"}):
-            outcome = f"is {outcomes[0]} than {arm.encoding} as trained at every tested length past training"
+            outcome = f"is {outcomes[0]} than {variant.encoding} as trained at every tested length past training"
         else:
             at = {o: [str(f * settings.length) for f, x in zip(settings.factors[1:], outcomes, strict=True) if x == o]
                   for o in ("better", "worse")}  # fmt: skip
             parts = [f"{o} at {listed(lengths)} {settings.unit}s" for o, lengths in at.items() if lengths]
-            outcome = (
-                f"against {arm.encoding} as trained, is measurably {' and '.join(parts) or 'neither better nor worse'}"
-            )
-        lines.append(f"{arm.name}, without retraining, {outcome} ({by}).")
+            outcome = f"against {variant.encoding} as trained, is measurably {' and '.join(parts) or 'neither better nor worse'}"
+        lines.append(f"{variant.name}, without retraining, {outcome} ({by}).")
     return lines
 
 
-def _past(arms: Sequence[Aggregate], settings: Settings, opening: str) -> str:
+def _past(variants: Sequence[Aggregate], settings: Settings, opening: str) -> str:
     last = settings.factors[-1]
-    best = arms[0]
-    ties = [a.name for a in arms[1:] if difference(a, best, last).low <= 0]
+    best = variants[0]
+    ties = [a.name for a in variants[1:] if difference(a, best, last).low <= 0]
     tied = f"; {listed(ties)} cannot be told apart from it" if ties else ""
     return f"{opening}, {best.name} predicts best ({level(best, last).mean:.3f}){tied}."
 
 
-def limits(arms: Sequence[Aggregate], settings: Settings) -> list[str]:
+def limits(variants: Sequence[Aggregate], settings: Settings) -> list[str]:
     """What this comparison does not show, as far as it can be computed from what was run."""
     notes = []
-    trained = [a for a in arms if a.trained]
+    trained = [a for a in variants if a.trained]
     best = min((level(a, 1).mean for a in trained), default=0.0)
     late = [a.name for a in trained if level(a, 1).mean > best + UNDERTRAINED]
     if late:
@@ -350,16 +347,16 @@ def limits(arms: Sequence[Aggregate], settings: Settings) -> list[str]:
             "above the best. A model that has learned little has little to lose past its training length, so a flat curve "
             "is no merit there."
         )
-    for arm in trained:
-        made = Run(arm.encoding, 0, settings, "").make_encoding()
+    for variant in trained:
+        made = Run(variant.encoding, 0, settings, "").make_encoding()
         for part in made if isinstance(made, Sum) else [made]:
-            notes += _part_notes(arm.name, part, settings)
-    if any(not a.trained for a in arms):
+            notes += _part_notes(variant.name, part, settings)
+    if any(not a.trained for a in variants):
         notes.append(
             "NTK and PI are the same trained weights under other frequencies, with no fine-tuning; interpolation (PI) is "
             "meant to be followed by some."
         )
-    return notes + general_limits(arms, settings, f"{settings.unit}s of one text", "passages")
+    return notes + general_limits(variants, settings, f"{settings.unit}s of one text", "passages")
 
 
 def text_limits(corpus: TextCorpus, settings: Settings) -> list[str]:

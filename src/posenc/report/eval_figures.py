@@ -5,26 +5,24 @@ A trace's `meta` is its method, by which the page shows and hides it. Where a fi
 colours: one hue for amounts, two around the middle (`cmid`) for differences.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from posenc.report.figures import DASHES, PALETTE, escape  # before plotly: it says what to install if that is missing
-
-# isort: split
-import plotly.graph_objects as go
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line, mark
+from posenc.report.html import percent, signed
 
 NEUTRAL = "#7f8894"
 BASES = {"none": "solid", "cut_off": "dash"}
-"""The arms that do nothing, and their lines: grey, so that a colour always means a method."""
+"""The baselines and their lines: grey, so that a colour always means a method."""
 STEPS = ("#8cc0e3", "#4f9ad6", "#2b78bd", "#e0a100", "#e4572e", "#c9305f")
 """Lengths, short to long: blue within the trained length, from yellow to red past it."""
 NEAR = 1.5
 """A trained length this many times the longest text is still marked."""
 
-Rows = Sequence[Mapping[str, Any]]
 Style = Mapping[str, Any]
 
 
@@ -42,7 +40,7 @@ class Measure:
 
     def text(self, value: float) -> str:
         """A value, in the results' unit, as a reader wants it."""
-        return f"{value * self.scale:.0f} %" if self.scale == 100 else f"{value:.2f}"
+        return percent(value) if self.scale == 100 else f"{value:.2f}"
 
 
 MEASURES = {
@@ -76,16 +74,12 @@ MEASURES = {
 
 def styles(methods: Iterable[str]) -> dict[str, dict[str, str]]:
     """A line style per method, the same in every figure."""
-    found: dict[str, dict[str, str]] = {}
-    index = 0
+    by_name = {}
+    looks = ((color, dash) for dash in itertools.cycle(DASHES) for color in PALETTE[:-1])  # without the palette's grey
     for method in methods:
-        if method in BASES:
-            found[method] = {"color": NEUTRAL, "dash": BASES[method]}
-        else:
-            turn, place = divmod(index, len(PALETTE) - 1)  # without the palette's grey
-            found[method] = {"color": PALETTE[place], "dash": DASHES[turn % len(DASHES)]}
-            index += 1
-    return found
+        color, dash = (NEUTRAL, BASES[method]) if method in BASES else next(looks)
+        by_name[method] = {"color": color, "dash": dash}
+    return by_name
 
 
 def length_styles(lengths: Sequence[int], trained: int | None) -> dict[int, dict[str, str]]:
@@ -104,10 +98,10 @@ def _step(steps: Sequence[str], index: int, count: int) -> str:
     return steps[round(index * (len(steps) - 1) / (count - 1))] if count > 1 else steps[-1]
 
 
-def by_depth(lines: Mapping[str, Rows], style: Mapping[str, Style], measure: Measure, *, methods: bool) -> go.Figure:
+def by_depth(lines: Mapping[str, Rows], style: Mapping[str, Style], measure: Measure, *, methods: bool) -> Figure:
     """A measure against where the answer stands, a line per method or per length, with 95 % intervals. lines: cells by name.
     methods: whether the names are methods."""
-    figure = go.Figure()
+    figure = Figure()
     depths = sorted({c["depth"] for cells in lines.values() for c in cells})
     apart = min((b - a for a, b in pairwise(depths)), default=0.2)
     for index, (name, cells) in enumerate(lines.items()):
@@ -116,7 +110,7 @@ def by_depth(lines: Mapping[str, Rows], style: Mapping[str, Style], measure: Mea
         figure.add_scatter(
             x=[100 * c["depth"] + shift for c in points],
             **_values(points, measure, style[name]),
-            text=[f"depth {100 * c['depth']:g} %{_place(c)}, {c['n']} samples" for c in points],
+            text=[f"depth {100 * c['depth']:g} %{_position(c)}, {c['n']} samples" for c in points],
             **_line(name, style[name], methods),
         )
     marks = [100 * depth for depth in depths] if len(depths) <= 7 else [0, 25, 50, 75, 100]
@@ -129,10 +123,10 @@ def by_depth(lines: Mapping[str, Rows], style: Mapping[str, Style], measure: Mea
 
 def by_length(
     lines: Mapping[str, Rows], style: Mapping[str, Style], measure: Measure, trained: int | None, *, beside: bool
-) -> go.Figure:
+) -> Figure:
     """A measure against the length of the text, a line per method, depths pooled. lines: the "by_length" of each method.
     beside: whether the figure stands beside one of a hit rate, so that a loss is drawn upside down."""
-    figure = go.Figure()
+    figure = Figure()
     for index, (name, rows) in enumerate(lines.items()):
         shift = 1.008 ** (index - (len(lines) - 1) / 2)
         points = sorted((row for row in rows if row[measure.key] is not None), key=lambda row: row["length"])
@@ -155,9 +149,9 @@ def by_length(
 
 def loss_by_position(
     curves: Mapping[str, Rows], style: Mapping[str, Style], trained: int | None, length: int
-) -> go.Figure:
+) -> Figure:
     """The loss at each position of running text, a line per method with its 95 % band. curves: points by method."""
-    figure = go.Figure()
+    figure = Figure()
     for name, points in curves.items():
         x, low, high = ([p[key] for p in points] for key in ("position", "low", "high"))
         figure.add_scatter(
@@ -171,18 +165,20 @@ def loss_by_position(
             meta=name,
         )
     for name, points in curves.items():
-        told = [[p["low"], p["high"]] for p in points]
+        interval = [[p["low"], p["high"]] for p in points]
         hover = "%{y:.2f} (%{customdata[0]:.2f} to %{customdata[1]:.2f}) around token %{x:.0f}"
-        figure.add_scatter(**_curve(name, points, style[name], hover), y=[p["loss"] for p in points], customdata=told)
+        figure.add_scatter(
+            **_curve(name, points, style[name], hover), y=[p["loss"] for p in points], customdata=interval
+        )
     figure.update_yaxes(**_axis(MEASURES["loss"], beside=False))
     return _by_position(figure, trained, length)
 
 
 def loss_above(
     curves: Mapping[str, Rows], base: Rows, style: Mapping[str, Style], trained: int | None, length: int
-) -> go.Figure:
+) -> Figure:
     """By how much each method's loss exceeds that of the model as it is, on the same passages. base: the latter's points."""
-    figure = go.Figure()
+    figure = Figure()
     theirs = {p["position"]: p["loss"] for p in base}
     for name, points in curves.items():
         common = [p for p in points if p["position"] in theirs]
@@ -195,15 +191,12 @@ def loss_above(
 def _curve(name: str, points: Rows, style: Style, hover: str) -> dict[str, Any]:
     return {
         "x": [p["position"] for p in points],
-        "name": escape(name),
         "meta": name,
-        "mode": "lines",
-        "line": {**style, "width": 2},
-        "hovertemplate": f"{hover}<extra>{escape(name)}</extra>",
+        **line(name, style, hover, width=2, mode="lines"),
     }
 
 
-def _by_position(figure: go.Figure, trained: int | None, length: int) -> go.Figure:
+def _by_position(figure: Figure, trained: int | None, length: int) -> Figure:
     figure.update_xaxes(title="position in the text, tokens", range=[0, length])
     _mark_trained(figure, trained if trained and trained < length else None, (1, length), log=False)
     return figure.update_layout(showlegend=False)
@@ -218,21 +211,19 @@ class Grid:
     trained: int | None
 
 
-def heat(cells: Rows, grid: Grid, measure: Measure, ends: tuple[float, float]) -> go.Figure:
+def heat(cells: Rows, grid: Grid, measure: Measure, ends: tuple[float, float]) -> Figure:
     """A measure by length and depth, with its numbers. ends: of the scale, in the axis's unit; the same for every method."""
-    found = {(c["length"], c["depth"]): c[measure.key] for c in cells if c[measure.key] is not None}
-
-    def told(value: Mapping[str, float]) -> tuple[float, str, str]:
-        interval = f"{measure.text(value['low'])} to {measure.text(value['high'])}"
-        text = measure.text(value["mean"])
-        return value["mean"] * measure.scale, text.removesuffix(" %"), f"{text} ({interval})"
-
-    figure = _cells({at: told(value) for at, value in found.items()}, grid)
+    shown = {}
+    for c in (c for c in cells if c[measure.key] is not None):
+        mean, low, high = (measure.text(c[measure.key][key]) for key in ("mean", "low", "high"))
+        level = c[measure.key]["mean"] * measure.scale
+        shown[c["length"], c["depth"]] = level, mean.removesuffix(" %"), f"{mean} ({low} to {high})"
+    figure = _cells(shown, grid)
     axis = {"cmin": ends[0], "cmax": ends[1], "reversescale": measure.good == "low"}
     return figure.update_layout(coloraxis=axis | _bar(measure, ""))
 
 
-def heat_difference(cells: Rows, base: Rows, grid: Grid, measure: Measure, end: float) -> go.Figure:
+def heat_difference(cells: Rows, base: Rows, grid: Grid, measure: Measure, end: float) -> Figure:
     """How much a method's cells differ from those of the model as it is; bold where the interval leaves out 0.
 
     Of two shares or means the interval is Newcombe's (1998, method 10), from theirs; it takes them as independent, so that it
@@ -240,21 +231,19 @@ def heat_difference(cells: Rows, base: Rows, grid: Grid, measure: Measure, end: 
     """
     theirs = {(c["length"], c["depth"]): c[measure.key] for c in base}
     sign = 1 if measure.good == "high" else -1
-    found = {}
+    shown = {}
     for c in cells:
         one, other = c[measure.key], theirs.get((c["length"], c["depth"]))
         if one is None or other is None:
             continue
         mean, low, high = newcombe(one, other)
-        if measure.scale == 100:
-            text, interval = f"{100 * mean:+z.0f}", f"{100 * low:+.0f} to {100 * high:+.0f} points"
-        else:
-            text, interval = f"{mean:+z.2f}", f"{low:+.2f} to {high:+.2f} nats"
-        text, interval = text.replace("-", "−"), interval.replace("-", "−")
+        digits, unit = (0, "points") if measure.scale == 100 else (2, "nats")
+        text, *ends = (signed(measure.scale * x, digits) for x in (mean, low, high))
+        interval = f"{ends[0]} to {ends[1]} {unit}"
         sure = f"<b>{text}</b>" if low > 0 or high < 0 else text
         hover = f"{text} ({interval}): {measure.text(one['mean'])} against {measure.text(other['mean'])}"
-        found[c["length"], c["depth"]] = (mean * measure.scale, sure, hover)
-    figure = _cells(found, grid)
+        shown[c["length"], c["depth"]] = (mean * measure.scale, sure, hover)
+    figure = _cells(shown, grid)
     axis = {"cmin": -end, "cmax": end, "cmid": 0, "reversescale": sign < 0}
     return figure.update_layout(coloraxis=axis | _bar(measure, "difference, "))
 
@@ -267,12 +256,12 @@ def newcombe(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[floa
     return mean, low, high
 
 
-def _cells(found: Mapping[tuple[int, float], tuple[float, str, str]], grid: Grid) -> go.Figure:
+def _cells(shown: Mapping[tuple[int, float], tuple[float, str, str]], grid: Grid) -> Figure:
     """Coloured cells, (colour, text, hover) by (length, depth); what was not measured is a dash on the ground."""
     missing = (None, "", "")
-    rows = [[found.get((length, depth), missing) for length in grid.lengths] for depth in grid.depths]
+    rows = [[shown.get((length, depth), missing) for length in grid.lengths] for depth in grid.depths]
     x, y = [str(length) for length in grid.lengths], [f"{100 * depth:.3g} %" for depth in grid.depths]
-    figure = go.Figure()
+    figure = Figure()
     figure.add_heatmap(
         x=x,
         y=y,
@@ -311,28 +300,17 @@ def _values(points: Rows, measure: Measure, style: Style) -> dict[str, Any]:
     values = [point[measure.key] for point in points]
     return {
         "y": [measure.scale * v["mean"] for v in values],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [measure.scale * (v["high"] - v["mean"]) for v in values],
-            "arrayminus": [measure.scale * (v["mean"] - v["low"]) for v in values],
-            "thickness": 1.5,
-            "width": 0,
-            "color": _faint(style["color"], 0.5),
-        },
+        "error_y": error_bars(values, measure.scale)
+        | {"thickness": 1.5, "width": 0, "color": _faint(style["color"], 0.5)},
         "customdata": [[measure.text(v[key]) for key in ("mean", "low", "high")] for v in values],
     }
 
 
 def _line(name: str, style: Style, methods: bool) -> dict[str, Any]:
     return {
-        "name": escape(str(name)),
         "meta": name if methods else None,
-        "mode": "lines+markers",
-        "line": {**style, "width": 2.2},
         "marker": {"size": 7},
-        "hovertemplate": "%{customdata[0]} (%{customdata[1]} to %{customdata[2]})<br>%{text}"
-        "<extra>" + escape(str(name)) + "</extra>",
+        **line(name, style, "%{customdata[0]} (%{customdata[1]} to %{customdata[2]})<br>%{text}"),
     }
 
 
@@ -345,18 +323,16 @@ def _axis(measure: Measure, beside: bool) -> dict[str, Any]:
     return floor | {"title": f"{measure.axis}: lower is better"}
 
 
-def _mark_trained(figure: go.Figure, trained: int | None, seen: Sequence[int], log: bool) -> None:
+def _mark_trained(figure: Figure, trained: int | None, seen: Sequence[int], log: bool) -> None:
     """A line at the trained length, and its name on the side where there is more room. seen: what the axis shows."""
     if not trained or not seen:
         return
-    figure.add_vline(x=trained, line={"dash": "dot", "width": 1.5, "color": "#888"})
     middle = math.sqrt(seen[0] * seen[-1]) if log else (seen[0] + seen[-1]) / 2
     side = {"xanchor": "left", "xshift": 6} if trained < middle else {"xanchor": "right", "xshift": -6}
-    place = {"x": math.log10(trained) if log else trained, "y": 1, "yref": "paper", "yanchor": "top"}
-    figure.add_annotation(**place, **side, text="trained length", showarrow=False)
+    mark(figure, trained, "trained length", log=math.log10(trained) if log else None, yanchor="top", **side)
 
 
-def _place(cell: Mapping[str, Any]) -> str:
+def _position(cell: Mapping[str, Any]) -> str:
     return "" if cell["position"] is None else f" (token {cell['position']:.0f})"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import MAPS
-from posenc.report.template import asset, filled
+from posenc.report.html import asset, filled
 from posenc.spec import parse_sum
 
 if TYPE_CHECKING:

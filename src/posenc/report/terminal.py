@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from posenc.errors import InputError, printable
 from posenc.lab.study import Pace, Progress, Study
+from posenc.report.html import about, clock
 
 try:
     from rich.console import Console
@@ -29,14 +30,8 @@ NOTED, LONG = 20, 8 * 60
 
 def times(elapsed: float, left: float | None) -> str:
     """As in "elapsed 0:22, about 3:10 left"."""
-    told = "" if not left else f", about {_clock(left)} left" if left >= 5 else ", a few seconds left"
-    return f"elapsed {_clock(elapsed)}{told}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    rest = "" if not left else f", about {clock(left)} left" if left >= 5 else ", a few seconds left"
+    return f"elapsed {clock(elapsed)}{rest}"
 
 
 class Times(ProgressColumn):
@@ -96,14 +91,6 @@ def spread_out(every: Sequence[Any], most: int) -> list[Any]:
     if len(every) <= most:
         return list(every)
     return [every[i * (len(every) - 1) // max(most - 1, 1)] for i in range(most)]
-
-
-def about(seconds: float) -> str:
-    """A time in words, to the minute or to ten seconds."""
-    if seconds < 90:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 class Display(Progress):

@@ -10,9 +10,9 @@ import torch
 import posenc
 from posenc.functional import FINE
 from posenc.lab.bench import attention, rotary
-from posenc.lab.bench.case import DTYPES, Built, Case, Missing, Peer, Problem, Refusal, difference, load
+from posenc.lab.bench.attention import CLIP, SCHEMES
+from posenc.lab.bench.case import DTYPES, Built, Case, Missing, Peer, Refusal, Workload, difference, load
 from posenc.lab.bench.cases import CASES
-from posenc.lab.bench.schemes import CLIP, SCHEMES
 
 LENGTH = 2 * CLIP + 30  # some distances are clipped
 ASKED = [
@@ -34,7 +34,7 @@ COMPILED = [
 
 @cache
 def inputs(case: str, mode: str, dtype: str, length: int = LENGTH):
-    return CASES[case].prepare(Problem(length, mode, DTYPES[dtype]))
+    return CASES[case].prepare(Workload(length, mode, DTYPES[dtype]))
 
 
 def candidate(case: Case, name: str):
@@ -96,7 +96,7 @@ def test_position_matters_in_every_case(name):
 
 def test_a_wrong_candidate_is_told():
     given = inputs("t5", "train", "float32")
-    wrong = attention.Inputs(given.scheme, given.problem)
+    wrong = attention.AttentionInputs(given.scheme, given.problem)
     wrong.weights["table"] = wrong.weights["table"].flip(0)
     made = attention.ours(attention.MAKERS["t5"], wrong)
     assert difference(made.results(), given.truth) > 0.05
@@ -134,7 +134,7 @@ def test_only_the_new_key_is_turned_where_the_cache_holds_rotated_ones(monkeypat
 
 def test_the_tables_that_are_timed_are_those_that_rotate_takes():
     length = 2 * FINE + 100  # enough for angles to be added
-    problem = Problem(length)
+    problem = Workload(length)
     found = candidate(CASES["tables"], "posenc").build(CASES["tables"].prepare(problem)).run()
     rope = posenc.Rotary(rotary.HEAD_DIM, rotary.THETA)
     taken, _ = rope.turns(posenc.Positions.arange(length), torch.float32)
@@ -160,7 +160,7 @@ def test_a_peer_that_cannot_be_imported_counts_as_not_installed(tmp_path, monkey
 
 def test_candidates_that_do_not_fit_say_so():
     dense = candidate(CASES["alibi"], "SDPA with a dense bias")
-    small, large = Problem(512), Problem(16384)
+    small, large = Workload(512), Workload(16384)
     dense.check_size(small, 8, 2**30)
     dense.check_size(replace(large, mode="decode"), 8, 2**30)
     with pytest.raises(Refusal, match="would take about 24 GiB, 16 GiB may be used"):
@@ -170,4 +170,4 @@ def test_candidates_that_do_not_fit_say_so():
     flex = candidate(CASES["alibi"], "flex_attention, compiled")
     flex.check_size(replace(large, device=torch.device("cuda")), 8, 2**40)
     with pytest.raises(Refusal, match="beyond 2048 tokens"):
-        flex.check_size(Problem(4096), 8, 2**40)
+        flex.check_size(Workload(4096), 8, 2**40)

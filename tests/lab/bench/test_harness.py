@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from posenc.lab.bench.measure import apart
 from posenc.lab.bench.timing import CLOCKS, Effort, interleaved, ratios, spread
+from posenc.lab.bench.worker import apart
 from posenc.lab.machine import measurable, peak
 
 CPU = torch.device("cpu")

@@ -1,21 +1,24 @@
 """README and docs say what the committed results say, and nothing else; made-up results show how."""
 
 import json
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
-from posenc.lab.bench import readme
-from posenc.lab.bench.readme import BEGIN, DOCUMENTS, END, adopt, committed, generated, summary
 from posenc.lab.bench.table import in_seconds, markdown, notes
 
 ROOT = Path(__file__).parents[3]
+SPEC = spec_from_file_location("readme", ROOT / "benchmarks/readme.py")
+readme = module_from_spec(SPEC)
+SPEC.loader.exec_module(readme)
+DOCUMENTS = readme.DOCUMENTS
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_are_what_the_generator_makes_of_the_committed_results(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert generated(text, DOCUMENTS[name], committed(ROOT)) == text
+    assert readme.generated(text, DOCUMENTS[name], readme.committed(ROOT)) == text
 
 
 def row(name, ratio=None, mebibytes=None, package=None, status="measured", note="", error=None):
@@ -72,7 +75,7 @@ def results():
 
 
 def test_the_summary_shows_ours_and_the_best_peer(results):
-    lines = summary(results).splitlines()
+    lines = readme.summary(results).splitlines()
     assert "| `alibi` | 1.05 | 1.80 (naive) | failed |  | 45 | 1500 (MPT) |" in lines
     assert "| `tupe` | 1.05 | 1.80 (naive) |  |  |  |  |" in lines
     assert not any("torchtune" in line for line in lines)  # rotary alone is in docs/bench.md
@@ -96,7 +99,7 @@ def test_the_best_of_the_others_is_shown_whoever_it_is(results, fastest, told):
     slow = row("transformers BLOOM", 1.76, package="transformers")
     rows = [row("plain SDPA", 1.0), row("posenc", 1.02), row("SDPA with a dense bias", 1.8), slow, fastest]
     results["trials"] = [trial("t5", "forward", 2048, rows)]
-    assert f"| `t5` | 1.02 | {told} |  |  |  |  |" in summary(results).splitlines()
+    assert f"| `t5` | 1.02 | {told} |  |  |  |  |" in readme.summary(results).splitlines()
 
 
 def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
@@ -124,21 +127,21 @@ def test_times_have_a_unit_that_suits():
 
 
 def test_only_what_stands_between_the_marks_changes(results):
-    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    made = generated(text, summary, [results])
-    assert made.startswith(f"before\n{BEGIN}\nA CPU")
-    assert made.endswith(f"{END}\nafter\n")
-    assert generated(made, summary, [results]) == made
-    assert generated(made, summary, []) == f"before\n{BEGIN}\n{END}\nafter\n"
+    text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+    made = readme.generated(text, readme.summary, [results])
+    assert made.startswith(f"before\n{readme.BEGIN}\nA CPU")
+    assert made.endswith(f"{readme.END}\nafter\n")
+    assert readme.generated(made, readme.summary, [results]) == made
+    assert readme.generated(made, readme.summary, []) == f"before\n{readme.BEGIN}\n{readme.END}\nafter\n"
     with pytest.raises(ValueError, match="lacks the marks"):
-        generated("no marks", summary, [results])
+        readme.generated("no marks", readme.summary, [results])
 
 
 def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, results):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     for name in DOCUMENTS:
-        (tmp_path / name).write_text(f"{BEGIN}\n{END}\n")
+        (tmp_path / name).write_text(f"{readme.BEGIN}\n{readme.END}\n")
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results))
     assert readme.main([str(path)]) == 0
@@ -149,12 +152,12 @@ def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, re
     assert readme.main([str(path)]) == 2
     assert "was interrupted" in capsys.readouterr().err
     with pytest.raises(ValueError, match="give a results"):
-        adopt(tmp_path / "nothing.json", tmp_path)
+        readme.adopt(tmp_path / "nothing.json", tmp_path)
 
 
 def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):
     from posenc.lab.bench.table import tables
-    from posenc.report.speed import page
+    from posenc.report.bench import page
 
     full = results | {"cases": {"alibi": "ALiBi <b>", "tupe": "T", "rotary": "R"}, "trials_finished": 6, "trials_planned": 9,
                       "trials_kept_from_before": 2, "seconds": 70.0, "command": "posenc bench --out '<i>'"}  # fmt: skip

@@ -16,14 +16,13 @@ from posenc.errors import InputError
 from posenc.lab.bench import worker as running
 from posenc.lab.bench.case import Built, Candidate, Case, Peer, Refusal
 from posenc.lab.bench.cases import CASES
-from posenc.lab.bench.measure import measure
-from posenc.lab.bench.study import MEMORY, QUICK, STANDARD, TIME, Bench, Row, Rows, Settings, Trial, plan
+from posenc.lab.bench.study import MEMORY, QUICK, STANDARD, TIME, BenchSettings, BenchStudy, Row, Rows, Trial, plan
 from posenc.lab.bench.table import markdown, tables
 from posenc.lab.bench.timing import Effort
-from posenc.lab.bench.worker import KEEP_FREED, Died, Worker
+from posenc.lab.bench.worker import KEEP_FREED, Died, Worker, measure
 from posenc.lab.study import run
 
-FAST = Settings(effort=Effort(rounds=3, block=0.0))
+FAST = BenchSettings(effort=Effort(rounds=3, block=0.0))
 ALIBI = Trial(TIME, "alibi", "forward", "float32", 24)
 BARE = replace(FAST, peers=False)
 ROPE = Trial(TIME, "rope", "forward", "float32", 24)
@@ -75,7 +74,7 @@ def test_what_cannot_be_planned_is_refused(given, message):
 
 
 def identity(trial, settings):
-    return Bench([trial], settings).identity(trial)
+    return BenchStudy([trial], settings).identity(trial)
 
 
 def test_an_id_depends_on_everything_that_numbers_depend_on(monkeypatch):
@@ -94,7 +93,7 @@ def test_an_id_depends_on_everything_that_numbers_depend_on(monkeypatch):
 
 
 def expectations(trial, known):
-    study = Bench([trial], FAST)
+    study = BenchStudy([trial], FAST)
     for each, rows in known.items():
         study.stored(each, Rows(rows))
     return study._expected(trial)
@@ -165,7 +164,7 @@ def test_every_candidate_has_a_row_whatever_happens_to_it(monkeypatch):
 
 def test_the_memory_of_posenc_is_taken_however_long_it_takes(monkeypatch):
     candidates_of(monkeypatch, Candidate("posenc, slow", lambda i: works()), Candidate("peer", lambda i: works()))
-    monkeypatch.setattr("posenc.lab.bench.measure._memory", lambda *_: 5)
+    monkeypatch.setattr("posenc.lab.bench.worker._memory", lambda *_: 5)
     rows = measure(replace(ALIBI, what=MEMORY), FAST, {}, {"posenc, slow": 9.0, "peer": 9.0, "limit": 9.0})
     assert [(row.status, row.bytes) for row in rows] == [("measured", 5), ("measured", 5), ("left out", None)]
 
@@ -208,8 +207,8 @@ def test_the_limit_alone_is_not_timed(monkeypatch):
 @pytest.mark.slow
 def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     trials = [ROPE, replace(ROPE, what=MEMORY), TABLES]
-    run(Bench(trials[:1], FAST), tmp_path)
-    results = run(Bench(trials, FAST), tmp_path, command="posenc bench", pages={"table.md": markdown})
+    run(BenchStudy(trials[:1], FAST), tmp_path)
+    results = run(BenchStudy(trials, FAST), tmp_path, command="posenc bench", pages={"table.md": markdown})
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert (results["schema"], results["complete"], results["trials_kept_from_before"]) == (1, True, 1)
     assert results["machine"]["cpu"]
@@ -246,14 +245,14 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
             self.closed = True
 
     monkeypatch.setattr(running, "Worker", Mortal)
-    results = run(Bench([TABLES], FAST), tmp_path)
+    results = run(BenchStudy([TABLES], FAST), tmp_path)
     assert results["trials"][0]["rows"][1]["note"] == "the process died (SIGSEGV)"
 
     def dies_in_the_rounds(self, *_):
         raise Died("", "the process died (SIGKILL)")
 
     monkeypatch.setattr(Mortal, "measure", dies_in_the_rounds)
-    results = run(Bench([replace(TABLES, length=39)], FAST), tmp_path)
+    results = run(BenchStudy([replace(TABLES, length=39)], FAST), tmp_path)
     assert [(row["name"], row["note"]) for row in results["trials"][0]["rows"]] == [
         ("copy of the tables", "the process died (SIGKILL)")
     ]
@@ -263,7 +262,7 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
 
     monkeypatch.setattr(Mortal, "measure", dies)
     with pytest.raises(RuntimeError, match="what was measured is stored"):
-        run(Bench([replace(TABLES, length=40)], FAST), tmp_path)
+        run(BenchStudy([replace(TABLES, length=40)], FAST), tmp_path)
 
 
 @pytest.fixture

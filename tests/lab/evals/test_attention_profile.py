@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import posenc
 from posenc import InputError
-from posenc.lab.evals.attention import attention_profile, pair_norms, summed_by_distance
-from posenc.lab.evals.profile import AttentionProfile
+from posenc.lab.evals.attention import AttentionProfile, attention_profile, pair_norms, summed_by_distance
 from posenc.pretrained.models import FAMILIES, model_structure
 from posenc.tasks import Sample
 from references import smollm2

@@ -12,7 +12,7 @@ import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError
 from posenc.lab.evals import study
-from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, Settings, planned, settings_of
+from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, EvaluationSettings, planned, settings_of
 from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained import loss_by_position
@@ -352,8 +352,10 @@ def test_a_model_of_a_type_without_rotation_is_measured_too(tokenizer):
 
 
 def test_the_order_has_something_of_everything_early():
-    assert Settings("passkey", "yarn", 512, 0.5) == Settings(("passkey",), ("yarn",), (512,), (0.5,))
-    settings = Settings(("passkey", "perplexity"), ("yarn", "cut_off"), (512, 256), (1, 0), seeds=2)
+    assert EvaluationSettings("passkey", "yarn", 512, 0.5) == EvaluationSettings(
+        ("passkey",), ("yarn",), (512,), (0.5,)
+    )
+    settings = EvaluationSettings(("passkey", "perplexity"), ("yarn", "cut_off"), (512, 256), (1, 0), seeds=2)
     cells = [cell for group in planned(settings, settings.made(), 256) for cell in group]
     assert [(cell.seed, cell.length) for cell in cells] == sorted((cell.seed, cell.length) for cell in cells)
     assert [cell.method for cell in cells[:6]] == ["none"] * 3 + ["yarn"] * 3

@@ -8,10 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, Settings
-from posenc.lab.evals.reader import BLOCKS, Outcome
-from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, Measured, change, numbers, share
-from posenc.lab.evals.wording import answer, limits
+from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings
+from posenc.lab.evals.reader import BLOCKS, TextOutcome
+from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, Measured, answer, change, limits, numbers, share
 from posenc.tasks import Task
 
 T_15 = 2.131  # Student's t, 97.5 %, 15 degrees of freedom
@@ -41,7 +40,7 @@ class Reads(Asks):
 
 
 TASKS = {"asks": Asks(), "reads": Reads()}
-SETTINGS = Settings(("asks", "reads"), ("good", "bad"), (64, 128), (0.0, 0.5, 1.0), samples=8, seeds=2)
+SETTINGS = EvaluationSettings(("asks", "reads"), ("good", "bad"), (64, 128), (0.0, 0.5, 1.0), samples=8, seeds=2)
 TRAINED = 64
 
 
@@ -52,11 +51,11 @@ def outcome(cell, index):
     loss = 2 + noise + {"good": -0.3, "bad": 0.4, CUT_OFF: 0.1}.get(cell.method, 0) + 3 * broken
     if cell.task == "reads":
         blocks = (None, *[loss + block for block in range(1, BLOCKS)])
-        return Outcome(cell.length, None, loss, 0.5, 0, blocks=blocks)
+        return TextOutcome(cell.length, None, loss, 0.5, 0, blocks=blocks)
     right = {0.0: noise < 0.9, 0.5: noise < 0.15, 1.0: noise < 0.85}[cell.depth]
     right = right or cell.method == "good"
     right = right and not (cell.method in ("bad", CUT_OFF) or broken)
-    return Outcome(cell.length, cell.depth * cell.length, loss, 0.75, int(right), "x", float(right))
+    return TextOutcome(cell.length, cell.depth * cell.length, loss, 0.75, int(right), "x", float(right))
 
 
 def measured(settings=SETTINGS, score=True):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE
-from posenc.lab.evals.wording import answer
+from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, answer
 
 
 def interval(mean, low=None, high=None):

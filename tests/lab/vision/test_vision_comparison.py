@@ -20,7 +20,7 @@ from posenc.lab.store import Store
 from posenc.lab.train import Training
 from posenc.lab.vision import experiment as vision
 from posenc.lab.vision.experiment import answer, limits
-from posenc.report.page import page
+from posenc.report.compare import page
 
 SIZES = {
     "image_size": 8, "patch_size": 2, "test_sizes": (4, 16), "steps": 3, "batch_size": 2, "dim": 8, "num_layers": 1,

@@ -1,20 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention at module level: four projections round a core, x (1, n, 512) -> (1, n, 512), with 8 heads of width 64."""
+"""Attention at module level: four projections round a core, x (1, n, 512) -> (1, n, 512), with 8 heads of width 64.
 
-from collections.abc import Callable
+What each encoding adds to the scores is a formula on any rows of the score matrix. It is given float64 rows to judge the
+candidates by, and all rows in the dtype of the problem to be one of them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 import posenc
 from posenc.encoding import Encoding
-from posenc.functional import alibi_slopes, t5_bucket
-from posenc.lab.bench.case import TOLERANCES, Built, Problem, Refusal, Tensors
-from posenc.lab.bench.schemes import BUCKETS, CLIP, DIM, HEAD_DIM, HEADS, MOST_RELATIVE, SCHEMES, Scheme, heads
+from posenc.functional import alibi_slopes, deberta_bucket, rotary, sinusoidal, t5_bucket
+from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload
 from posenc.positions import Positions
+
+DIM, HEADS, HEAD_DIM = 512, 8, 64
+CLIP, BUCKETS, MOST_RELATIVE = 64, 256, 512
+"""Shaw's clip; DeBERTa's logarithmic buckets, and the distance that they reach."""
+
+Weights = Mapping[str, Tensor]
+Terms = tuple[Tensor, Tensor, Tensor | None]
+Formula = Callable[[Weights, Tensor, Tensor, Tensor], Terms]
+"""(weights, queries of some rows, all keys, the rows) -> queries and keys as compared, and the bias (1, H, rows, keys)
+added to their scaled product."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """An encoding in attention: its weights, and what it does to queries, keys and scores.
+
+    sizes: name -> (shape, standard deviation) of its own weights, for a length. learned: the weight whose gradient is
+    compared. scale: of the product of queries and keys.
+    """
+
+    terms: Formula
+    sizes: Callable[[int], dict[str, tuple[tuple[int, ...], float]]] = lambda length: {}
+    learned: str | None = None
+    scale: float = HEAD_DIM**-0.5
+    causal: bool = False
+
+
+def heads(x: Tensor) -> Tensor:
+    """(batch, n, HEADS * HEAD_DIM) -> (batch, HEADS, n, HEAD_DIM)"""
+    return x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+
+
+def _distance(rows: Tensor, keys: int) -> Tensor:
+    """Query position minus key position, (rows, keys)."""
+    return rows[:, None] - torch.arange(keys, device=rows.device)
+
+
+def _gathered(table: Tensor, index: Tensor) -> Tensor:
+    """(1, H, rows, entries) read at (rows, keys) indices."""
+    return torch.gather(table, -1, index.expand(*table.shape[:2], *index.shape))
+
+
+def _t5_bias(table: Tensor, rows: Tensor, keys: int, bidirectional: bool) -> Tensor:
+    return table[:, t5_bucket(-_distance(rows, keys), bidirectional)][None]
+
+
+def _t5(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    return q, k, _t5_bias(w["table"], rows, k.shape[2], bidirectional=True)
+
+
+def _t5_causal(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    return q, k, _t5_bias(w["table"], rows, k.shape[2], bidirectional=False)
+
+
+def _alibi(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    slopes = alibi_slopes(HEADS).to(q)[:, None, None]
+    return q, k, (-slopes * _distance(rows, k.shape[2]).abs())[None]
+
+
+def _shaw(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    index = (-_distance(rows, k.shape[2])).clamp(-CLIP, CLIP) + CLIP
+    return q, k, _gathered(q @ w["table"].mT * HEAD_DIM**-0.5, index)
+
+
+def _xlnet(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    length = k.shape[2]
+    distances = torch.arange(length - 1, -length, -1, device=q.device)
+    codes = sinusoidal(distances, DIM, layout="concat", dtype=q.dtype)
+    keys = (codes @ w["table"].mT).unflatten(-1, (HEADS, HEAD_DIM)).transpose(0, 1)
+    scores = (q + w["distance_bias"]) @ keys.mT * HEAD_DIM**-0.5
+    return q + w["content_bias"], k, _gathered(scores, length - 1 - _distance(rows, length))
+
+
+def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    counted = deberta_bucket(_distance(rows, k.shape[2]), BUCKETS, MOST_RELATIVE)
+    index = (counted + BUCKETS).clamp(0, 2 * BUCKETS - 1)
+    queries, keys = (heads((w["table"] @ w[name].mT)[None]) for name in ("q", "k"))
+    c2p = _gathered(q @ keys.mT, index)
+    p2c = _gathered(k @ queries.mT, index.mT).mT
+    return q, k, (c2p + p2c) * DEBERTA_SCALE
+
+
+def _tupe(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    codes = layer_norm(w["table"], (DIM,))
+    left, right = (heads((codes @ w[name].mT)[None]) for name in ("left", "right"))
+    absolute = left[:, :, rows] @ right.mT * TUPE_SCALE
+    return q, k, absolute + _t5_bias(w["distances"], rows, k.shape[2], bidirectional=True)
+
+
+def _rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    positions = torch.arange(k.shape[2], device=q.device, dtype=torch.float64)
+    inv_freq = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2, device=q.device, dtype=torch.float64) / HEAD_DIM)
+    angles = positions[:, None] * inv_freq
+    wide = torch.promote_types(q.dtype, torch.float32)
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    turned = rotary(q, cos[rows], sin[rows], layout="interleaved"), rotary(k, cos, sin, layout="interleaved")
+    return *turned, None
+
+
+DEBERTA_SCALE = (3 * HEAD_DIM) ** -0.5
+TUPE_SCALE = (2 * HEAD_DIM) ** -0.5
+_SQUARE = ((DIM, DIM), DIM**-0.5)
+
+SCHEMES: dict[str, Scheme] = {
+    "t5": Scheme(_t5, lambda n: {"table": ((HEADS, 32), 1.0)}, "table", 1.0),
+    "t5_causal": Scheme(_t5_causal, lambda n: {"table": ((HEADS, 32), 1.0)}, "table", 1.0, causal=True),
+    "alibi": Scheme(_alibi, causal=True),
+    "shaw": Scheme(_shaw, lambda n: {"table": ((2 * CLIP + 1, HEAD_DIM), 1.0)}, "table"),
+    "xlnet": Scheme(
+        _xlnet,
+        lambda n: {
+            "table": _SQUARE,
+            "content_bias": ((HEADS, 1, HEAD_DIM), 0.1),
+            "distance_bias": ((HEADS, 1, HEAD_DIM), 0.1),
+        },
+        "table",
+    ),
+    "tupe": Scheme(
+        _tupe,
+        lambda n: {"table": ((n, DIM), 1.0), "left": _SQUARE, "right": _SQUARE, "distances": ((HEADS, 32), 1.0)},
+        "distances",
+        TUPE_SCALE,
+    ),
+    "deberta": Scheme(_deberta, lambda n: {"table": ((2 * BUCKETS, DIM), 1.0)}, "table", DEBERTA_SCALE),
+    "rope": Scheme(_rope),
+}
+
 
 SAMPLED_ROWS = 48
 """Queries whose outputs are compared with the formula in float64; gradients are those of these outputs."""
@@ -23,10 +154,10 @@ Gradient = Callable[[], Tensor]
 """Reads the gradient of the scheme's learned weight, in that weight's own shape."""
 
 
-class Inputs:
+class AttentionInputs:
     """What every candidate of a case gets: the same input, the same weights, rounded to the problem's dtype."""
 
-    def __init__(self, scheme: Scheme, problem: Problem) -> None:
+    def __init__(self, scheme: Scheme, problem: Workload) -> None:
         generator = torch.Generator().manual_seed(0)
 
         def normal(shape: tuple[int, ...], std: float) -> Tensor:
@@ -54,11 +185,11 @@ class Inputs:
         """The weight whose gradient is compared."""
         return self.scheme.learned if self.problem.mode == "train" else None
 
-    def cache(self) -> "Cache | None":
+    def cache(self) -> "KeyValueCache | None":
         """Keys and values of all tokens, where one of them is decoded."""
         if self.problem.mode != "decode":
             return None
-        return Cache(*(heads(self.x @ self.weights[name].mT).contiguous() for name in "kv"))
+        return KeyValueCache(*(heads(self.x @ self.weights[name].mT).contiguous() for name in "kv"))
 
     def positions(self) -> Positions:
         """Where the tokens are; a model makes this once, for all of its layers."""
@@ -89,7 +220,7 @@ def hidden(rows: Tensor, keys: int) -> Tensor:
     return torch.arange(keys, device=rows.device) > rows[:, None]
 
 
-class Cache:
+class KeyValueCache:
     """Keys and values with room for the last token, in the interface of transformers' caches. Every step writes the
     same place, so that what is timed does not grow."""
 
@@ -105,10 +236,10 @@ class Cache:
         return self.keys, self.values
 
 
-class RotatedCache(Cache):
+class RotatedCache(KeyValueCache):
     """A cache of keys as rotated: those of `cache` at once, and each new one as it comes."""
 
-    def __init__(self, cache: Cache, encoding: Encoding) -> None:
+    def __init__(self, cache: KeyValueCache, encoding: Encoding) -> None:
         length = cache.keys.shape[2]
         ids = torch.arange(length, device=cache.keys.device)
         super().__init__(encoding.rotate_keys(cache.keys, Positions.from_ids(ids)), cache.values)
@@ -124,7 +255,7 @@ class BenchModel(nn.Module):
 
     core: Core
 
-    def __init__(self, inputs: Inputs, own: nn.Module | None = None) -> None:
+    def __init__(self, inputs: AttentionInputs, own: nn.Module | None = None) -> None:
         """own: what the core has of parameters."""
         super().__init__()
         self.own = own
@@ -132,7 +263,7 @@ class BenchModel(nn.Module):
         self.k: nn.Linear = linear(inputs.weights["k"])
         self.v: nn.Linear = linear(inputs.weights["v"])
         self.o: nn.Linear = linear(inputs.weights["o"])
-        self.cache: Cache | None = inputs.cache()
+        self.cache: KeyValueCache | None = inputs.cache()
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (heads(projection(x)) for projection in (self.q, self.k, self.v))
@@ -158,7 +289,9 @@ def gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def measured(inputs: Inputs, module: nn.Module, learned: Gradient | None = None, compared: bool = True) -> Built:
+def measured(
+    inputs: AttentionInputs, module: nn.Module, learned: Gradient | None = None, compared: bool = True
+) -> Built:
     """A module as a candidate. learned: reads the gradient that is compared, where the scheme has one."""
     x = inputs.asked
 
@@ -198,7 +331,7 @@ def measured(inputs: Inputs, module: nn.Module, learned: Gradient | None = None,
 # -------------------------------------------------------------------- candidates of torch alone
 
 
-def plain(inputs: Inputs) -> Built:
+def plain(inputs: AttentionInputs) -> Built:
     """The limit: no position at all."""
     host = BenchModel(inputs)
     causal = inputs.scheme.causal and inputs.problem.mode != "decode"
@@ -206,7 +339,7 @@ def plain(inputs: Inputs) -> Built:
     return measured(inputs, host, compared=False)
 
 
-def dense(inputs: Inputs) -> Built:
+def dense(inputs: AttentionInputs) -> Built:
     """The naive way: the bias as a whole, handed to SDPA as its mask."""
     scheme = inputs.scheme
     own = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.sizes(1)})
@@ -231,7 +364,7 @@ def dense(inputs: Inputs) -> Built:
     return measured(inputs, host, learned)
 
 
-def flex(inputs: Inputs) -> Built:
+def flex(inputs: AttentionInputs) -> Built:
     """FlexAttention, compiled, reading the bias from a vector of distances (ALiBi: computing it)."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -268,7 +401,9 @@ def flex(inputs: Inputs) -> Built:
 # -------------------------------------------------------------------- posenc
 
 
-def ours(make: Callable[[Inputs, BenchModel], tuple[Encoding, Gradient | None]], inputs: Inputs) -> Built:
+def ours(
+    make: Callable[[AttentionInputs, BenchModel], tuple[Encoding, Gradient | None]], inputs: AttentionInputs
+) -> Built:
     """posenc.attention with the case's encoding."""
     host, positions = BenchModel(inputs), inputs.positions()
     encoding, learned = make(inputs, host)
@@ -281,7 +416,7 @@ def ours(make: Callable[[Inputs, BenchModel], tuple[Encoding, Gradient | None]],
     return measured(inputs, host, learned)
 
 
-def rotated_cache(inputs: Inputs) -> Built:
+def rotated_cache(inputs: AttentionInputs) -> Built:
     """posenc.attention with RoPE over keys that were rotated when they were cached."""
     host, positions = BenchModel(inputs), inputs.positions()
     encoding, _ = rope("interleaved", inputs, host)
@@ -292,17 +427,17 @@ def rotated_cache(inputs: Inputs) -> Built:
     return measured(inputs, host)
 
 
-def t5(bidirectional: bool, inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
+def t5(bidirectional: bool, inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding = posenc.T5(HEADS, bidirectional)
     fill(encoding.table, inputs.weights["table"])
     return encoding, lambda: gradient(encoding.table)
 
 
-def alibi(inputs: Inputs, host: BenchModel) -> tuple[Encoding, None]:
+def alibi(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, None]:
     return posenc.ALiBi(HEADS), None
 
 
-def shaw(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
+def shaw(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding = posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys")
     assert encoding.key_table is not None
     table = encoding.key_table
@@ -310,7 +445,7 @@ def shaw(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(table)[0, 0]
 
 
-def xlnet(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
+def xlnet(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding, w = posenc.XLNet(DIM, HEADS, HEAD_DIM), inputs.weights
     fill(encoding.projection.weight, w["table"])
     fill(encoding.u, w["content_bias"])
@@ -318,7 +453,7 @@ def xlnet(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(encoding.projection.weight).view(DIM, DIM)
 
 
-def tupe(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
+def tupe(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     encoding, w = posenc.TUPER(inputs.problem.length, DIM, HEADS, HEAD_DIM, untie_cls=False), inputs.weights
     fill(encoding.table, w["table"])
     fill(encoding.distances, w["distances"])
@@ -327,7 +462,7 @@ def tupe(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(encoding.distances)
 
 
-def deberta(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
+def deberta(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     options: dict[str, Any] = {"max_relative_positions": MOST_RELATIVE, "position_buckets": BUCKETS, "norm": False}
     encoding = posenc.DeBERTaV2(DIM, HEADS, HEAD_DIM, **options)
     encoding.share([(host.q, host.k)])
@@ -335,7 +470,7 @@ def deberta(inputs: Inputs, host: BenchModel) -> tuple[Encoding, Gradient]:
     return encoding, lambda: gradient(encoding.table)
 
 
-def rope(layout: posenc.functional.Layout, inputs: Inputs, host: BenchModel) -> tuple[Encoding, None]:
+def rope(layout: posenc.functional.Layout, inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, None]:
     """The scheme's weights are interleaved; for halves they are reordered, which changes nothing else."""
     for projection in (host.q, host.k):
         weight = posenc.convert_layout(
@@ -348,7 +483,7 @@ def rope(layout: posenc.functional.Layout, inputs: Inputs, host: BenchModel) -> 
     return posenc.Rotary(HEAD_DIM, layout=layout), None
 
 
-MAKERS: dict[str, Callable[[Inputs, BenchModel], tuple[Encoding, Gradient | None]]] = {
+MAKERS: dict[str, Callable[[AttentionInputs, BenchModel], tuple[Encoding, Gradient | None]]] = {
     "t5": partial(t5, True),
     "t5_causal": partial(t5, False),
     "alibi": alibi,
@@ -360,5 +495,5 @@ MAKERS: dict[str, Callable[[Inputs, BenchModel], tuple[Encoding, Gradient | None
 }
 
 
-def prepare(name: str, problem: Problem) -> Inputs:
-    return Inputs(SCHEMES[name], problem)
+def prepare(name: str, problem: Workload) -> AttentionInputs:
+    return AttentionInputs(SCHEMES[name], problem)

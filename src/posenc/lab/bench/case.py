@@ -25,7 +25,7 @@ Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Problem:
+class Workload:
     """The size and kind of what every candidate of a case computes."""
 
     length: int
@@ -95,7 +95,7 @@ class Candidate:
         """Whether it is posenc."""
         return self.name.split(",")[0] == "posenc"
 
-    def check_size(self, problem: Problem, heads: int, free_bytes: int) -> None:
+    def check_size(self, problem: Workload, heads: int, free_bytes: int) -> None:
         """Refuse a problem that is too large.
 
         Raises:
@@ -119,7 +119,7 @@ class Case:
     name: str
     family: str
     summary: str
-    prepare: Callable[[Problem], Any]
+    prepare: Callable[[Workload], Any]
     candidates: tuple[Candidate, ...]
     modes: tuple[str, ...] = MODES
     dtypes: tuple[str, ...] = tuple(DTYPES)

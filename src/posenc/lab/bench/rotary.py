@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary alone: queries (1, 32, n, 128) and keys (1, 8, n, 128) in a model's strides, against a copy of the same bytes."""
+"""Rotary alone: queries (1, 32, n, 128) and keys (1, 8, n, 128) in a model's strides, against a copy of the same bytes; and
+building its tables of cos and sin, against a copy of the finished tables."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import posenc
 from posenc.functional import Layout, rotary
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Peer, Problem, Tensors, load
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Peer, Tensors, Workload, load
 from posenc.lab.bench.transformers_peers import TRANSFORMERS
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
@@ -28,10 +29,10 @@ def inverse_frequencies(device: torch.device) -> Tensor:
     return THETA**-exponents
 
 
-class Inputs:
+class RotaryInputs:
     """Queries, keys, their upstream gradients, and the positions that they are at."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Workload) -> None:
         generator = torch.Generator().manual_seed(0)
         asked = 1 if problem.mode == "decode" else problem.length
 
@@ -56,14 +57,14 @@ class Inputs:
         """Sampled rows turned in float64, and their gradients turned back."""
         angles = self.angles(self.positions[self.rows])
         cos, sin = angles.cos(), angles.sin()
-        found = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
+        turned = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
         if self.problem.mode == "train":
             ups = (self.q_upstream, self.k_upstream)
-            found += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
-        return tuple(found)
+            turned += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
+        return tuple(turned)
 
 
-def measured(inputs: Inputs, turn: Turn, layout: Layout | None) -> Built:
+def measured(inputs: RotaryInputs, turn: Turn, layout: Layout | None) -> Built:
     """A pair of rotations as a candidate; layout None: there is nothing to compare."""
 
     def once() -> Tensors:
@@ -84,7 +85,7 @@ def measured(inputs: Inputs, turn: Turn, layout: Layout | None) -> Built:
     return Built(once, results, lambda: inputs.truth(layout), tolerance)
 
 
-def copy(inputs: Inputs) -> Built:
+def copy_rotated(inputs: RotaryInputs) -> Built:
     """The limit: read every byte once, write every byte once."""
     tensors = [inputs.q, inputs.k]
     if inputs.problem.mode == "train":
@@ -96,14 +97,14 @@ def copy(inputs: Inputs) -> Built:
     return Built(run, run)
 
 
-def encoding(layout: Layout, inputs: Inputs) -> Built:
+def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
     """posenc.Rotary on its own, with the tables that the layers of a model share."""
     made = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
     positions = posenc.Positions.from_ids(inputs.positions)
     return measured(inputs, lambda q, k: made.rotate(q, k, positions), layout)
 
 
-def function(layout: Layout, compiled: bool, inputs: Inputs) -> Built:
+def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
     """posenc.functional.rotary with tables at hand."""
     angles = inputs.angles()
     wide = torch.promote_types(inputs.problem.dtype, torch.float32)
@@ -125,21 +126,21 @@ def llama_embedding() -> Any:
     return load(TRANSFORMERS, "transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
 
 
-def transformers(compiled: bool, inputs: Inputs) -> Built:
+def transformers(compiled: bool, inputs: RotaryInputs) -> Built:
     apply = load(TRANSFORMERS, "transformers.models.llama.modeling_llama").apply_rotary_pos_emb
     cos, sin = llama_embedding().to(inputs.problem.device)(inputs.q, inputs.positions[None])
     apply = torch.compile(apply, dynamic=False) if compiled else apply
     return measured(inputs, lambda q, k: apply(q, k, cos, sin), "half")
 
 
-def rotary_embedding_torch(inputs: Inputs) -> Built:
+def rotary_embedding_torch(inputs: RotaryInputs) -> Built:
     module = load(ROTARY_EMBEDDING_TORCH).RotaryEmbedding(HEAD_DIM, theta=THETA).to(inputs.problem.device)
     first = int(inputs.positions[0])
     one = partial(module.rotate_queries_or_keys, offset=first)
     return measured(inputs, lambda q, k: (one(q), one(k)), "interleaved")
 
 
-def x_transformers(inputs: Inputs) -> Built:
+def x_transformers(inputs: RotaryInputs) -> Built:
     package = load(X_TRANSFORMERS, "x_transformers.x_transformers")
     module = package.RotaryEmbedding(HEAD_DIM, base=THETA).to(inputs.problem.device)
     angles, scale = module(inputs.positions)
@@ -149,11 +150,11 @@ def x_transformers(inputs: Inputs) -> Built:
 
 def torchtune_module(length: int, device: torch.device) -> Any:
     # its package's import asks for an older torchao; the file by itself needs torch alone
-    found = load(TORCHTUNE, file="modules/position_embeddings.py")
-    return found.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
+    module = load(TORCHTUNE, file="modules/position_embeddings.py")
+    return module.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
 
 
-def torchtune(inputs: Inputs) -> Built:
+def torchtune(inputs: RotaryInputs) -> Built:
     module = torchtune_module(inputs.problem.length, inputs.problem.device)
     at = inputs.positions[None] if inputs.problem.mode == "decode" else None
 
@@ -167,9 +168,9 @@ ROTARY = Case(
     "rotary",
     "rotary",
     "Rotary embedding alone, q (1, 32, n, 128) and k (1, 8, n, 128), over a copy of the same bytes",
-    Inputs,
+    RotaryInputs,
     (
-        Candidate("copy of the same bytes", copy),
+        Candidate("copy of the same bytes", copy_rotated),
         Candidate("posenc", partial(encoding, "half")),
         Candidate("posenc, interleaved", partial(encoding, "interleaved")),
         Candidate("posenc, functional", partial(function, "half", False)),
@@ -180,4 +181,73 @@ ROTARY = Case(
         Candidate("x-transformers", x_transformers, X_TRANSFORMERS),
         Candidate("rotary-embedding-torch", rotary_embedding_torch, ROTARY_EMBEDDING_TORCH),
     ),
+)
+
+
+class TableInputs:
+    """Positions, and the tables of some of them in float64."""
+
+    def __init__(self, problem: Workload) -> None:
+        self.problem = problem
+        self.positions: Tensor = torch.arange(problem.length, device=problem.device)[None]
+        rows = torch.linspace(0, problem.length - 1, min(problem.length, SAMPLED_ROWS))
+        self.rows: Tensor = rows.long().unique().to(problem.device)
+
+    def truth(self) -> Tensors:
+        angles = self.rows[:, None] * inverse_frequencies(self.problem.device)
+        return angles.cos(), angles.sin()
+
+    def measured(self, run: Any) -> Built:
+        """A builder as a candidate: `run` returns cos and sin, (..., n, at least head_dim / 2)."""
+
+        def results() -> Tensors:
+            return tuple(table.reshape(self.problem.length, -1)[self.rows, : HEAD_DIM // 2] for table in run())
+
+        # an angle made in float32 is off by its own rounding
+        return Built(run, results, self.truth, 1e-4 + self.problem.length * 2.0**-24)
+
+
+def copy_tables(inputs: TableInputs) -> Built:
+    tables = torch.ones(2, inputs.problem.length, HEAD_DIM // 2, device=inputs.problem.device).unbind(0)
+
+    def run() -> Tensors:
+        return tuple(table.clone() for table in tables)
+
+    return Built(run, run)
+
+
+def ours_tables(inputs: TableInputs) -> Built:
+    encoding = posenc.Rotary(HEAD_DIM, THETA).to(inputs.problem.device)
+    return inputs.measured(partial(encoding.cos_sin, inputs.positions, torch.float32, 0))
+
+
+def transformers_tables(inputs: TableInputs) -> Built:
+    module = llama_embedding().to(inputs.problem.device)
+    like = torch.empty(1, device=inputs.problem.device)
+    return inputs.measured(lambda: module(like, inputs.positions))
+
+
+def torchtune_tables(inputs: TableInputs) -> Built:
+    module = torchtune_module(16, inputs.problem.device)
+
+    def run() -> tuple[Tensor, Tensor]:
+        module.build_rope_cache(inputs.problem.length)
+        return module.cache[..., 0], module.cache[..., 1]
+
+    return inputs.measured(run)
+
+
+TABLES = Case(
+    "tables",
+    "tables",
+    "Building the cos and sin tables of rotary embedding, over a copy of them",
+    TableInputs,
+    (
+        Candidate("copy of the tables", copy_tables),
+        Candidate("posenc", ours_tables),
+        Candidate("transformers", transformers_tables, TRANSFORMERS),
+        Candidate("torchtune", torchtune_tables, TORCHTUNE),
+    ),
+    modes=("forward",),
+    dtypes=("float32",),
 )

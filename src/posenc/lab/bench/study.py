@@ -41,7 +41,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether other packages take part."""
 
     device: str = "cpu"
@@ -188,13 +188,13 @@ class Rows:
     rows: list[Row]
 
 
-class Bench(Study[Trial, Rows]):
+class BenchStudy(Study[Trial, Rows]):
     """Trials under shared settings, one after the other, in processes of their own."""
 
     name = "bench"
     unit = "trials"
 
-    def __init__(self, trials: Sequence[Trial], settings: Settings) -> None:
+    def __init__(self, trials: Sequence[Trial], settings: BenchSettings) -> None:
         self.trials = trials
         self.settings = settings
         self.measured: dict[Trial, list[Row]] = {}

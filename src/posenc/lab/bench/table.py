@@ -58,8 +58,8 @@ def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Resul
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for trial in trials:
         for row in trial["rows"]:
-            told = in_mebibytes(row) if what == MEMORY else in_ratio(row, trial["limit"])
-            cells.setdefault((trial["case"], row["name"]), {})[trial["length"]] = told
+            text = in_mebibytes(row) if what == MEMORY else in_ratio(row, trial["limit"])
+            cells.setdefault((trial["case"], row["name"]), {})[trial["length"]] = text
     lines = tuple(Line(*key, tuple(at.get(n, "") for n in lengths)) for key, at in cells.items())
     subject = {
         "attention": "attention",
@@ -111,21 +111,21 @@ def in_seconds(value: float) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """A line for every reason why something was not measured or not right. What was left out at a length is not told
-    again of longer ones."""
-    found: dict[tuple[str, str], list[str]] = {}
-    told = set()
+    """A line for every reason why something was not measured or not right. What was left out at a length is not
+    repeated for longer ones."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    reported = set()
     for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
         memory = ", memory" if trial["what"] == MEMORY else ""
         series = f"{trial['case']} {trial['mode']} {trial['dtype']}{memory}"
         for row in trial["rows"]:
             key = (series, row["name"], row["status"] == LEFT_OUT)
-            if row["status"] != MEASURED and not (row["status"] == LEFT_OUT and key in told):
-                told.add(key)
-                found.setdefault((row["name"], row["note"]), []).append(f"{series} n={trial['length']}")
+            if row["status"] != MEASURED and not (row["status"] == LEFT_OUT and key in reported):
+                reported.add(key)
+                reasons.setdefault((row["name"], row["note"]), []).append(f"{series} n={trial['length']}")
     return [
         f"{name}: {note}" + ("" if note.startswith("not installed") else f" ({'; '.join(where)})")
-        for (name, note), where in found.items()
+        for (name, note), where in reasons.items()
     ]
 
 
@@ -151,7 +151,7 @@ def markdown(results: Results) -> str:
     parts = [machine_line(results)]
     for table in tables(results):
         parts += [f"**{table.title}** ({table.unit})", str(table)]
-    if found := notes(results):
+    if reasons := notes(results):
         parts.append("Not measured, or not right:")
-        parts.append("\n".join(f"- {note}" for note in found))
+        parts.append("\n".join(f"- {note}" for note in reasons))
     return "\n\n".join(parts) + "\n"

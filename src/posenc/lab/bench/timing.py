@@ -106,4 +106,4 @@ def interleaved(
 
 def ratios(seconds: Sequence[float], limit: Sequence[float]) -> list[float]:
     """Each round's time over the limit's in the same round."""
-    return [own / its for own, its in zip(seconds, limit, strict=True)]
+    return [each / its for each, its in zip(seconds, limit, strict=True)]

@@ -14,9 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from posenc.functional import rotary, sinusoidal
-from posenc.lab.bench.attention import Inputs, fill, gradient, hidden, linear, measured
+from posenc.lab.bench.attention import (
+    BUCKETS,
+    CLIP,
+    DIM,
+    HEAD_DIM,
+    HEADS,
+    MOST_RELATIVE,
+    AttentionInputs,
+    fill,
+    gradient,
+    hidden,
+    linear,
+    measured,
+)
 from posenc.lab.bench.case import Built, Peer, load
-from posenc.lab.bench.schemes import BUCKETS, CLIP, DIM, HEAD_DIM, HEADS, MOST_RELATIVE
 
 TRANSFORMERS = Peer("transformers", "transformers")
 SDPA = "sdpa"
@@ -44,7 +56,7 @@ def _modeling(name: str) -> Any:
     return load(TRANSFORMERS, f"transformers.models.{name}.modeling_{name}")
 
 
-def _placed(inputs: Inputs, module: Any) -> Any:
+def _placed(inputs: AttentionInputs, module: Any) -> Any:
     """On the problem's device and in its dtype; biases, which the case has none of, are zero."""
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
@@ -52,23 +64,23 @@ def _placed(inputs: Inputs, module: Any) -> Any:
     return module.to(inputs.problem.device, inputs.problem.dtype).train(inputs.problem.mode == "train")
 
 
-def _fill_all(module: Any, inputs: Inputs, names: dict[str, str]) -> None:
+def _fill_all(module: Any, inputs: AttentionInputs, names: dict[str, str]) -> None:
     for attribute, weight in names.items():
         fill(getattr(module, attribute).weight, inputs.weights[weight])
 
 
-def _rows(inputs: Inputs) -> Tensor:
+def _rows(inputs: AttentionInputs) -> Tensor:
     asked = inputs.asked.shape[1]
     return torch.arange(inputs.problem.length - asked, inputs.problem.length, device=inputs.problem.device)
 
 
-def _additive_mask(inputs: Inputs) -> Tensor:
+def _additive_mask(inputs: AttentionInputs) -> Tensor:
     unseen = hidden(_rows(inputs), inputs.problem.length)
     lowest = torch.finfo(inputs.problem.dtype).min
     return torch.zeros_like(unseen, dtype=inputs.problem.dtype).masked_fill(unseen, lowest)[None, None]
 
 
-def t5(given: bool, inputs: Inputs) -> Built:
+def t5(given: bool, inputs: AttentionInputs) -> Built:
     """given: the bias comes from the first layer."""
     causal = inputs.scheme.causal
     config = _config("T5", d_model=DIM, d_kv=HEAD_DIM, num_heads=HEADS, is_decoder=causal, dropout_rate=0.0)
@@ -91,7 +103,7 @@ def t5(given: bool, inputs: Inputs) -> Built:
     return measured(inputs, Called(module, call), lambda: gradient(table).T)
 
 
-def bloom(inputs: Inputs) -> Built:
+def bloom(inputs: AttentionInputs) -> Built:
     modeling = _modeling("bloom")
     config = _config("Bloom", hidden_size=DIM, n_head=HEADS, hidden_dropout=0.0, attention_dropout=0.0)
     module = _placed(inputs, modeling.BloomAttention(config, 0))
@@ -105,7 +117,7 @@ def bloom(inputs: Inputs) -> Built:
     return measured(inputs, Called(module, lambda x: module(x, residual, alibi, mask, layer_past=cache)[0]))
 
 
-def mpt(inputs: Inputs) -> Built:
+def mpt(inputs: AttentionInputs) -> Built:
     modeling, length = _modeling("mpt"), inputs.problem.length
     config = _config("Mpt", d_model=DIM, n_heads=HEADS, max_seq_len=length)
     module = _placed(inputs, modeling.MptAttention(config, 0))
@@ -116,7 +128,7 @@ def mpt(inputs: Inputs) -> Built:
     return measured(inputs, Called(module, lambda x: module(x, bias, cache, mask)[0]))
 
 
-def wav2vec2_bert(inputs: Inputs) -> Built:
+def wav2vec2_bert(inputs: AttentionInputs) -> Built:
     config = _config(
         "Wav2Vec2Bert", hidden_size=DIM, num_attention_heads=HEADS, position_embeddings_type="relative_key",
         attention_dropout=0.0, left_max_position_embeddings=CLIP, right_max_position_embeddings=CLIP,
@@ -129,7 +141,7 @@ def wav2vec2_bert(inputs: Inputs) -> Built:
     return measured(inputs, Called(module, lambda x: module(x)[0]), lambda: gradient(table))
 
 
-def xlnet(inputs: Inputs) -> Built:
+def xlnet(inputs: AttentionInputs) -> Built:
     config = _config("XLNet", d_model=DIM, n_head=HEADS, d_inner=8, dropout=0.0)
     module: Any = _modeling("xlnet").XLNetRelativeAttention(config)
     w = inputs.weights
@@ -152,7 +164,7 @@ def xlnet(inputs: Inputs) -> Built:
     return measured(inputs, Called(module, call), lambda: gradient(module.r).permute(1, 2, 0).reshape(DIM, DIM))
 
 
-def deberta(inputs: Inputs) -> Built:
+def deberta(inputs: AttentionInputs) -> Built:
     modeling = _modeling("deberta_v2")
     config = _config(
         "DebertaV2", hidden_size=DIM, num_attention_heads=HEADS, relative_attention=True, position_buckets=BUCKETS,
@@ -175,7 +187,7 @@ def deberta(inputs: Inputs) -> Built:
     return measured(inputs, host, lambda: gradient(table))
 
 
-def roformer(inputs: Inputs) -> Built:
+def roformer(inputs: AttentionInputs) -> Built:
     config = _config("RoFormer", hidden_size=DIM, num_attention_heads=HEADS, attention_probs_dropout_prob=0.0)
     module = _placed(inputs, _modeling("roformer").RoFormerSelfAttention(config, layer_idx=0))
     _fill_all(module, inputs, {"query": "q", "key": "k", "value": "v"})

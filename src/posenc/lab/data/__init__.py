@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from posenc.lab.data.sources import documents
-from posenc.lab.data.text import Batch, Corpus, Text, check_long_enough, draw, inside_documents, window_ends
+from posenc.lab.data.text import Corpus, Text, TextBatch, check_long_enough, draw, inside_documents, window_ends
 from posenc.lab.data.tokens import build
 
 __all__ = [
-    "Batch",
     "Corpus",
     "Text",
+    "TextBatch",
     "check_long_enough",
     "corpus",
     "draw",

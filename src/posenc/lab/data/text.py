@@ -104,7 +104,7 @@ class Corpus:
         }
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Sequences of one step; rows depend on nothing but themselves, so processes may share them.
 
     tokens: (batch, length + 1), the last one a target only. documents: likewise, the document of each token; None: one
@@ -114,12 +114,12 @@ class Batch(NamedTuple):
     tokens: Tensor
     documents: Tensor | None = None
 
-    def rows(self, which: slice | Tensor) -> "Batch":
+    def rows(self, which: slice | Tensor) -> "TextBatch":
         """Some of the sequences."""
-        return Batch(self.tokens[which], None if self.documents is None else self.documents[which])
+        return TextBatch(self.tokens[which], None if self.documents is None else self.documents[which])
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(self.tokens.to(device), None if self.documents is None else self.documents.to(device))
+    def to(self, device: torch.device) -> "TextBatch":
+        return TextBatch(self.tokens.to(device), None if self.documents is None else self.documents.to(device))
 
     @property
     def inputs(self) -> Tensor:
@@ -143,7 +143,7 @@ class Batch(NamedTuple):
         return None if self.documents is None else Positions.packed(document_ids=self.documents[:, :-1])
 
 
-def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) -> Batch:
+def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) -> TextBatch:
     """The sequences of one training step: a function of its arguments alone.
 
     Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
@@ -157,7 +157,7 @@ def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) 
         first = text.edges[text.document(starts)]
         starts = first + (starts - first) // length * length
     index = starts[:, None] + torch.arange(length + 1)
-    return Batch(text.tokens[index].long(), text.document(index) if settings.packed else None)
+    return TextBatch(text.tokens[index].long(), text.document(index) if settings.packed else None)
 
 
 def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:

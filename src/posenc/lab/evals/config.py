@@ -13,7 +13,7 @@ from posenc.spec import parse_single
 from posenc.tasks import Task, create
 
 NONE, CUT_OFF = "none", "cut_off"
-"""The arms that are always there: the model as it is, and the same with no more than its trained length to read."""
+"""The baselines, which are always there: the model as it is, and the same with no more than its trained length to read."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
@@ -24,11 +24,11 @@ LISTED: dict[str, tuple[Any, str]] = {
     "lengths": (int, "a whole number of tokens"),
     "depths": (int | float, "a number from 0 to 1"),
 }
-"""Settings of which there may be several, and what each of them is."""
+"""EvaluationSettings of which there may be several, and what each of them is."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """Everything that says what an evaluation measures.
 
     tasks: as `posenc.tasks.create` takes them. methods: as `posenc.extend` takes them; the model as it is always comes
@@ -123,7 +123,10 @@ class Cell:
 
 
 def planned(
-    settings: Settings, tasks: Mapping[str, Task], trained_length: int, exact: Mapping[str, int] = MappingProxyType({})
+    settings: EvaluationSettings,
+    tasks: Mapping[str, Task],
+    trained_length: int,
+    exact: Mapping[str, int] = MappingProxyType({}),
 ) -> list[list[Cell]]:
     """The cells in groups over depths, in the order in which they are measured: seed by seed and short texts first, so
     that an interrupted evaluation has something of everything. The model that reads no more than its trained length
@@ -156,15 +159,15 @@ IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
 # Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick took four minutes, and standard is
 # estimated at half an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.
 PRESETS = {
-    "quick": Settings(("facts", "passkey", "perplexity"), IN_WINDOW, (256, 768), samples=4, generate=False),
-    "standard": Settings(
+    "quick": EvaluationSettings(("facts", "passkey", "perplexity"), IN_WINDOW, (256, 768), samples=4, generate=False),
+    "standard": EvaluationSettings(
         ("facts", "key_value:keys=digits:values=digits", "passkey", "perplexity"),
         IN_WINDOW,
         (512, 1024, 2048),
         samples=8,
         generate=False,
     ),
-    "thorough": Settings(
+    "thorough": EvaluationSettings(
         ("facts", "key_value", "needle", "multi_document", "passkey", "perplexity", "repeated", "copying"),
         ("ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
         (512, 1024, 2048, 4096, 8192, 16384),
@@ -175,25 +178,25 @@ PRESETS = {
 }
 
 
-def settings_of(preset: str | None, **given: Any) -> Settings:
+def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
     """A preset's settings with what is given in their place.
 
     Raises:
         InputError: an unknown preset or setting, or a value that does not serve.
     """
-    known = [field.name for field in fields(Settings)]
+    known = [field.name for field in fields(EvaluationSettings)]
     for name in given:
         if name not in known:
             raise unknown("setting", name, known)
     if preset is None:
         if "tasks" not in given:
             raise InputError("tasks: name at least one, or a preset")
-        return Settings(**given)
+        return EvaluationSettings(**given)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     return replace(PRESETS[preset], **given)
 
 
-def preset_of(settings: Settings) -> str | None:
+def preset_of(settings: EvaluationSettings) -> str | None:
     """The preset that says just this, however it was said; None: none does."""
     return next((name for name, preset in PRESETS.items() if preset == settings), None)

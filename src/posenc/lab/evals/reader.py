@@ -31,7 +31,7 @@ BLOCKS = 16
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TextOutcome:
     """What a model made of one text.
 
     tokens: of the text, as it was read. needle: mean index of the tokens that hold what is asked for; None: no such place.
@@ -87,13 +87,13 @@ class Reader:
         *,
         window: int | None = None,
         on_sample: Callable[[int], None] = lambda index: None,
-    ) -> list[Outcome]:
+    ) -> list[TextOutcome]:
         """What the model makes of each text, in their order.
 
         Args:
             task: that made the samples, and scores them.
             samples: the texts.
-            length: tokens that were asked for, of which `Outcome.blocks` are parts.
+            length: tokens that were asked for, of which `TextOutcome.blocks` are parts.
             window: let the model see no more than so many tokens: the last ones of a prompt, with room for the answer and
                 with the token that begins every text, if there is one; running text is read through windows.
             on_sample: told the index of each text when it is done.
@@ -108,7 +108,7 @@ class Reader:
         for sample in samples:
             check_tokens(self.model, sample.ids)
         order = sorted(range(len(texts)), key=lambda i: texts[i].prompt)  # neighbours have the most in common
-        found: dict[int, Outcome] = {}
+        found: dict[int, TextOutcome] = {}
         self._kept: tuple[list[int], CachedBatch] | None = None
         with evaluating(self.model), self._counted():
             while order:
@@ -208,7 +208,7 @@ class Reader:
         losses: Tensor,
         hits: Tensor,
         generated: list[int] | None,
-    ) -> Outcome:
+    ) -> TextOutcome:
         losses = losses.float().cpu()
         if not bool(losses.isfinite().all()):
             raise InputError(
@@ -216,7 +216,7 @@ class Reader:
                 "too large for float16 do that: load it in bfloat16 or float32"
             )
         said = None if generated is None else self.tokenizer.decode(generated, skip_special_tokens=True)
-        return Outcome(
+        return TextOutcome(
             tokens=len(text.prompt) + len(text.scored),
             needle=None if sample.needle is None else (sample.needle[0] + sample.needle[1] - 1) / 2,
             loss=task.loss(losses, sample),

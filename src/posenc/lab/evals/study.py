@@ -21,10 +21,9 @@ import posenc
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
 from posenc.lab.evals.attention import attention_profile
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, Settings, digests, planned, preset_of, settings_of
-from posenc.lab.evals.reader import CHUNK, Outcome, Reader
-from posenc.lab.evals.results import Measured, numbers
-from posenc.lab.evals.wording import answer, limits, outcome_of
+from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings, digests, planned, preset_of, settings_of
+from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
+from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
 from posenc.lab.study import Progress, Results, Study, run
 from posenc.pretrained.attach import Attachment, attached
@@ -78,7 +77,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     model: nn.Module
     tokenizer: Any
-    settings: Settings
+    settings: EvaluationSettings
     model_name: str
     attention: bool = False
     common: dict[str, Any] | None = field(init=False, default=None)
@@ -254,7 +253,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         task, owners = self.tasks[first.task], [cell for cell in group for _ in range(count)]
         samples = [self.sample(cell, index) for cell in group for index in range(count)]
         reader = Reader(self.model, self.tokenizer, self.settings.generate, self.batch_size)
-        outcomes: list[Outcome] = []
+        outcomes: list[TextOutcome] = []
         seconds = 0.0
 
         def read() -> None:
@@ -397,7 +396,7 @@ class Remote:
     name: str
     dtype: torch.dtype
     device: str
-    settings: Settings
+    settings: EvaluationSettings
     shared: str
 
     @classmethod
@@ -465,7 +464,7 @@ def evaluate(
         name: what to call the model; also what `posenc.load` takes where an engine's workers load it themselves.
         engine: where cells are measured, see `posenc.lab.engines`; unless there is one, here, with the model as it is.
         attention: also say where the model looks, see `posenc.lab.evals.attention`.
-        settings: see `posenc.lab.evals.config.Settings`.
+        settings: see `posenc.lab.evals.config.EvaluationSettings`.
 
     Returns:
         What results.json holds.

@@ -33,11 +33,11 @@ from posenc.transformer import TransformerBase
 from posenc.vision import VisionConfig, VisionTransformer
 
 HOLDS = 0.05
-"""An arm holds when its accuracy at the last size has fallen by less than this (share of the images, upper bound)."""
+"""A variant holds when its accuracy at the last size has fallen by less than this (share of the images, upper bound)."""
 
 
 UNDERTRAINED = 0.2
-"""An arm this much behind the best at the size of training has learned too little for its steadiness to count."""
+"""A variant this much behind the best at the size of training has learned too little for its steadiness to count."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class ImageSettings(Experiment):
 
     def ranked(self, records: Mapping[Run, RunRecord]) -> list[Aggregate]:
         """The highest accuracy at the largest size first."""
-        return sorted(collect(records), key=lambda arm: -level(arm, self.test_sizes[-1], ACCURACY).mean)
+        return sorted(collect(records), key=lambda variant: -level(variant, self.test_sizes[-1], ACCURACY).mean)
 
     def numbers(self, ranked: Sequence[Aggregate], corpus: ImageCorpus) -> dict[str, Any]:
         return numbers(ranked, corpus.chance, self)
@@ -211,82 +211,84 @@ class ImageSettings(Experiment):
 # -------------------------------------------------------------------- numbers
 
 
-def best(arms: Sequence[Aggregate], size: int) -> Aggregate:
-    """The arm that is right most often at a size."""
-    return max(arms, key=lambda arm: level(arm, size, ACCURACY).mean)
+def best(variants: Sequence[Aggregate], size: int) -> Aggregate:
+    """The variant that is right most often at a size."""
+    return max(variants, key=lambda variant: level(variant, size, ACCURACY).mean)
 
 
-def fall(arm: Aggregate, size: int, settings: ImageSettings) -> Estimate:
+def fall(variant: Aggregate, size: int, settings: ImageSettings) -> Estimate:
     """How much lower the accuracy is at a size than at that of training."""
-    seeds = sorted(arm.scores)
-    return estimate(arm.values(settings.image_size, seeds, ACCURACY) - arm.values(size, seeds, ACCURACY))
+    seeds = sorted(variant.scores)
+    return estimate(variant.values(settings.image_size, seeds, ACCURACY) - variant.values(size, seeds, ACCURACY))
 
 
-def control(arm: Aggregate, settings: ImageSettings) -> Estimate:
+def control(variant: Aggregate, settings: ImageSettings) -> Estimate:
     """How much accuracy is lost when the patches of the test images are shuffled."""
-    seeds, size = sorted(arm.scores), settings.image_size
-    return estimate(arm.values(size, seeds, ACCURACY) - arm.values(size, seeds, SHUFFLED_ACCURACY))
+    seeds, size = sorted(variant.scores), settings.image_size
+    return estimate(variant.values(size, seeds, ACCURACY) - variant.values(size, seeds, SHUFFLED_ACCURACY))
 
 
-def at_chance(arm: Aggregate, chance: float, settings: ImageSettings) -> bool:
-    """Whether an arm is not measurably better, at the size of training, than always naming the commonest class."""
-    return level(arm, settings.image_size, ACCURACY).low <= chance
+def at_chance(variant: Aggregate, chance: float, settings: ImageSettings) -> bool:
+    """Whether a variant is not measurably better, at the size of training, than always naming the commonest class."""
+    return level(variant, settings.image_size, ACCURACY).low <= chance
 
 
-def verdict(arm: Aggregate, sizes: Sequence[int], chance: float, settings: ImageSettings) -> str:
+def verdict(variant: Aggregate, sizes: Sequence[int], chance: float, settings: ImageSettings) -> str:
     """What happens from the size of training over others, in a word or three."""
-    if sizes and at_chance(arm, chance, settings):
+    if sizes and at_chance(variant, chance, settings):
         return "at chance"
-    return verdict_of([fall(arm, size, settings) for size in sizes], HOLDS)
+    return verdict_of([fall(variant, size, settings) for size in sizes], HOLDS)
 
 
-def numbers(arms: Sequence[Aggregate], chance: float, settings: ImageSettings) -> dict[str, Any]:
-    """The measured part of results.json, for ranked arms. chance: the share of the commonest class."""
-    leading = {size: best(arms, size) for size in settings.test_sizes}
-    named = {arm.name: arm for arm in arms}
+def numbers(variants: Sequence[Aggregate], chance: float, settings: ImageSettings) -> dict[str, Any]:
+    """The measured part of results.json, for ranked variants. chance: the share of the commonest class."""
+    leading = {size: best(variants, size) for size in settings.test_sizes}
+    named = {variant.name: variant for variant in variants}
     return {
-        "arms": [_row(arm, leading, chance, settings) for arm in arms],
+        "arms": [_row(variant, leading, chance, settings) for variant in variants],
         "extensions": [
             {
-                "arm": arm.name,
-                "against": arm.encoding,
+                "arm": variant.name,
+                "against": variant.encoding,
                 "size": size,
-                "difference": asdict(difference(arm, named[arm.encoding], size, ACCURACY)),
+                "difference": asdict(difference(variant, named[variant.encoding], size, ACCURACY)),
             }
-            for arm in arms
-            if not arm.trained
+            for variant in variants
+            if not variant.trained
             for size in settings.test_sizes
             if size != settings.image_size
         ],
     }
 
 
-def _row(arm: Aggregate, leading: Mapping[int, Aggregate], chance: float, settings: ImageSettings) -> dict[str, Any]:
+def _row(
+    variant: Aggregate, leading: Mapping[int, Aggregate], chance: float, settings: ImageSettings
+) -> dict[str, Any]:
     s, trained = settings, settings.image_size
     sizes = [
         {
             "size": size,
             "patches": s.side_at(size),
-            "loss": asdict(level(arm, size)),
-            "loss_change": asdict(change(arm, size, trained)),
-            "accuracy": asdict(_share(level(arm, size, ACCURACY))),
-            "change": asdict(change(arm, size, trained, ACCURACY)),
-            "behind_best": asdict(difference(leading[size], arm, size, ACCURACY)),
+            "loss": asdict(level(variant, size)),
+            "loss_change": asdict(change(variant, size, trained)),
+            "accuracy": asdict(_share(level(variant, size, ACCURACY))),
+            "change": asdict(change(variant, size, trained, ACCURACY)),
+            "behind_best": asdict(difference(leading[size], variant, size, ACCURACY)),
         }
         for size in s.test_sizes
     ]
     shuffled = {
-        "loss": asdict(level(arm, trained, SHUFFLED_LOSS)),
-        "accuracy": asdict(_share(level(arm, trained, SHUFFLED_ACCURACY))),
-        "lost": asdict(control(arm, s)),
+        "loss": asdict(level(variant, trained, SHUFFLED_LOSS)),
+        "accuracy": asdict(_share(level(variant, trained, SHUFFLED_ACCURACY))),
+        "lost": asdict(control(variant, s)),
     }
     return {
-        **naming(arm),
-        "verdict": verdict(arm, s.larger, chance, s),
-        "verdict_smaller": verdict(arm, s.smaller, chance, s),
+        **naming(variant),
+        "verdict": verdict(variant, s.larger, chance, s),
+        "verdict_smaller": verdict(variant, s.smaller, chance, s),
         "sizes": sizes,
         "shuffled": shuffled,
-        **course(arm),
+        **course(variant),
     }
 
 
@@ -298,27 +300,33 @@ def _share(e: Estimate) -> Estimate:
 # -------------------------------------------------------------------- words
 
 
-def answer(arms: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
-    """What a reader wants to know first, for ranked arms."""
-    s, trained = settings, [arm for arm in arms if arm.trained]
+def answer(variants: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
+    """What a reader wants to know first, for ranked variants."""
+    s, trained = settings, [variant for variant in variants if variant.trained]
     if not trained:
         return []
     lines = [_best(trained, s.image_size, s, "At the training size of")]
-    lines += [_best(arms, sizes[-1], s, "At") for sizes in (s.larger, s.smaller) if sizes]
-    lost = [arm.name for arm in trained if at_chance(arm, corpus.chance, s)]
+    lines += [_best(variants, sizes[-1], s, "At") for sizes in (s.larger, s.smaller) if sizes]
+    lost = [variant.name for variant in trained if at_chance(variant, corpus.chance, s)]
     if lost:
         lines.append(f"No better than always naming the commonest class ({percent(corpus.chance)}): {listed(lost)}.")
     for sizes, way in ((s.larger, "larger"), (s.smaller, "smaller")):
         lines += _by_verdict(trained, sizes, way, corpus.chance, s)
     lines.append(_shuffled(trained, s))
-    return lines + [_fitted(arms, sizes[-1]) for sizes in (s.larger, s.smaller) if sizes and len(arms) > len(trained)]
+    return lines + [
+        _fitted(variants, sizes[-1]) for sizes in (s.larger, s.smaller) if sizes and len(variants) > len(trained)
+    ]
 
 
-def _best(arms: Sequence[Aggregate], size: int, settings: ImageSettings, opening: str) -> str:
-    first, side = best(arms, size), settings.side_at(size)
-    ties = [arm.name for arm in arms if arm is not first and difference(first, arm, size, ACCURACY).low <= 0]
+def _best(variants: Sequence[Aggregate], size: int, settings: ImageSettings, opening: str) -> str:
+    first, side = best(variants, size), settings.side_at(size)
+    ties = [
+        variant.name
+        for variant in variants
+        if variant is not first and difference(first, variant, size, ACCURACY).low <= 0
+    ]
     others = "every other one is measurably behind"
-    tied = f"; {listed(ties)} cannot be told apart from it" if ties else f"; {others}" if len(arms) > 1 else ""
+    tied = f"; {listed(ties)} cannot be told apart from it" if ties else f"; {others}" if len(variants) > 1 else ""
     found = percent(level(first, size, ACCURACY).mean)
     return (
         f"{opening} {size} x {size} pixels ({side} x {side} patches), {first.name} is right most often ({found}){tied}."
@@ -337,9 +345,11 @@ def _by_verdict(
     }
     lines = []
     for outcome, (opening, size) in openings.items():
-        which = [arm for arm in trained if verdict(arm, sizes, chance, settings) == outcome]
+        which = [variant for variant in trained if verdict(variant, sizes, chance, settings) == outcome]
         if which:
-            found = [f"{arm.name} ({points(change(arm, size, settings.image_size, ACCURACY))})" for arm in which]
+            found = [
+                f"{variant.name} ({points(change(variant, size, settings.image_size, ACCURACY))})" for variant in which
+            ]
             lines.append(f"{opening}: {listed(found)}.")
     return lines
 
@@ -347,9 +357,9 @@ def _by_verdict(
 def _shuffled(trained: Sequence[Aggregate], settings: ImageSettings) -> str:
     """How much of the answer comes from where things are."""
     size = settings.image_size
-    by = max(trained, key=lambda arm: control(arm, settings).mean)
+    by = max(trained, key=lambda variant: control(variant, settings).mean)
     whole, moved = level(by, size, ACCURACY).mean, level(by, size, SHUFFLED_ACCURACY).mean
-    bag = [arm for arm in trained if arm.encoding == "none"]
+    bag = [variant for variant in trained if variant.encoding == "none"]
     without = f"; a model without positions finds {percent(level(bag[0], size, ACCURACY).mean)}" if bag else ""
     return (
         f"With the patches of the test images shuffled, the accuracy of {by.name} goes from {percent(whole)} to "
@@ -357,27 +367,27 @@ def _shuffled(trained: Sequence[Aggregate], settings: ImageSettings) -> str:
     )
 
 
-def _fitted(arms: Sequence[Aggregate], size: int) -> str:
+def _fitted(variants: Sequence[Aggregate], size: int) -> str:
     """What fitting positions to a size without retraining does."""
-    named = {arm.name: arm for arm in arms}
+    named = {variant.name: variant for variant in variants}
     by_outcome: dict[str, list[str]] = {"helps": [], "harms": [], "makes no measurable difference to": []}
-    for arm in (arm for arm in arms if not arm.trained and arm.encoding in named):
-        e = difference(arm, named[arm.encoding], size, ACCURACY)
+    for variant in (variant for variant in variants if not variant.trained and variant.encoding in named):
+        e = difference(variant, named[variant.encoding], size, ACCURACY)
         outcome = list(by_outcome)[0 if e.low > 0 else 1 if e.high < 0 else 2]
-        by_outcome[outcome].append(f"{arm.encoding} ({points(e)})")
+        by_outcome[outcome].append(f"{variant.encoding} ({points(e)})")
     said = "; it ".join(f"{outcome} {listed(which)}" for outcome, which in by_outcome.items() if which)
     return f"At {size} pixels, fitting positions to the image without retraining {said}."
 
 
-def limits(arms: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
+def limits(variants: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
     """What this comparison does not show, as far as it can be computed from what was run."""
     s, notes = settings, []
-    trained = [arm for arm in arms if arm.trained]
-    top = max((level(arm, s.image_size, ACCURACY).mean for arm in trained), default=0.0)
+    trained = [variant for variant in variants if variant.trained]
+    top = max((level(variant, s.image_size, ACCURACY).mean for variant in trained), default=0.0)
     late = [
-        arm.name
-        for arm in trained
-        if not at_chance(arm, corpus.chance, s) and level(arm, s.image_size, ACCURACY).mean < top - UNDERTRAINED
+        variant.name
+        for variant in trained
+        if not at_chance(variant, corpus.chance, s) and level(variant, s.image_size, ACCURACY).mean < top - UNDERTRAINED
     ]
     if late:
         notes.append(
@@ -385,10 +395,10 @@ def limits(arms: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettin
             f"{100 * UNDERTRAINED:.0f} points below the best. A model that finds little has little to lose at other sizes, "
             "so a flat curve is no merit there."
         )
-    for arm in trained:
-        if isinstance(s.make_encoding(arm.encoding), GridALiBi):
+    for variant in trained:
+        if isinstance(s.make_encoding(variant.encoding), GridALiBi):
             notes.append(
-                f"{arm.name} knows how far apart two patches are, not in which direction: an image and its mirror image are "
+                f"{variant.name} knows how far apart two patches are, not in which direction: an image and its mirror image are "
                 "the same to it."
             )
     if corpus.scaled and len(s.test_sizes) > 1:
@@ -408,12 +418,12 @@ def limits(arms: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettin
             "At another size a patch shows another part of the scene, which a model without positions has to cope with too: "
             "what an encoding adds is the difference, not the fall alone."
         )
-    if any(not arm.trained for arm in arms):
+    if any(not variant.trained for variant in variants):
         notes.append(
             "Resized tables and rescaled places are the same trained weights, with no fine-tuning at the new size, which "
             "usually follows."
         )
-    return notes + general_limits(arms, s, "one set of images", "images")
+    return notes + general_limits(variants, s, "one set of images", "images")
 
 
 def percent(share: float) -> str:

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation as a page, and its tables on the terminal."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
-
-from posenc.lab.evals.wording import signed
-from posenc.report import attention_figures
+from posenc.report import attention as looks
 from posenc.report import eval_figures as figures
 from posenc.report.eval_figures import BASES, MEASURES, Measure
-from posenc.report.page import rendered
-from posenc.report.panel import Choice, Panel, plot
+from posenc.report.html import Choice, Panel, plot, rendered, signed
 from posenc.report.terminal import (  # before rich: it says what to install if that is missing
     Rows,
     print_files,
@@ -41,18 +36,18 @@ def page(results: Results) -> str:
     """report.html for what results.json holds."""
     styles = figures.styles(methods(results))
     sections = [_section(f"task-{number}", task, results, styles) for number, task in enumerate(results["tasks"])]
-    attention = attention_figures.panels(results["attention"], styles) if results["attention"] else {}
+    attention = looks.panels(results["attention"], styles) if results["attention"] else {}
     panels = [*(panel for section in sections for panel in section.panels), *attention.values()]
     ranked_by = {row["task"]: HEADINGS[row["measure"]] for at in results["ranking"] for row in at["tasks"]}
     return rendered(
         "eval.html",
-        {name: figure for panel in panels for name, figure in panel.shown.items()},
+        {name: figure for panel in panels for name, figure in panel.figures.items()},
         r=results,
         sections=sections,
         judged=[m for m in MEASURES.values() if any(m in section.measures for section in sections)],
         ranked_by=ranked_by,
         attention=attention,
-        attention_said=attention_figures.sentences(results["attention"]) if attention else {},
+        attention_sentences=looks.sentences(results["attention"]) if attention else {},
         styles=styles,
         bases=BASES,
         costs={row["method"]: row for name in styles for row in results["cost"] if row["method"] == name},
@@ -61,16 +56,13 @@ def page(results: Results) -> str:
         within=within,
         difference=difference,
         difference_within=difference_within,
-        percent=_percent,
-        kibibytes=_kibibytes,
-        prose=_prose,
     )
 
 
 def methods(results: Results) -> list[str]:
     """The methods in the order of every figure and table: first those that do nothing, then as they were asked for."""
-    found = dict.fromkeys(method["method"] for task in results["tasks"] for method in task["methods"])
-    return [m for m in BASES if m in found] + [m for m in found if m not in BASES]
+    names = dict.fromkeys(method["method"] for task in results["tasks"] for method in task["methods"])
+    return [m for m in BASES if m in names] + [m for m in names if m not in BASES]
 
 
 @dataclass
@@ -102,15 +94,15 @@ class Section:
 def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping[str, str]]) -> Section:
     trained = results["model"]["trained_length"]
     names = [name for name in styles if any(m["method"] == name for m in task["methods"])]
-    own = {name: next(m for m in task["methods"] if m["method"] == name) for name in names}
-    cells = [(name, cell) for name in names for cell in own[name]["cells"]]
+    by_method = {name: next(m for m in task["methods"] if m["method"] == name) for name in names}
+    cells = [(name, cell) for name in names for cell in by_method[name]["cells"]]
     sides = {cell["length"] <= trained for _, cell in cells} if trained else set()
     section = Section(id, task, _measures(results, task), sides, cells=cells)
     if not cells:
         return section
     rates = [m for m in section.measures if m.scale == 100]
     measure = Choice("measure", [("Judged by the", [m.name for m in rates])])
-    by_name = {name: own[name]["by_length"] for name in names}
+    by_name = {name: by_method[name]["by_length"] for name in names}
 
     def by_length(number: int) -> Any:
         return figures.by_length(by_name, styles, rates[number], trained, beside=True)
@@ -125,10 +117,10 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping
     if task["takes_depth"]:
         section.depth = _depth_panel(section, trained, names, styles, rates, measure)
         section.grid = _by_length_and_depth(section, trained, names, rates)
-        found = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
-        section.middles = {name: at for name, at in found.items() if at}
-    if any(method["by_position"] for method in own.values()):
-        section.position = _by_position(section, own, trained, styles)
+        middles = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
+        section.middles = {name: at for name, at in middles.items() if at}
+    if any(method["by_position"] for method in by_method.values()):
+        section.position = _by_position(section, by_method, trained, styles)
     return section
 
 
@@ -181,12 +173,12 @@ def _by_length_and_depth(
     measure = Choice("shown", [("Judged by the", [m.name for m in offered])])
     compared = "none" in names and len(names) > 1
     against = Choice("against", [("Shown", ["as it is", "as difference to none"][: 1 + compared])])
-    own = {name: [c for m, c in section.cells if m == name] for name in names}
+    by_method = {name: [c for m, c in section.cells if m == name] for name in names}
 
     def draw(number: int, of: int, differs: int) -> Any:
-        cells, shown = own[names[number]], offered[of]
+        cells, shown = by_method[names[number]], offered[of]
         if differs:
-            return figures.heat_difference(cells, own["none"], grid, shown, _furthest(own, shown))
+            return figures.heat_difference(cells, by_method["none"], grid, shown, _furthest(by_method, shown))
         return figures.heat(cells, grid, shown, _ends(section, shown))
 
     choices = [method, measure, against]
@@ -207,33 +199,33 @@ def _ends(section: Section, measure: Measure) -> tuple[float, float]:
     return min(means), max(means)
 
 
-def _furthest(own: Mapping[str, Sequence[Mapping[str, Any]]], measure: Measure) -> float:
+def _furthest(by_method: Mapping[str, Sequence[Mapping[str, Any]]], measure: Measure) -> float:
     """The greatest difference to the model as it is that any method has; a scale for all of them."""
     if measure.scale == 100:
         return 100.0
-    base = {(c["length"], c["depth"]): c[measure.key]["mean"] for c in own["none"]}
-    found = [
+    base = {(c["length"], c["depth"]): c[measure.key]["mean"] for c in by_method["none"]}
+    differences = [
         abs(c[measure.key]["mean"] - base[c["length"], c["depth"]])
-        for cells in own.values()
+        for cells in by_method.values()
         for c in cells
         if (c["length"], c["depth"]) in base
     ]
-    return max(found, default=0.0) or 1.0
+    return max(differences, default=0.0) or 1.0
 
 
 def _by_position(
-    section: Section, own: Mapping[str, Any], trained: int | None, styles: Mapping[str, Mapping[str, str]]
+    section: Section, by_method: Mapping[str, Any], trained: int | None, styles: Mapping[str, Mapping[str, str]]
 ) -> Panel:
-    lengths = sorted({curve["length"] for method in own.values() for curve in method["by_position"]})
+    lengths = sorted({curve["length"] for method in by_method.values() for curve in method["by_position"]})
     at = Choice("length", [("Texts of", [_tokens(n) for n in lengths])], len(lengths) - 1)
-    compared = "none" in own and len(own) > 1
+    compared = "none" in by_method and len(by_method) > 1
     against = Choice("against", [("Shown", ["as it is", "as difference to none"][: 1 + compared])])
 
     def draw(number: int, differs: int) -> Any:
         length = lengths[number]
         curves = {
             name: curve["points"]
-            for name, method in own.items()
+            for name, method in by_method.items()
             for curve in method["by_position"]
             if curve["length"] == length
         }
@@ -262,25 +254,16 @@ def within(measure: str, estimate: Value) -> str:
 
 def difference(measure: str, estimate: Value) -> str:
     """A difference to the model as it is: "+12 points", "−0.310"."""
-    return signed(estimate["mean"], measure) + (" points" if MEASURES[measure].scale == 100 else "")
+    return _signed(estimate["mean"], measure) + (" points" if MEASURES[measure].scale == 100 else "")
 
 
 def difference_within(measure: str, estimate: Value) -> str:
     """Its interval: "+3 to +21"."""
-    return " to ".join(signed(estimate[end], measure) for end in ("low", "high"))
+    return " to ".join(_signed(estimate[end], measure) for end in ("low", "high"))
 
 
-def _percent(estimate: Value) -> str:
-    return f"{100 * estimate['mean']:.0f} %"
-
-
-def _prose(text: str) -> Markup:
-    """A sentence of a docstring, its names as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))
-
-
-def _kibibytes(count: float) -> str:
-    return f"{count / 1024:.4g} KiB"
+def _signed(value: float, measure: str) -> str:
+    return signed(100 * value, 0) if MEASURES[measure].scale == 100 else signed(value)
 
 
 def show(results: Results, directory: str) -> None:
@@ -300,26 +283,26 @@ def show(results: Results, directory: str) -> None:
 
 def _by_length(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
     """Methods by lengths: the heads of the names and of the numbers, and the rows."""
-    own = {method["method"]: method["by_length"] for method in task["methods"]}
-    lengths = sorted({at["length"] for rows in own.values() for at in rows})
+    by_method = {method["method"]: method["by_length"] for method in task["methods"]}
+    lengths = sorted({at["length"] for rows in by_method.values() for at in rows})
     rows: Rows = []
-    for name in (name for name in methods(results) if name in own):
-        at = {row["length"]: row[measure.key] for row in own[name]}
+    for name in (name for name in methods(results) if name in by_method):
+        at = {row["length"]: row[measure.key] for row in by_method[name]}
         rows.append(([name], [_briefly(measure, at.get(n)) for n in lengths]))
     return ["method"], [_tokens(n) for n in lengths], rows
 
 
 def _by_depth(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
     """Methods by depths, at the longest length that is no longer than the trained one and at the longest."""
-    own = {method["method"]: method["cells"] for method in task["methods"]}
-    cells = [cell for found in own.values() for cell in found]
+    by_method = {method["method"]: method["cells"] for method in task["methods"]}
+    cells = [cell for rows in by_method.values() for cell in rows]
     lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
     depths = spread_out(depths, MOST)
     rows: Rows = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
-        for name in (name for name in methods(results) if name in own):
-            at = {c["depth"]: c[measure.key] for c in own[name] if c["length"] == length}
+        for name in (name for name in methods(results) if name in by_method):
+            at = {c["depth"]: c[measure.key] for c in by_method[name] if c["length"] == length}
             if at:
                 rows.append(([str(length), name], [_briefly(measure, at.get(depth)) for depth in depths]))
     return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the table of README.md and those of docs/bench.md from the committed results.
 
-    python -m posenc.lab.bench.readme [DIR/results.json]
+    python benchmarks/readme.py [DIR/results.json]
 
 With a file, that becomes the committed result of its device first. Run from the root of the repository.
 """
@@ -18,7 +18,7 @@ from posenc.lab.bench.study import MEMORY, TIME
 from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
 
 RESULTS = Path("benchmarks/results")
-BEGIN, END = "<!-- speed: written by python -m posenc.lab.bench.readme -->", "<!-- end of speed -->"
+BEGIN, END = "<!-- speed: written by python benchmarks/readme.py -->", "<!-- end of speed -->"
 LENGTH, MEMORY_LENGTH = 2048, 4096
 """What the README shows; docs/bench.md has all."""
 NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path.write_text(generated(path.read_text(encoding="utf-8"), make, committed(root)), encoding="utf-8")
             print(path)
     except InputError as error:
-        print(f"posenc.lab.bench.readme: error: {error}", file=sys.stderr)
+        print(f"benchmarks/readme.py: error: {error}", file=sys.stderr)
         return 2
     return 0
 

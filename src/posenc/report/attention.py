@@ -9,11 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posenc.report.figures import PALETTE, escape  # before plotly: it says what to install if that is missing
-from posenc.report.panel import Choice, Panel, plot
-
-# isort: split
-import plotly.graph_objects as go
+from posenc.report.figures import PALETTE, Figure, line, mark
+from posenc.report.html import Choice, Panel, percent, plot
 
 Attention = Mapping[str, Mapping[str, Any]]
 Styles = Mapping[str, Mapping[str, str]]
@@ -21,56 +18,48 @@ Styles = Mapping[str, Mapping[str, str]]
 
 def panels(attention: Attention, styles: Styles) -> dict[str, Panel]:
     """The figures with their choices, by what they show."""
-    found = {"sinks": _of_heads("sinks", "Attention to the first tokens", attention, _sink)}
+    shown = {"sinks": _of_heads("sinks", "Attention to the first tokens", {m: p["sink"] for m, p in attention.items()})}
     asked = {method: profile for method, profile in attention.items() if profile["needle"]}
     if asked:
+        masses = {method: profile["needle"]["mass"] for method, profile in asked.items()}
         many = len(next(iter(asked.values()))["needle"]["heads"])
         heads = Choice("heads", [("Mean over", [f"the {many} heads that look there most", "all heads"])])
         needle = plot(
             "attention-needle", [heads], lambda number: needle_by_depth(asked, styles, retrieving=number == 0)
         )
-        found["needle"] = Panel("attention-by-depth", "Attention to what is asked for, by depth", [heads], [needle])
-        found["retrieval"] = _of_heads("retrieval", "Attention to what is asked for, by head", asked, _mass)
+        shown["needle"] = Panel("attention-by-depth", "Attention to what is asked for, by depth", [heads], [needle])
+        shown["retrieval"] = _of_heads("retrieval", "Attention to what is asked for, by head", masses)
     sinks = Choice("sinks", [("Distances", ["without the first tokens", "with them"])])
     distance = plot(
         "attention-distance", [sinks], lambda number: distance_by_layer(attention, styles, sinks=number == 1)
     )
-    found["distance"] = Panel("attention-by-layer", "Attention distance by layer", [sinks], [distance])
+    shown["distance"] = Panel("attention-by-layer", "Attention distance by layer", [sinks], [distance])
     turns = plot("attention-pairs", [], lambda: pairs(attention, styles))
-    found["pairs"] = Panel("attention-by-pair", "What each pair can move a score", [], [turns])
-    return found
+    shown["pairs"] = Panel("attention-by-pair", "What each pair can move a score", [], [turns])
+    return shown
 
 
-def _of_heads(name: str, label: str, attention: Attention, matrix: Any) -> Panel:
-    tables = {method: matrix(profile) for method, profile in attention.items()}
+def _of_heads(name: str, label: str, tables: Mapping[str, Any]) -> Panel:
     top = max(value for table in tables.values() for row in table for value in row)
     method = Choice("method", [("Method", list(tables))])
     figures = plot(f"attention-{name}", [method], lambda number: by_head(list(tables.values())[number], top))
     return Panel(f"attention-{name}-by-head", label, [method], [figures], key=False)
 
 
-def _sink(profile: Mapping[str, Any]) -> Any:
-    return profile["sink"]
-
-
-def _mass(profile: Mapping[str, Any]) -> Any:
-    return profile["needle"]["mass"]
-
-
 def sentences(attention: Attention) -> dict[str, str]:
     """What to see in each figure, from the numbers; under the figure's name."""
     method, profile = next(iter(attention.items()))
-    said = {
+    always = {
         "sinks": _of_sinks(profile, method),
         "distance": _of_distance(profile, method),
         "pairs": _of_pairs(profile),
     }
-    return said | ({"needle": _of_needle(profile)} if profile["needle"] else {})
+    return always | ({"needle": _of_needle(profile)} if profile["needle"] else {})
 
 
-def by_head(table: Sequence[Sequence[float]], top: float) -> go.Figure:
+def by_head(table: Sequence[Sequence[float]], top: float) -> Figure:
     """Mass by layer and head. table: (layers, heads). top: of the scale, the same for all methods."""
-    figure = go.Figure()
+    figure = Figure()
     figure.add_heatmap(
         z=[list(heads) for heads in zip(*table, strict=True)],
         coloraxis="coloraxis",
@@ -85,9 +74,9 @@ def by_head(table: Sequence[Sequence[float]], top: float) -> go.Figure:
     return figure
 
 
-def needle_by_depth(attention: Attention, styles: Styles, *, retrieving: bool) -> go.Figure:
+def needle_by_depth(attention: Attention, styles: Styles, *, retrieving: bool) -> Figure:
     """Mass on what is asked for by its depth, a line per method, of the heads that retrieve or of all."""
-    figure = go.Figure()
+    figure = Figure()
     for method, profile in attention.items():
         needle = profile["needle"]
         heads = [head["by_depth"] for head in needle["heads"]]
@@ -95,24 +84,24 @@ def needle_by_depth(attention: Attention, styles: Styles, *, retrieving: bool) -
         figure.add_scatter(
             x=[100 * point["depth"] for point in needle["depths"]],
             y=[_mean(column) for column in zip(*heads, strict=True)] if retrieving else of_all,
-            hovertemplate="%{y:.1%} at depth %{x:.3g} %<extra>" + escape(method) + "</extra>",
-            **_line(method, styles[method], meta=method),
+            meta=method,
+            **line(method, styles[method], "%{y:.1%} at depth %{x:.3g} %"),
         )
     figure.update_xaxes(title="where the answer stands in the text", ticksuffix=" %", zeroline=False)
     figure.update_yaxes(title="share of a head's attention", tickformat=".0%", rangemode="tozero")
     return figure.update_layout(showlegend=False)
 
 
-def distance_by_layer(attention: Attention, styles: Styles, *, sinks: bool) -> go.Figure:
+def distance_by_layer(attention: Attention, styles: Styles, *, sinks: bool) -> Figure:
     """How far back attention goes, mean over heads, a line per method. sinks: with what the first tokens get."""
-    figure = go.Figure()
+    figure = Figure()
     for method, profile in attention.items():
         distances = [_mean(heads) for heads in profile["distance" if sinks else "distance_after"]]
         figure.add_scatter(
             x=list(range(len(distances))),
             y=distances,
-            hovertemplate="%{y:.1f} tokens in layer %{x}<extra>" + escape(method) + "</extra>",
-            **_line(method, styles[method], meta=method),
+            meta=method,
+            **line(method, styles[method], "%{y:.1f} tokens in layer %{x}"),
         )
     layers = len(next(iter(attention.values()))["layers"])
     figure.update_xaxes(title="layer", zeroline=False, dtick=_step(layers))
@@ -120,10 +109,10 @@ def distance_by_layer(attention: Attention, styles: Styles, *, sinks: bool) -> g
     return figure.update_layout(showlegend=False)
 
 
-def pairs(attention: Attention, styles: Styles) -> go.Figure:
+def pairs(attention: Attention, styles: Styles) -> Figure:
     """How much each pair can move a score, by its wavelength: a line per method, of one method a line per third of the
     layers."""
-    figure = go.Figure()
+    figure = Figure()
     profiles = list(attention.values())
     kind = _kind(profiles[0])
     if len(profiles) > 1:
@@ -142,16 +131,11 @@ def pairs(attention: Attention, styles: Styles) -> go.Figure:
             x=waves,
             y=bands,
             customdata=list(range(len(bands))),
-            hovertemplate="pair %{customdata}: %{y:.2f} nats, a turn in %{x:.5g} tokens<extra>"
-            + escape(name)
-            + "</extra>",
-            **_line(name, style, meta=name if several else None),
+            meta=name if several else None,
+            **line(name, style, "pair %{customdata}: %{y:.2f} nats, a turn in %{x:.5g} tokens"),
         )
     reach = profiles[0]["turning"][kind]["reach"]
-    figure.add_vline(x=reach, line={"dash": "dot", "width": 1.5, "color": "#888"})
-    figure.add_annotation(
-        x=math.log10(reach), y=1, yref="paper", text="trained length", showarrow=False, xanchor="left", xshift=6
-    )
+    mark(figure, reach, "trained length", log=math.log10(reach))
     figure.update_xaxes(title="tokens per turn", type="log", dtick=1)
     figure.update_yaxes(title="mean |q| |k| of the pair, nats of score", rangemode="tozero")
     return figure.update_layout(showlegend=not several)
@@ -162,10 +146,10 @@ def _of_sinks(profile: Mapping[str, Any], method: str) -> str:
     most, layer, head = max(
         (mass, layer, head) for layer, row in enumerate(profile["sink"]) for head, mass in enumerate(row)
     )
-    by_layer = f"from {_percent(min(layers))} to {_percent(max(layers))} by layer"
+    by_layer = f"from {percent(min(layers))} to {percent(max(layers))} by layer"
     return (
-        f"{_percent(_mean(layers))} of all attention of {_reader(method)} goes to the first {profile['sinks']} tokens, {by_layer}; "
-        f"most in head {head} of layer {layer}, {_percent(most)}. Such attention sinks are where heads rest that have nothing to "
+        f"{percent(_mean(layers))} of all attention of {_reader(method)} goes to the first {profile['sinks']} tokens, {by_layer}; "
+        f"most in head {head} of layer {layer}, {percent(most)}. Such attention sinks are where heads rest that have nothing to "
         "fetch."
     )
 
@@ -185,12 +169,12 @@ def _of_needle(profile: Mapping[str, Any]) -> str:
     depths = [point["depth"] for point in needle["depths"]]
     best, worst = max(points), min(points)
     seen = "" if len(points) < 2 else (
-        f" They find it best at depth {depths[points.index(best)]:g} ({_percent(best)}) and worst at "
-        f"{depths[points.index(worst)]:g} ({_percent(worst)})."
+        f" They find it best at depth {depths[points.index(best)]:g} ({percent(best)}) and worst at "
+        f"{depths[points.index(worst)]:g} ({percent(worst)})."
     )  # fmt: skip
     return (
-        f"The {len(heads)} heads that look at what is asked for most give it {_percent(_mean(points))} of their attention from the "
-        f"prompt's last token; it is {_percent(_mean([point['share'] for point in needle['depths']]), 1)} of the tokens.{seen}"
+        f"The {len(heads)} heads that look at what is asked for most give it {percent(_mean(points))} of their attention from the "
+        f"prompt's last token; it is {percent(_mean([point['share'] for point in needle['depths']]), 1)} of the tokens.{seen}"
     )
 
 
@@ -200,7 +184,7 @@ def _of_pairs(profile: Mapping[str, Any]) -> str:
     share = _mean([profile["unfinished_share"][layer] for layer in _rotating(profile, kind)])
     return (
         f"{turning['unfinished']} of {len(turning['trained'])} pairs never completed a turn within {turning['reach']} tokens of "
-        f"training, and {_percent(share)} of what can move a score lies in them: a longer text turns them to angles they were not trained on, unless a "
+        f"training, and {percent(share)} of what can move a score lies in them: a longer text turns them to angles they were not trained on, unless a "
         f"method slows them down."
     )
 
@@ -228,12 +212,8 @@ def _bands(profile: Mapping[str, Any], kind: str, layers: Sequence[int] | None =
 
 
 def _waves(profile: Mapping[str, Any], kind: str) -> list[float | None]:
-    found: list[float | None] = profile["turning"][kind]["now"]
-    return found
-
-
-def _line(name: str, style: Mapping[str, str], meta: str | None) -> dict[str, Any]:
-    return {"name": escape(name), "meta": meta, "mode": "lines+markers", "line": {**style, "width": 2.2}}
+    wavelengths: list[float | None] = profile["turning"][kind]["now"]
+    return wavelengths
 
 
 def _step(count: int) -> int:
@@ -242,7 +222,3 @@ def _step(count: int) -> int:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"

@@ -6,8 +6,8 @@ from typing import Any
 
 from posenc.lab.bench.study import TIME
 from posenc.lab.bench.table import Table, machine_line, notes, tables
-from posenc.report import figures
-from posenc.report.page import rendered
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line
+from posenc.report.html import rendered
 from posenc.report.terminal import print_files, stdout  # before rich: it says what to install if that is missing
 
 # isort: split
@@ -16,13 +16,16 @@ from rich.table import Table as Grid
 
 Results = Mapping[str, Any]
 
+RATIOS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
+"""Marks of an axis of ratios."""
+
 
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
     shown = {}
     for case, trials in _timed_by_case(results).items():
         if len({trial["length"] for trial in trials}) > 1:
-            shown[case] = figures.ratio_by_length(trials)
+            shown[case] = ratio_by_length(trials)
     return rendered(
         "speed.html", shown, r=results, tables=tables(results), notes=notes(results), machine=machine_line(results)
     )
@@ -30,11 +33,30 @@ def page(results: Results) -> str:
 
 def _timed_by_case(results: Results) -> dict[str, list[Any]]:
     """The forward passes in float32 of each case, short ones first."""
-    found: dict[str, list[Any]] = {}
+    by_case: dict[str, list[Any]] = {}
     for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
         if (trial["what"], trial["mode"], trial["dtype"]) == (TIME, "forward", "float32"):
-            found.setdefault(trial["case"], []).append(trial)
-    return found
+            by_case.setdefault(trial["case"], []).append(trial)
+    return by_case
+
+
+def ratio_by_length(trials: Rows) -> Figure:
+    """Time over the limit's by length of the sequence, a line per candidate of one case; both axes logarithmic."""
+    figure = Figure()
+    timed = [(trial["length"], row) for trial in trials for row in trial["rows"] if row["ratio"] is not None]
+    for index, name in enumerate(dict.fromkeys(row["name"] for _, row in timed)):
+        points = [(length, row["ratio"]) for length, row in timed if row["name"] == name]
+        style = {"color": PALETTE[index % len(PALETTE)], "dash": DASHES[index // len(PALETTE)]}
+        figure.add_scatter(
+            x=[length for length, _ in points],
+            y=[ratio["median"] for _, ratio in points],
+            error_y=error_bars([ratio for _, ratio in points], middle="median"),
+            **line(name, style, "%{y:.2f} times at %{x} tokens"),
+        )
+    lengths = sorted({trial["length"] for trial in trials})
+    figure.update_xaxes(title="tokens", type="log", tickvals=lengths, ticktext=lengths)
+    figure.update_yaxes(title=f"time over {trials[0]['limit']}", type="log", tickvals=RATIOS, ticktext=RATIOS)
+    return figure
 
 
 def show(results: Results, directory: str) -> None:
@@ -58,7 +80,7 @@ def _grid(table: Table) -> Grid:
     for length in table.lengths:
         grid.add_column(f"n = {length}", justify="right", no_wrap=True)
     previous = ""
-    for line in table.lines:
-        grid.add_row("" if line.case == previous else line.case, escape(line.name), *map(escape, line.cells))
-        previous = line.case
+    for row in table.lines:
+        grid.add_row("" if row.case == previous else row.case, escape(row.name), *map(escape, row.cells))
+        previous = row.case
     return grid

@@ -22,7 +22,7 @@ from posenc.errors import InputError
 from posenc.frequencies import as_text
 from posenc.lab.machine import describe
 from posenc.report.explorer import block, fields
-from posenc.report.template import filled
+from posenc.report.html import filled
 
 SCHEMA = 1
 SCALE = 1.25
@@ -76,21 +76,21 @@ def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict
     """What analysis.json holds. command: the line that made it. seconds: what it took."""
     import matplotlib
 
-    found = analysis.to_dict()
+    content = analysis.to_dict()
     return {
         "schema": SCHEMA,
         "kind": "analysis",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "command": command,
-        "subject": found["subject"],
-        "note": found["note"],
-        "settings": found["settings"],
-        "seeds": [found["settings"]["seed"]],
+        "subject": content["subject"],
+        "note": content["note"],
+        "settings": content["settings"],
+        "seeds": [content["settings"]["seed"]],
         "machine": describe(torch.device("cpu")) | {"posenc": posenc.__version__, "matplotlib": matplotlib.__version__},
-        "answer": found["sentences"],
-        "sections": found["sections"],
-        "left_out": found["left_out"],
+        "answer": content["sentences"],
+        "sections": content["sections"],
+        "left_out": content["left_out"],
     }
 
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two frequency schedules as a page."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from posenc.errors import InputError
+from posenc.frequencies.difference import COLUMNS, Difference
+from posenc.report.explorer import block, fields
+from posenc.report.figures import DASHES, GREY, PALETTE, Figure, line
+from posenc.report.html import rendered
+
+
+def page(difference: Difference, command: str = "") -> str:
+    """report.html for two schedules. command: the line that made it, for whoever wants to make it again."""
+    d = difference
+    stretches = [pair.stretches for pair in d.pairs]
+    waves = [(*pair.wavelengths, d.length / pair.turns) for pair in d.pairs]
+    phases = [[0.0 if pair.same else pair.phase] for pair in d.pairs]
+    shown = {
+        "stretch": by_pair(d.legend, stretches, "times slower than plain RoPE", {}),
+        "wavelength": by_pair([*d.legend, "as trained"], waves, "positions per turn", {d.length: "trained length"}),
+        "phase": by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn"}),
+    }
+    return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d))
+
+
+def by_pair(names: Sequence[str], values: Sequence[Sequence[float]], what: str, marked: Mapping[float, str]) -> Figure:
+    """A line per name over the pairs of a head, the vertical axis logarithmic. values: for each pair, one per name;
+    there is no point where one is 0 or infinite. marked: heights with a line and a word."""
+    figure = Figure()
+    for name, column, color, dash in zip(names, zip(*values, strict=True), PALETTE, DASHES, strict=False):
+        figure.add_scatter(
+            x=list(range(len(column))),
+            y=[value if 0 < value < math.inf else None for value in column],
+            **line(name, {"color": color, "dash": dash}, "%{y:.5g} in pair %{x}"),
+        )
+    for height, word in marked.items():
+        figure.add_hline(y=height, line={"dash": "dot", "width": 1.5, "color": GREY})
+        beside = {"xanchor": "left", "yanchor": "bottom", "showarrow": False}
+        figure.add_annotation(x=0, xref="paper", y=math.log10(height), text=word, **beside)
+    figure.update_xaxes(title="pair of channels, fast to slow")
+    figure.update_yaxes(title=what, type="log")
+    return figure
+
+
+def explorer(d: Difference) -> Markup:
+    """The explorer, set to the second schedule; nothing where it cannot show it."""
+    length = min(math.ceil(d.at), fields()["length"]["max"])
+    shape = {"dim": d.head_dim, "base": d.base, "trained": d.length, "length": length}
+    try:
+        return block({"encoding": "rope", "method": d.schedules[1].replace("default", "none"), **shape})
+    except InputError:  # not in the explorer, or larger than it goes
+        return Markup()

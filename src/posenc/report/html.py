@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages: templates filled with values, figures and panels of figures, and numbers as readers see them. Every page is one
+HTML file that needs no network."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup, escape
+
+Estimate = Mapping[str, float]
+"""A mean with the ends of its 95 % interval: mean, low, high."""
+
+
+def asset(file: str) -> str:
+    """The text of a file in this folder."""
+    return files("posenc.report").joinpath(file).read_text(encoding="utf-8")
+
+
+def filled(name: str, **values: Any) -> str:
+    """A template with its values, escaped, in the style of all pages."""
+    from jinja2 import Environment, FunctionLoader  # every command imports this module, few fill a template
+
+    environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(FILTERS)
+    return environment.get_template(name).render(**values, style=asset("style.css"))
+
+
+def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
+    """A template with its values and figures. figures: name -> plotly figure, for the element "plot-<name>"; or several
+    figures by the buttons that choose among them, see `Panel`."""
+    from plotly.offline import get_plotlyjs
+
+    plain = {name: _plain(figure) for name, figure in figures.items()}
+    return filled(name, **values, plots=asset("plots.js"), figures=plain, plotly=get_plotlyjs())
+
+
+def _plain(figure: Any) -> dict[str, Any]:
+    """As plotly.js reads it, without plotly's own colours: the page has its own."""
+    if isinstance(figure, Mapping):
+        return {chosen: _plain(one) for chosen, one in figure.items()}
+    content: dict[str, Any] = json.loads(figure.to_json())
+    content["layout"].pop("template", None)
+    return content
+
+
+# -------------------------------------------------------------------- figures with buttons
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Buttons, one of which is down. name: for the plots that depend on it. rows: words, and the buttons that follow them;
+    all rows together are numbered from 0. chosen: the button that is down at first."""
+
+    name: str
+    rows: Sequence[tuple[str, Sequence[str]]]
+    chosen: int = 0
+
+    @property
+    def count(self) -> int:
+        return sum(len(texts) for _, texts in self.rows)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """An element that shows one of several figures. name: the element is "plot-<name>". by: the choices it depends on.
+    figures: by the numbers of their buttons, in that order."""
+
+    name: str
+    by: tuple[str, ...]
+    figures: Mapping[tuple[int, ...], Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Plots side by side, their choices, and whether the key of methods belongs to them. label: for screen readers."""
+
+    id: str
+    label: str
+    choices: Sequence[Choice]
+    plots: Sequence[Plot]
+    key: bool = True
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """As `rendered` takes them: plot -> numbers of the buttons -> figure."""
+        return {
+            plot.name: {" ".join(map(str, numbers)): figure for numbers, figure in plot.figures.items()}
+            for plot in self.plots
+        }
+
+
+def plot(name: str, choices: Sequence[Choice], draw: Callable[..., Any]) -> Plot:
+    """A plot of every figure that `choices` can ask for. draw: called with the number of a button of each."""
+    numbers = itertools.product(*(range(choice.count) for choice in choices))
+    return Plot(name, tuple(choice.name for choice in choices), {at: draw(*at) for at in numbers})
+
+
+# -------------------------------------------------------------------- numbers and sentences
+
+
+def clock(seconds: float) -> str:
+    """A running time: "3:10", "1:03:10"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def about(seconds: float) -> str:
+    """A duration in words, to the minute or to ten seconds: "40 s", "3 min", "1.8 h"."""
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """ "62 %" """
+    return f"{100 * share:.{digits}f} %"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """With a sign, minus as typeset: "−0.310"."""
+    return f"{value:+z.{digits}f}".replace("-", "−")
+
+
+def half_width(estimate: Estimate, digits: int = 3, scale: float = 1) -> str:
+    """Half of the interval: "± 0.012"."""
+    return f"± {scale * (estimate['high'] - estimate['low']) / 2:.{digits}f}"
+
+
+def prose(text: str) -> Markup:
+    """A sentence of a docstring, its names as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "clock": clock,
+    "percent": percent,
+    "signed": signed,
+    "half_width": half_width,
+    "prose": prose,
+    "count": lambda value: f"{value:,.0f}".replace(",", " "),
+    "mebibytes": lambda value: f"{value / 2**20:.0f} MiB",
+    "kibibytes": lambda value: f"{value / 2**10:.4g} KiB",
+}
