@@ -5,7 +5,18 @@ import torch
 
 from posenc import Positions
 from posenc.backends.flex import _numbered
-from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative, Values, rows_at, terms
+from posenc.bias import (
+    Dense,
+    Factored,
+    KeyRelative,
+    Positional,
+    QueryRelative,
+    Relative,
+    SoftCap,
+    Values,
+    rows_at,
+    terms,
+)
 from posenc.bias.terms import KernelInputs, Run, Tile, runs, skew
 from posenc.functional import deberta_bucket
 from posenc.positions.visibility import grid_indices
@@ -143,6 +154,19 @@ def test_values_by_distance_are_their_rows(index):
         (at.flatten(),), torch.einsum("hij,hid->ijd", weights, upstream).flatten(0, 1), accumulate=True
     )
     assert torch.allclose(term.grads[0][0], wanted)
+
+
+def test_a_cap_is_its_function_in_every_form():
+    cap, scores = SoftCap(0.8), draw(1, H, QUERIES, KEYS)
+    want = cap(scores, *grid_indices(1, H, QUERIES, KEYS, scores.device))
+    assert torch.allclose(want, 0.8 * (scores / 0.8).tanh())
+    assert torch.allclose(cap.reduced().lookup_of(scores)(scores, *[torch.zeros(())] * 4), want), "FlexAttention"
+    found, slope = scores.detach().clone(), torch.full_like(scores, 2.0)
+    found[0, 0, 0, :2] = torch.tensor([-torch.inf, torch.finfo(torch.float32).min])
+    cap.reduced().apply(found, slope)
+    assert (found[0, 0, 0, :2] == -torch.inf).all()
+    assert torch.allclose(found[..., 2:], want[..., 2:])
+    assert torch.allclose(slope[..., 2:], 2 * torch.autograd.grad(want.sum(), scores)[0][..., 2:])
 
 
 def test_a_clipped_index_is_gathered_nowhere():

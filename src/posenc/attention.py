@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
+"""The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,13 +13,14 @@ from torch.nn.functional import elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Values, dense_sum, validated_values
+from posenc.bias import KeyValues, Modifier, Values, dense_sum, validated_values
 from posenc.checks import LEAST_DIVISOR, check_flags, check_value, checked, shown
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
     bias_of,
     branches_of,
+    modifiers_of,
     queries_rotated_by,
     require_fit,
     rotated_by,
@@ -55,8 +56,8 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`augment` and
-            `embed` act on the model's input). None: nothing.
+        encoding: what position does; its `rotate`, `bias`, `modify`, `values`, `scale` and `sink` act here (`augment`
+            and `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
             have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
@@ -133,7 +134,7 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("values", "sink", "branches", "scale_of", "at")
+    hooks = ("values", "sink", "modify", "branches", "scale_of", "at")
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -290,11 +291,13 @@ def prepare(
     terms, factor = [], float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
+    modifiers: list[Modifier] = []
     if encoding is not None:
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = bias_of(encoding, q, k, positions, layer)
         v, values = _with_values(q, v, encoding, positions, layer)
+        modifiers = modifiers_of(encoding, positions, layer)
         map_branches = branches_of(encoding, layer)
         sink = encoding.sink(layer) if sink is None else sink
         factor = scale_in(encoding, layer, head_dim) if scale is None else scale
@@ -313,7 +316,7 @@ def prepare(
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _per_head(sink, q)
-    return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches)
+    return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches, modifiers=modifiers)
 
 
 def _with_values(
@@ -514,7 +517,7 @@ def linear_attention(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
                 "turns them, such as rope"
             )
-        refused = [site for site in ("bias", "values", "scale", "sink") if site in encoding.sites()]
+        refused = [site for site in ("bias", "modify", "values", "scale", "sink") if site in encoding.sites()]
         if refused:
             raise InputError(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract: the sites where position may enter attention, and how encodings compose.
 
-One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(scale * <q_i, k_j> + b_ij).
+One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
 An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Score, Values, validated
+from posenc.bias import KeyValues, Modifier, Score, Values, validated
 from posenc.checks import check_arguments, check_sizes, shown
 from posenc.errors import InputError
 from posenc.functional import table_device
@@ -25,7 +25,7 @@ from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 
-SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "sink")
+SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "modify", "sink")
 
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
@@ -96,6 +96,7 @@ class Encoding(nn.Module):
         branches  the regions of a position map, each with a rotation of its own
         scale     the factor of q . k
         bias      added to the scaled scores
+        modify    a function of each score, after that
         sink      an extra logit in the softmax
         values    added to the values
 
@@ -265,6 +266,11 @@ class Encoding(nn.Module):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         """b_ij, added to the scaled scores: a structure, or several to be summed."""
+        return None
+
+    def modify(self, positions: Positions, layer: int = 0) -> Modifier | Sequence[Modifier] | None:
+        """What becomes of each score once biases are added, such as posenc.bias.SoftCap(50.0): a function, or several in
+        order."""
         return None
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
@@ -489,6 +495,16 @@ def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, laye
     return validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
 
 
+def modifiers_of(encoding: Encoding, positions: Positions, layer: int) -> list[Modifier]:
+    """`Encoding.modify`, validated."""
+    result = encoding.modify(positions, layer)
+    modifiers = [] if result is None else [result] if isinstance(result, Modifier) else result
+    if not isinstance(modifiers, Sequence) or not all(isinstance(each, Modifier) for each in modifiers):
+        remedy = "return posenc.bias.SoftCap(cap), Modifier(function), a sequence of them, or None"
+        raise _returned(encoding, "modify", result, remedy)
+    return list(modifiers)
+
+
 def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | KeyValues | None:
     """`Encoding.values`, validated; widths and heads are checked against v by `attention`."""
     result = encoding.values(positions, layer)
@@ -657,6 +673,9 @@ class Sum(Composite):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
         return [term for part in self for term in bias_of(part, q, k, positions, layer)]
 
+    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
+        return [modifier for part in self for modifier in modifiers_of(part, positions, layer)]
+
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         return _only("encodings that act on the values", [values_of(part, positions, layer) for part in self])
 
@@ -723,6 +742,10 @@ class PerLayer(Composite):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         part, number = self.at(layer)
         return bias_of(part, q, k, positions, number)
+
+    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
+        part, number = self.at(layer)
+        return modifiers_of(part, positions, number)
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         part, number = self.at(layer)

@@ -69,14 +69,12 @@ class SDPA:
             return _plan_fused(problem, lower(problem))
         if _is_row(problem):
             return f"{refused.why}: its row of scores", 3 * batch * heads * keys * size, ""
-        if _trains_sink(problem):
-            return "the gradient of a learned sink needs scores and probabilities", (
-                3 * batch * heads * queries * keys * size
-            ), "a sink without gradient"  # fmt: skip
         rows = _block_rows(problem)
         cells = batch * heads * keys * min(rows, queries)
-        if problem.branches:
-            how = "the scores of every branch" + (f", for {rows} queries at a time" if rows < queries else "")
+        if problem.branches or problem.modifiers:
+            how = ("the scores of every branch" if problem.branches else "scores") + (
+                f", for {rows} queries at a time" if rows < queries else ""
+            )
             return f"{refused.why}: {how}", 4 * cells * size, refused.faster
         if rows < queries:
             again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
@@ -108,7 +106,7 @@ class SDPA:
             # with a gradient SDPA would take its own N x N path, and an extra column defies a graph for any length
             return Reference().attend(problem)
         rows, queries = _block_rows(problem), problem.q.shape[2]
-        dense = Reference().rows if problem.branches else _dense
+        dense = Reference().rows if problem.branches or problem.modifiers else _dense
         if rows >= queries:
             return dense(problem, 0, queries, dense_sum(problem.bias, problem.q.device))
         bias = sum_by_rows(problem.bias, problem.q.device)
@@ -248,7 +246,8 @@ def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
 
 def _is_row(problem: Problem) -> bool:
     """Whether a single query wants what a mask cannot say; its scores are but a row."""
-    more = problem.values is not None or problem.sink is not None or problem.dropout_p > 0 or len(problem.branches) > 0
+    more = problem.values is not None or problem.sink is not None or problem.dropout_p > 0
+    more = more or len(problem.branches) > 0 or len(problem.modifiers) > 0
     return problem.q.shape[2] == 1 and more
 
 

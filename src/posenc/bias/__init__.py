@@ -16,7 +16,18 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.bias.terms import EntriesTerm, KeyTerm, ProductTerm, QueryTerm, Term, ValuesTerm, VectorTerm, cell
+from posenc.bias.terms import (
+    HIDDEN,
+    CapTerm,
+    EntriesTerm,
+    KeyTerm,
+    ProductTerm,
+    QueryTerm,
+    Term,
+    ValuesTerm,
+    VectorTerm,
+    cell,
+)
 from posenc.checks import shown
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -24,8 +35,8 @@ from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
-    "Dense", "Factored", "KeyRelative", "KeyValues", "Positional", "QueryRelative", "Relative", "Score", "Values",
-    "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
+    "Dense", "Factored", "KeyRelative", "KeyValues", "Modifier", "Positional", "QueryRelative", "Relative", "Score", "SoftCap",
+    "Values", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -410,6 +421,46 @@ class Dense(Score):
 
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         return super().misfit(q, k) or _on_one_device({"a tensor": self.tensor}, q)
+
+
+@dataclass(frozen=True, eq=False)
+class Modifier:
+    """A function of each score, after scale and bias and before the softmax: what an encoding's `modify` returns.
+
+    function(score, batch, head, query index, key index) -> score, FlexAttention's `score_mod`: pointwise, of broadcastable
+    tensors. Parameters that it reads get gradients. A score that hides its key, minus infinity or a dtype's lowest number, is not given to it and goes on hiding it.
+    """
+
+    function: ScoreMod
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InputError(
+                f"function={shown(self.function)}: pass a function (score, batch, head, query, key) -> score"
+            )
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        hidden = score < HIDDEN
+        return torch.where(hidden, -torch.inf, self.function(torch.where(hidden, 0.0, score), b, h, i, j))
+
+    def reduced(self) -> CapTerm | None:
+        """The function as a term of the CPU's operator and of FlexAttention; None: it is known only as a function."""
+        return None
+
+
+class SoftCap(Modifier):
+    """cap * tanh(score / cap): scores that grow stay below the cap (Gemma 2; Bello et al. 2016)."""
+
+    cap: float
+
+    def __init__(self, cap: float) -> None:
+        if not (isinstance(cap, (int, float)) and 0 < cap < torch.inf):
+            raise InputError(f"cap={shown(cap)}: pass a positive number, such as 50.0")
+        super().__init__(lambda score, b, h, i, j: cap * torch.tanh(score / cap))
+        object.__setattr__(self, "cap", float(cap))
+
+    def reduced(self) -> CapTerm:
+        return CapTerm(torch.tensor(self.cap, dtype=torch.float64))
 
 
 @dataclass(frozen=True, eq=False)

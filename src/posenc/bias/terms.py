@@ -24,6 +24,9 @@ Slice = tuple[int, int]
 SHORTEST_RUN = 32
 """Entries; shorter runs are gathered together with what is next to them."""
 
+HIDDEN = torch.finfo(torch.float32).min / 2
+"""A score below it hides its key, as minus infinity does: masks are often made of a dtype's lowest number."""
+
 
 # -------------------------------------------------------------------- tiles of scores on the CPU
 
@@ -201,6 +204,14 @@ class _EntriesLookup(NamedTuple):
 def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
     """Read a (batch or 1, num_heads or 1, ...) tensor at (row, head, ...)."""
     return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
+
+
+class _CapLookup(NamedTuple):
+    cap: Tensor
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        capped = self.cap * torch.tanh(score / self.cap)
+        return torch.where(score < HIDDEN, -torch.inf, capped).to(score.dtype)
 
 
 class KernelInputs(NamedTuple):
@@ -541,6 +552,28 @@ class ValuesTerm(Term):
         return found
 
 
+class CapTerm(Term):
+    """cap * tanh(score / cap) of the sum of all terms that are added: cap (). A score below HIDDEN becomes minus infinity."""
+
+    kind = "softcap"
+
+    def prepared(self, dtype: torch.dtype, batch: int, heads: int) -> list[Tensor]:
+        return list(self.tensors)
+
+    def lookup_of(self, q: Tensor) -> _CapLookup:
+        """For FlexAttention: (score, batch, head, query index, key index) -> score."""
+        return _CapLookup(self.tensors[0].to(q.device, torch.promote_types(q.dtype, torch.float32)))
+
+    def apply(self, scores: Tensor, slope: Tensor | None) -> None:
+        """Cap scores in place; slope, if given, is multiplied by the derivative."""
+        cap = float(self.tensors[0])
+        hidden = scores < HIDDEN
+        scores.div_(cap).tanh_()
+        if slope is not None:
+            slope.mul_(1 - scores.square())
+        scores.mul_(cap).masked_fill_(hidden, -torch.inf)
+
+
 SCORE_TERMS: dict[str, type[Term]] = {
-    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, EntriesTerm)
+    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, EntriesTerm, CapTerm)
 }
