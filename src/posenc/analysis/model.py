@@ -305,6 +305,7 @@ def check_adds(encoding: Encoding, dim: int) -> None:
         "scale": "through the scale of the scores",
         "modify": "through a function of the scores",
         "sink": "through a sink",
+        "prefix_kv": "through keys and values of its own",
     }
     others = [way for site, way in how.items() if site in sites]
     if others:

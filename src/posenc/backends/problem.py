@@ -38,7 +38,7 @@ class Problem:
     positions: Positions
     scale: float
     sink: Tensor | None
-    """(num_heads,) logits, float32 or better"""
+    """(batch or 1, num_heads, num_queries or 1) logits, float32 or better"""
     dropout_p: float
     branches: Sequence[Rotated] = ()
     """Those of a position map; q and k are then the first one's. One softmax goes over all."""
@@ -46,6 +46,8 @@ class Problem:
     """Keys outside it are hidden."""
     modifiers: Sequence[Modifier] = ()
     """What becomes of each score, in order."""
+    sink_value: Tensor | None = None
+    """(batch, num_heads, num_queries, value width): the value of each query's sink; None: zero."""
     first_key: int = 0
     """How many of the call's keys come before those in v."""
 
@@ -163,11 +165,22 @@ class Problem:
 
     def with_sink(self, out: Tensor, lse: Tensor) -> Tensor:
         """An output without the sink, given the (batch, num_heads, num_queries) log-sum-exp of its scores, with it:
-        exp(s) / (exp(sink) + sum exp(s)) is the softmax times its share of the denominator. An empty row stays zero."""
+        exp(s) / (exp(sink) + sum exp(s)) is the softmax times its share of the denominator. An empty row has no share."""
         assert self.sink is not None
         empty = lse == -torch.inf
-        share = (lse.masked_fill(empty, 0.0) - self.sink.to(lse.dtype)[:, None]).sigmoid()
-        return out * share.masked_fill(empty, 0.0)[..., None].to(out.dtype)
+        more = lse.masked_fill(empty, 0.0) - self.sink.to(lse.dtype)
+        out = out * more.sigmoid().masked_fill(empty, 0.0)[..., None].to(out.dtype)
+        if self.sink_value is None:
+            return out
+        rest = (-more).sigmoid().masked_fill(empty, 1.0)
+        return out + (self.sink_value * rest[..., None]).to(out.dtype)
+
+    def sink_of(self, first: int, end: int) -> Tensor | None:
+        """The sink's logits of queries first .. end - 1, (batch or 1, num_heads, queries or 1, 1)."""
+        if self.sink is None:
+            return None
+        one_for_all = self.sink.shape[2] == 1
+        return (self.sink if one_for_all else self.sink[:, :, first:end])[..., None]
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

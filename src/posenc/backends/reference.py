@@ -31,7 +31,10 @@ class Reference:
     def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
         weights = self.weights(problem, first, end, bias)
-        return self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
+        out = self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
+        if problem.sink_value is not None:
+            out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
+        return out
 
     def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
@@ -62,9 +65,10 @@ class Reference:
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
         weights = scores.softmax(-1)
-        if problem.sink is not None:
+        sink = problem.sink_of(first, end)
+        if sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
-            weights = weights * (scores.logsumexp(-1, keepdim=True) - problem.sink.to(scores)[:, None, None]).sigmoid()
+            weights = weights * (scores.logsumexp(-1, keepdim=True) - sink.to(scores)).sigmoid()
         return weights.masked_fill(empty, 0.0)
 
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:
