@@ -55,7 +55,7 @@ class Flex:
         if problem.is_empty:
             return "there is nothing to compute", 0, ""
         size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in problem.others)
-        dense = any(_numbered(term)[0] is None for term in problem.others)
+        dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
         if not _fuses(problem, (), bool(problem.branches) or problem.sink is not None):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
@@ -145,7 +145,7 @@ def _range(positions: Positions) -> tuple[int, int] | None:
 def _extra_bytes(term: Score, problem: Problem) -> int:
     size = max(problem.q.element_size(), 4)
     cells, distances = _numbered(term)
-    if cells is None:
+    if cells is None and not term.linear:
         return term.batch * term.num_heads * term.num_queries * term.num_keys * size
     return term.reduced(distances, problem.q.device).lookup_numbers() * size
 

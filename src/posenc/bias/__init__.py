@@ -19,6 +19,7 @@ from torch import Tensor
 from posenc.bias.terms import (
     HIDDEN,
     CapTerm,
+    DifferenceTerm,
     EntriesTerm,
     KeyTerm,
     ProductTerm,
@@ -35,8 +36,8 @@ from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
-    "Dense", "Factored", "KeyRelative", "KeyValues", "Modifier", "Positional", "QueryRelative", "Relative", "Score", "SoftCap",
-    "Values", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
+    "Dense", "Factored", "KeyRelative", "KeyValues", "Modifier", "Positional", "QueryRelative", "Relative", "RunningSum",
+    "Score", "SoftCap", "Values", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -68,6 +69,8 @@ class Score:
     batch: int
     by_distance: ClassVar[bool] = False
     """Whether `reduced` needs distances: the term is one of `positions.distances()`, and has an attribute `positions`."""
+    linear: ClassVar[bool] = False
+    """Whether `reduced` takes memory that grows with the sequence, not its square, without distances."""
     in_kernel: ClassVar[str | None] = None
     """Which input of our Triton kernel the term becomes; None: it has none."""
 
@@ -392,6 +395,69 @@ class Factored(Score):
         if self.left.shape[3] != self.right.shape[3]:
             return f"has vectors of widths {self.left.shape[3]} and {self.right.shape[3]}: make them equal"
         return super().misfit(q, k) or _on_one_device({"left": self.left, "right": self.right}, q)
+
+
+@dataclass(eq=False)
+class RunningSum(_OfPositions):
+    """F_i - F_j, where F is the running sum of a number per token: forget gates (Lin et al. 2025, "FoX", eq. 9).
+
+    gates: (batch or 1, num_heads or 1, num_keys), of each key's token, such as logarithms of forget gates, finite; F_i - F_j is
+    the sum over the tokens after j up to i. Sums and differences are taken in float64, so that they are exact far from the
+    start, and those of other packed documents cancel. Gates of padding do not count.
+    """
+
+    gates: Tensor
+    positions: Positions
+    linear = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_numbers("RunningSum", {"gates": "(batch or 1, num_heads or 1, num_keys)"}, gates=self.gates)
+        self.batch: int = max(self.gates.shape[0], self.positions.batch)
+        self.num_heads: int = self.gates.shape[1]
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """F of each query, (batch or 1, num_heads, num_queries), and of each key, float64."""
+        p = self.positions
+        index, rank, at = p.shared("running sum", lambda: _in_order(p))
+        gates = self.gates.double()
+        if p.valid is not None:
+            gates = gates.masked_fill(~p.valid[:, None], 0.0)
+        gates, index, rank, at = _rows_alike(gates, index, rank, at)
+        running = gates.gather(2, index).cumsum(2)
+        return running.gather(2, at), running.gather(2, rank)
+
+    def score_mod(self) -> ScoreMod:
+        of_query, of_key = self.sums()
+        return lambda score, b, h, i, j: score + (cell(of_query, b, h, i) - cell(of_key, b, h, j))
+
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        term = DifferenceTerm(*self.sums())
+        term.in_double = self.gates.dtype == torch.float64
+        return term
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        if self.gates.shape[2] != k.shape[2]:
+            return f"has gates of {self.gates.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key, cached ones too"
+        return super().misfit(q, k) or _on_one_device({"gates": self.gates}, q)
+
+
+def _in_order(positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys in their order, the place of each key among them, and that of the last key not after each query."""
+    ordered, index = positions.k_order.sort(dim=1, stable=True)
+    q_order = positions.q_order.expand(ordered.shape[0], -1) if ordered.shape[0] > 1 else positions.q_order
+    ordered = ordered.expand(q_order.shape[0], -1)
+    at = torch.searchsorted(ordered.contiguous(), q_order.contiguous(), right=True) - 1
+    return index, index.argsort(1), at.clamp(min=0)
+
+
+def _rows_alike(gates: Tensor, *indices: Tensor) -> list[Tensor]:
+    """Gates (rows, heads, n) and indices (rows or 1, m), each as (rows, heads, m or n)."""
+    rows, heads = max(len(gates), *(len(index) for index in indices)), gates.shape[1]
+    return [gates.expand(rows, -1, -1), *(index[:, None].expand(rows, heads, -1) for index in indices)]
 
 
 @dataclass(eq=False)

@@ -206,6 +206,19 @@ def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
     return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
 
 
+class _DifferenceLookup(NamedTuple):
+    """A float64 number as the sum of two of float32: the difference of the higher parts of near numbers is exact."""
+
+    of_query: Tensor
+    of_key: Tensor
+    rest_of_query: Tensor
+    rest_of_key: Tensor
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        high = cell(self.of_query, b, h, i) - cell(self.of_key, b, h, j)
+        return high + (cell(self.rest_of_query, b, h, i) - cell(self.rest_of_key, b, h, j))
+
+
 class _CapLookup(NamedTuple):
     cap: Tensor
 
@@ -474,6 +487,38 @@ class ProductTerm(Term):
             _accumulate(self.of_right[:, keys], grad.mT @ self.left[:, queries])
 
 
+class DifferenceTerm(Term):
+    """f_i - g_j, taken in float64: f (batch or 1, heads or 1, queries), g (batch or 1, heads or 1, keys)."""
+
+    kind = "difference"
+    size = 2
+    in_double = False
+    """Whether FlexAttention is to look up float64 numbers, which GPUs are slow with, rather than pairs of float32."""
+
+    def prepared(self, dtype: torch.dtype, batch: int, heads: int) -> list[Tensor]:
+        return [x.double() for x in self.tensors]
+
+    def lookup(self, cells: Cells | None) -> Lookup:
+        of_query, of_key = (x.double() for x in self.tensors)
+        high = (of_query, of_key) if self.in_double else (of_query.float(), of_key.float())
+        return _DifferenceLookup(*high, (of_query - high[0]).float(), (of_key - high[1]).float())
+
+    def lookup_numbers(self) -> int:
+        return 2 * super().lookup_numbers()
+
+    def enter(self, row: int, heads: Slice) -> None:
+        (self.left, self.of_left), (self.right, self.of_right) = (self.part(number, row, heads) for number in (0, 1))
+
+    def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
+        _put(out, self.left[:, slice(*tile.queries), None] - self.right[:, None, slice(*tile.keys)], fresh)
+
+    def collect(self, grad: Tensor, tile: Tile) -> None:
+        if self.of_left is not None:
+            _accumulate(self.of_left[:, slice(*tile.queries)], grad.sum(2))
+        if self.of_right is not None:
+            _accumulate(self.of_right[:, slice(*tile.keys)], -grad.sum(1))
+
+
 class EntriesTerm(Term):
     """A (batch or 1, heads or 1, queries, keys) tensor."""
 
@@ -575,5 +620,5 @@ class CapTerm(Term):
 
 
 SCORE_TERMS: dict[str, type[Term]] = {
-    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, EntriesTerm, CapTerm)
+    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, EntriesTerm, CapTerm)
 }
