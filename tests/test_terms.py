@@ -5,7 +5,19 @@ import torch
 
 from posenc import Positions
 from posenc.backends.flex import _numbered
-from posenc.bias import Dense, Factored, KeyRelative, Positional, QueryRelative, Relative, Values, rows_at, terms
+from posenc.bias import (
+    Dense,
+    Factored,
+    KeyRelative,
+    Positional,
+    QueryRelative,
+    Relative,
+    RunningSum,
+    SoftCap,
+    Values,
+    rows_at,
+    terms,
+)
 from posenc.bias.terms import KernelInputs, Run, Tile, runs, skew
 from posenc.functional import deberta_bucket
 from posenc.positions.visibility import grid_indices
@@ -41,6 +53,7 @@ STRUCTURES = {
     "Dense": lambda: Dense(draw(1, H, QUERIES, KEYS)),
     "Positional": lambda: Positional(lambda h, q, k: (h + 1) * (q.double() - 0.3 * k).sin(), H, P),
 }
+STRUCTURES["RunningSum"] = lambda: RunningSum(draw(B, H, KEYS), P)
 for _index in INDEXES:
     for _cls, _n, _heads in ((QueryRelative, QUERIES, 1), (KeyRelative, KEYS, H)):
         STRUCTURES[f"{_cls.__name__}, {_index}"] = projected(_cls, _n, _index, _heads)
@@ -114,8 +127,8 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
                 term.collect(part, tile)
             term.leave()
     assert torch.allclose(found, want), "tiles"
-    if name == "Relative":
-        return  # its vector is made anew from the table
+    if name in ("Relative", "RunningSum"):
+        return  # whose tensors are made anew
     for grad, other in zip((x for x in term.grads if x is not None), expected, strict=True):
         assert torch.allclose(grad, other), "gradients of tiles"
 
@@ -143,6 +156,19 @@ def test_values_by_distance_are_their_rows(index):
         (at.flatten(),), torch.einsum("hij,hid->ijd", weights, upstream).flatten(0, 1), accumulate=True
     )
     assert torch.allclose(term.grads[0][0], wanted)
+
+
+def test_a_cap_is_its_function_in_every_form():
+    cap, scores = SoftCap(0.8), draw(1, H, QUERIES, KEYS)
+    want = cap(scores, *grid_indices(1, H, QUERIES, KEYS, scores.device))
+    assert torch.allclose(want, 0.8 * (scores / 0.8).tanh())
+    assert torch.allclose(cap.reduced().lookup_of(scores)(scores, *[torch.zeros(())] * 4), want), "FlexAttention"
+    found, slope = scores.detach().clone(), torch.full_like(scores, 2.0)
+    found[0, 0, 0, :2] = torch.tensor([-torch.inf, torch.finfo(torch.float32).min])
+    cap.reduced().apply(found, slope)
+    assert (found[0, 0, 0, :2] == -torch.inf).all()
+    assert torch.allclose(found[..., 2:], want[..., 2:])
+    assert torch.allclose(slope[..., 2:], 2 * torch.autograd.grad(want.sum(), scores)[0][..., 2:])
 
 
 def test_a_clipped_index_is_gathered_nowhere():

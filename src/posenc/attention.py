@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(scale * <q_i, k_j> + b_ij), and who computes it."""
+"""The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import elu, pad, scaled_dot_product_attention
+from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Values, dense_sum, validated_values
+from posenc.bias import KeyValues, Modifier, Values, dense_sum, validated_values
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
     bias_of,
     branches_of,
+    modifiers_of,
+    prefix_of,
     queries_rotated_by,
     require_fit,
     rotated_by,
     scale_in,
+    sink_of,
     values_of,
 )
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
@@ -54,15 +57,16 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `rotate`, `bias`, `values`, `scale` and `sink` act here (`augment` and
-            `embed` act on the model's input). None: nothing.
+        encoding: what position does; its `rotate`, `bias`, `modify`, `values`, `scale`, `sink` and `prefix_kv` act here
+            (`augment` and `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
             have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
         causal: overrides the positions' own causality.
         scale: overrides the encoding's factor of q . k; terms that an encoding makes of q or k (Shaw's, DeBERTa's)
             keep their own.
-        sink: logit of an extra key whose value is zero, a number or one per head (num_heads,): 0.0 is softmax_1,
+        sink: logit of an extra key whose value is zero, a number, one per head (num_heads,), or one per query (batch
+            or 1, num_heads, num_queries): 0.0 is softmax_1,
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
@@ -132,7 +136,7 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("values", "sink", "branches", "scale_of", "at")
+    hooks = ("values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -289,13 +293,18 @@ def prepare(
     terms, factor = [], float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
+    modifiers: list[Modifier] = []
+    prefix: tuple[Tensor, Tensor] | None = None
+    projected = q
     if encoding is not None:
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = bias_of(encoding, q, k, positions, layer)
         v, values = _with_values(q, v, encoding, positions, layer)
+        modifiers = modifiers_of(encoding, positions, layer)
         map_branches = branches_of(encoding, layer)
-        sink = encoding.sink(layer) if sink is None else sink
+        sink = sink_of(encoding, q, positions, layer) if sink is None else sink
+        prefix = prefix_of(encoding, q, v, layer)
         factor = scale_in(encoding, layer, head_dim) if scale is None else scale
         if map_branches:
             reads_all = bool(terms) or values is not None
@@ -311,8 +320,9 @@ def prepare(
             q, k = rotated_by(encoding, q, k, positions, layer)
     elif scale is not None:
         factor = scale
-    logit = None if sink is None else _per_head(sink, q)
-    return Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches)
+    logit = None if sink is None else _logits(sink, q)
+    problem = Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches, modifiers=modifiers)
+    return problem if prefix is None else _with_prefix(problem, projected, *prefix)
 
 
 def _with_values(
@@ -323,12 +333,31 @@ def _with_values(
     return (v + added.added.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
 
 
-def _per_head(sink: float | Tensor, q: Tensor) -> Tensor:
-    """The sink's logits, (num_heads,)."""
+def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
+    """The sink's logits, (batch or 1, num_heads, num_queries or 1)."""
     logit = torch.as_tensor(sink, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-    if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != q.shape[1]):
-        raise InputError(f"sink of shape {tuple(logit.shape)}: pass a number or one logit per head ({q.shape[1]},)")
-    return logit.expand(q.shape[1])
+    batch, heads, queries, _ = q.shape
+    if logit.dim() == 3 and logit.shape[0] in (1, batch) and logit.shape[1:] == (heads, queries):
+        return logit
+    if logit.dim() > 1 or (logit.dim() == 1 and logit.shape[0] != heads):
+        raise InputError(
+            f"sink of shape {tuple(logit.shape)}: pass a number, one logit per head ({heads},), or one per query "
+            f"({batch}, {heads}, {queries})"
+        )
+    return logit.expand(heads)[None, :, None]
+
+
+def _with_prefix(problem: Problem, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
+    """The problem with further keys and values, which with the sink make one key and value for each query: the logit is the
+    log-sum-exp of theirs. q: the queries before their rotation."""
+    precise, of_keys = torch.promote_types(q.dtype, torch.float32), keys.shape[0]
+    q = q.to(precise).unflatten(1, (of_keys, -1))  # (batch, kv heads, queries' heads per key, n, head_dim)
+    logits = problem.scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
+    if problem.sink is not None:
+        logits = torch.cat((logits, problem.sink[..., None].expand(*logits.shape[:3], 1)), -1)
+    weights = dropout(logits.softmax(-1)[..., : keys.shape[1]], problem.dropout_p).unflatten(1, (of_keys, -1))
+    value = (weights @ values.to(precise)[:, None]).flatten(1, 2)
+    return replace(problem, sink=logits.logsumexp(-1), sink_value=value)
 
 
 def _rotated(
@@ -512,7 +541,9 @@ def linear_attention(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
                 "turns them, such as rope"
             )
-        refused = [site for site in ("bias", "values", "scale", "sink") if site in encoding.sites()]
+        refused = [
+            site for site in ("bias", "modify", "values", "scale", "sink", "prefix_kv") if site in encoding.sites()
+        ]
         if refused:
             raise InputError(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "

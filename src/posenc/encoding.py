@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract: the sites where position may enter attention, and how encodings compose.
 
-One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(scale * <q_i, k_j> + b_ij).
+One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
 An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Score, Values, validated
+from posenc.bias import KeyValues, Modifier, Score, Values, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
 from posenc.functional import table_device
 from posenc.positions import Positions
@@ -24,7 +24,7 @@ from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 
-SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "sink")
+SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
 
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
@@ -95,7 +95,9 @@ class Encoding(nn.Module):
         branches  the regions of a position map, each with a rotation of its own
         scale     the factor of q . k
         bias      added to the scaled scores
-        sink      an extra logit in the softmax
+        modify    a function of each score, after that
+        sink      an extra logit in the softmax; query_sink: one that depends on the query
+        prefix_kv learned keys and values that every query sees
         values    added to the values
 
     Traits are attributes that a class sets; where arguments decide one, `setup` sets it on the instance.
@@ -140,7 +142,7 @@ class Encoding(nn.Module):
     @property
     def sees_order(self) -> bool:
         """Whether it can tell one order of the tokens from another in a model where every query sees every key."""
-        return not set(self.sites()) <= {"augment", "scale", "sink"}
+        return not set(self.sites()) <= {"augment", "scale", "sink", "prefix_kv"}
 
     @property
     def bias_reads_keys(self) -> bool:
@@ -266,8 +268,23 @@ class Encoding(nn.Module):
         """b_ij, added to the scaled scores: a structure, or several to be summed."""
         return None
 
+    def modify(self, positions: Positions, layer: int = 0) -> Modifier | Sequence[Modifier] | None:
+        """What becomes of each score once biases are added, such as posenc.bias.SoftCap(50.0): a function, or several in
+        order."""
+        return None
+
     def sink(self, layer: int = 0) -> float | Tensor | None:
         """Logit of an extra key whose value is zero, a number or (num_heads,); None: there is none."""
+        return None
+
+    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
+        """`sink` as a function of the queries, which are not yet rotated: (batch or 1, num_heads, num_queries)."""
+        return None
+
+    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
+        """Keys (num_kv_heads, n, head_dim) and values (num_kv_heads, n, width of v) that every query of every document sees,
+        whatever is causal or padded. They have no position: their scores are scale * q . k of the queries as projected,
+        before `rotate`, without `bias` and `modify`."""
         return None
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
@@ -298,6 +315,8 @@ class Encoding(nn.Module):
     @classmethod
     def _overridden(cls) -> tuple[str, ...]:
         sites = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
+        if cls.query_sink is not Encoding.query_sink and "sink" not in sites:
+            sites.append("sink")
         return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
 
     def _sites(self) -> tuple[str, ...]:
@@ -488,12 +507,55 @@ def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, laye
     return validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
 
 
+def modifiers_of(encoding: Encoding, positions: Positions, layer: int) -> list[Modifier]:
+    """`Encoding.modify`, validated."""
+    result = encoding.modify(positions, layer)
+    modifiers = [] if result is None else [result] if isinstance(result, Modifier) else result
+    if not isinstance(modifiers, Sequence) or not all(isinstance(each, Modifier) for each in modifiers):
+        remedy = "return posenc.bias.SoftCap(cap), Modifier(function), a sequence of them, or None"
+        raise _returned(encoding, "modify", result, remedy)
+    return list(modifiers)
+
+
 def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | KeyValues | None:
     """`Encoding.values`, validated; widths and heads are checked against v by `attention`."""
     result = encoding.values(positions, layer)
     if result is not None and not isinstance(result, (Values, KeyValues)):
         raise _returned(encoding, "values", result, "return posenc.bias.Values(table, index), KeyValues(added) or None")
     return result
+
+
+def sink_of(encoding: Encoding, q: Tensor, positions: Positions, layer: int) -> float | Tensor | None:
+    """`Encoding.sink`, or `Encoding.query_sink`, validated; the shape of the former is checked by `attention`."""
+    of_queries, sink = encoding.query_sink(q, positions, layer), encoding.sink(layer)
+    if of_queries is None:
+        return sink
+    if sink is not None:
+        raise InputError(f"{type(encoding).__name__} has several sinks: use one of them")
+    fits = isinstance(of_queries, Tensor) and of_queries.dim() == 3 and of_queries.shape[0] in (1, q.shape[0])
+    if not fits or of_queries.shape[1:] != q.shape[1:3]:
+        remedy = f"return logits (batch, num_heads, num_queries), {tuple(q.shape[:3])}"
+        raise _returned(encoding, "query_sink", of_queries, remedy)
+    return of_queries
+
+
+def prefix_of(encoding: Encoding, q: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor] | None:
+    """`Encoding.prefix_kv`, validated."""
+    result = encoding.prefix_kv(layer)
+    if result is None:
+        return None
+    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(x, Tensor) for x in result)):
+        raise _returned(encoding, "prefix_kv", result, "return the pair (keys, values), or None")
+    keys, values = result
+    for name, x, width in (("keys", keys, q.shape[3]), ("values", values, v.shape[3])):
+        if x.dim() != 3 or (x.shape[0], x.shape[2]) != (v.shape[1], width) or x.shape[1] != keys.shape[1]:
+            raise InputError(
+                f"{type(encoding).__name__}.prefix_kv returned {name} of shape {tuple(x.shape)}: return (num_kv_heads, n, "
+                f"width), here ({v.shape[1]}, {keys.shape[-2]}, {width})"
+            )
+        if x.device != q.device:
+            raise InputError(f"{type(encoding).__name__}.prefix_kv returned {name} on {x.device}, q is on {q.device}")
+    return keys, values
 
 
 def scale_in(encoding: Encoding, layer: int, head_dim: int) -> float:
@@ -656,11 +718,24 @@ class Sum(Composite):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
         return [term for part in self for term in bias_of(part, q, k, positions, layer)]
 
+    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
+        return [modifier for part in self for modifier in modifiers_of(part, positions, layer)]
+
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         return _only("encodings that act on the values", [values_of(part, positions, layer) for part in self])
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         return _only("sinks", [part.sink(layer) for part in self])
+
+    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
+        return _only("sinks", [part.query_sink(q, positions, layer) for part in self])
+
+    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
+        pairs = [pair for pair in (part.prefix_kv(layer) for part in self) if pair is not None]
+        if len(pairs) <= 1:
+            return pairs[0] if pairs else None
+        keys, values = zip(*pairs, strict=True)
+        return torch.cat(keys, 1), torch.cat(values, 1)
 
     def scale(self, head_dim: int) -> float:
         return self._agreed([part.scale(head_dim) for part in self], head_dim)
@@ -723,6 +798,10 @@ class PerLayer(Composite):
         part, number = self.at(layer)
         return bias_of(part, q, k, positions, number)
 
+    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
+        part, number = self.at(layer)
+        return modifiers_of(part, positions, number)
+
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         part, number = self.at(layer)
         return values_of(part, positions, number)
@@ -730,6 +809,14 @@ class PerLayer(Composite):
     def sink(self, layer: int = 0) -> float | Tensor | None:
         part, number = self.at(layer)
         return part.sink(number)
+
+    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
+        part, number = self.at(layer)
+        return part.query_sink(q, positions, number)
+
+    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
+        part, number = self.at(layer)
+        return part.prefix_kv(number)
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}

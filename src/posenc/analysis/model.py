@@ -301,7 +301,9 @@ def check_adds(encoding: Encoding, dim: int) -> None:
         "bias": "as a bias of the scores",
         "values": "through the values",
         "scale": "through the scale of the scores",
+        "modify": "through a function of the scores",
         "sink": "through a sink",
+        "prefix_kv": "through keys and values of its own",
     }
     others = [way for site, way in how.items() if site in sites]
     if others:

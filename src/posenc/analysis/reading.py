@@ -226,8 +226,8 @@ def _why_not(parts: list[Part], layer: int, site: str | None) -> str:
         return f"it does nothing with positions in layer {layer}, so there is no code to analyse"
     if sites <= {"augment"}:
         return "it moves positions and has no codes of its own; add it to one that has, as in shape+sinusoidal"
-    if sites <= {"augment", "sink"}:
-        return "it adds to the softmax's denominator, whatever the position: it has no code"
+    if sites <= {"augment", "modify", "sink"}:
+        return "it changes scores or the softmax's denominator, whatever the position: it has no code"
     if all(part.planes == () for part, _ in parts):
         return "it only scales scores (their temperature): it has no code"
     return f"it acts on {', '.join(sorted(sites))} and has no code per position or distance"

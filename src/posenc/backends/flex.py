@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, merged
 from posenc.backends.reference import Reference
-from posenc.bias import Score
+from posenc.bias import Modifier, Score, ScoreMod
 from posenc.bias.terms import Cells, Lookup
 from posenc.positions import Positions
 
@@ -55,7 +55,7 @@ class Flex:
         if problem.is_empty:
             return "there is nothing to compute", 0, ""
         size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in problem.others)
-        dense = any(_numbered(term)[0] is None for term in problem.others)
+        dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
         if not _fuses(problem, (), bool(problem.branches) or problem.sink is not None):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
@@ -83,7 +83,7 @@ class Flex:
         lookups = tuple(_lookups(problem))
         fuses = _fuses(problem, lookups, with_lse)
         run = _run if torch.compiler.is_compiling() else _compiled(q.device.type, fuses)
-        out, lse = run(q, k, v, lookups, _block_mask(problem), scale, with_lse)
+        out, lse = run(q, k, v, lookups, _block_mask(problem), scale, with_lse, _changes(problem))
         return out[..., : problem.v.shape[-1]], lse
 
 
@@ -96,6 +96,22 @@ def _lookups(problem: Problem) -> list[Lookup]:
         cells, distances = _numbered(term)
         lookups.append(term.reduced(distances, problem.q.device).lookup(cells))
     return lookups
+
+
+def _changes(problem: Problem) -> tuple[Any, ...]:
+    """The modifiers as the kernel calls them."""
+    changes: list[Any] = []  # mypy does not call tuples
+    for modifier in problem.modifiers:
+        cap = modifier.reduced()
+        changes.append(_at_key(modifier, problem.first_key) if cap is None else cap.lookup_of(problem.q))
+    return tuple(changes)
+
+
+def _at_key(modifier: Modifier, first: int) -> ScoreMod:
+    """The modifier, for keys of which so many others come before."""
+    if first == 0:
+        return modifier
+    return lambda score, b, h, i, j: modifier(score, b, h, i, j + first)
 
 
 def _numbered(term: Score) -> tuple[Cells, Tensor] | tuple[None, None]:
@@ -129,7 +145,7 @@ def _range(positions: Positions) -> tuple[int, int] | None:
 def _extra_bytes(term: Score, problem: Problem) -> int:
     size = max(problem.q.element_size(), 4)
     cells, distances = _numbered(term)
-    if cells is None:
+    if cells is None and not term.linear:
         return term.batch * term.num_heads * term.num_queries * term.num_keys * size
     return term.reduced(distances, problem.q.device).lookup_numbers() * size
 
@@ -138,17 +154,20 @@ def _extra_bytes(term: Score, problem: Problem) -> int:
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, lookups: Sequence[Lookup], block_mask: Any, scale: float, with_lse: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, lookups: Sequence[Lookup], block_mask: Any, scale: float, with_lse: bool,
+    changes: Sequence[ScoreMod] = (),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for lookup in lookups:
             score = score + lookup(b, h, i, j)
+        for change in changes:
+            score = change(score, b, h, i, j)
         return score
 
     options: dict[str, Any] = {
-        "score_mod": score_mod if lookups else None,
+        "score_mod": score_mod if lookups or changes else None,
         "block_mask": block_mask,
         "scale": scale,
         "enable_gqa": q.shape[1] != k.shape[1],
@@ -210,4 +229,5 @@ def _fuses(problem: Problem, lookups: Sequence[Any], with_lse: bool) -> bool:
     if problem.q.device.type == "cuda":
         return True
     learned = torch.is_grad_enabled() and any(lookup[0].requires_grad for lookup in lookups)
-    return not (problem.q.dtype == torch.float64 or with_lse or learned or _trains(problem))
+    unknown = any(modifier.reduced() is None for modifier in problem.modifiers)  # and whether it learns
+    return not (problem.q.dtype == torch.float64 or with_lse or learned or unknown or _trains(problem))

@@ -11,7 +11,7 @@ every length.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import Refused
-from posenc.bias.terms import SCORE_TERMS, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
+from posenc.bias.terms import SCORE_TERMS, CapTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, segments
@@ -57,6 +57,8 @@ def obstacle(problem: Problem) -> Refused | None:
         return Refused("a window beside a position map")
     if problem.branches and not visible.regular:
         return Refused("positions are not contiguous", "contiguous positions")
+    if any(modifier.reduced() is None for modifier in problem.modifiers):
+        return Refused("a score modifier is known only as a function", "posenc.bias.SoftCap")
     refused = next(filter(None, (term.obstacle(positions) for term in problem.bias)), None)
     if refused is None and problem.values is not None and (positions.span is None or not visible.regular):
         return Refused("positions are not contiguous", "contiguous positions")
@@ -91,6 +93,7 @@ def lower(problem: Problem) -> Lowered:
     if len(vectors) > 1:
         together = sum((term.tensors[0] for term in vectors[1:]), vectors[0].tensors[0])
         terms = [VectorTerm(together), *(term for term in terms if term not in vectors)]
+    terms += [cap for cap in (modifier.reduced() for modifier in problem.modifiers) if cap is not None]
     if problem.values is not None:
         assert distances is not None
         terms.append(problem.values.reduced(distances))
@@ -140,13 +143,15 @@ def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, d
             at += kind.size
         values = made.pop() if ValuesTerm.kind in names else None
         assert values is None or isinstance(values, ValuesTerm)
+        caps = [term for term in made if isinstance(term, CapTerm)]
+        made = [term for term in made if not isinstance(term, CapTerm)]
         *limits, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
         of_q, of_k, of_v, visible = _packed(q[number]), _packed(k[number]), v, Segments(list(table), True)
         if of_k.shape[2] < v.shape[2]:
             of_v, visible = v[:, :, first : first + of_k.shape[2]], visible.keys(first, of_k.shape[2])
         calls.append(
             Call(of_q, of_k, of_v, made, values, visible, bool(causal), scale, longest, dropout_p, seed ^ (number << 40),
-                 Region.of(limits))
+                 Region.of(limits), caps)
         )  # fmt: skip
     return _Parsed(calls, v, list(regions[NUMBERS - 1 :: NUMBERS]))
 
@@ -163,7 +168,7 @@ def attend(
     """Output (batch, heads, queries, value width) and log-sum-exp (batch, heads, queries) of one softmax.
 
     inputs: q for each branch of a position map, or once; k likewise; v; what the terms are made of; with dropout a seed.
-    kinds: the number of branches, then the terms by kind, values last, then "seed", separated by blanks.
+    kinds: the number of branches, then the terms by kind, caps and values last, then "seed", separated by blanks.
     numbers: whether causal; the distance of the first entry of every term; NUMBERS per branch; `Segments.table`.
     """
     parsed = _parse(inputs, kinds, numbers, scale, dropout_p)
@@ -287,6 +292,7 @@ class Call:
     dropout_p: float
     seed: int
     region: Region = EVERYTHING
+    caps: list[CapTerm] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rectangles: list[Rectangle] = self.segments.within(self.region)
@@ -313,7 +319,12 @@ class Call:
 
     @property
     def every_term(self) -> list[Term]:
-        return self.terms if self.values is None else [*self.terms, self.values]
+        return [*self.terms, *self.caps, *([] if self.values is None else [self.values])]
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the flash kernel, which only adds a mask to scores, cannot compute it."""
+        return self.values is not None or self.dropout_p > 0 or len(self.caps) > 0
 
     @property
     def limited(self) -> bool:
@@ -322,7 +333,7 @@ class Call:
 
     def _vector(self) -> Tensor | None:
         """The terms, if a vector of distances is all there is: minus infinity for the future."""
-        if self.values is not None or self.dropout_p or any(term.kind != VectorTerm.kind for term in self.terms):
+        if self.needs_weights or any(term.kind != VectorTerm.kind for term in self.terms):
             return None
         if self.terms:
             vector = self.terms[0].tensors[0].contiguous()
@@ -478,9 +489,13 @@ class Call:
             for of_head, of_x in zip(weights, x, strict=True):
                 target[0].addmm_(of_head.T, of_x, alpha=scale)
 
-    def scores(self, tile: Tile) -> Tensor:
+    def scores(self, tile: Tile, slope: Tensor | None = None) -> Tensor:
+        """slope, if given, is multiplied by the derivative of the caps."""
         q = self.q[tile.row, slice(*tile.heads), slice(*tile.queries)]
-        return self.bias(tile).baddbmm_(q, self.of_keys(self.k, tile).mT, alpha=self.scale)
+        scores = self.bias(tile).baddbmm_(q, self.of_keys(self.k, tile).mT, alpha=self.scale)
+        for cap in self.caps:
+            cap.apply(scores, slope)
+        return scores
 
     def weights(self, tile: Tile, scores: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
         """The softmax from its log-sum-exp, see `_denominators`: by key, and the same memory by distance where values need it."""
@@ -510,7 +525,7 @@ def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
     out = q.new_zeros(shape, dtype=dtype).transpose(1, 2)
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=first.precise)
     for call in (first, *others):
-        if call.values is not None or call.dropout_p > 0 or _flash is None:
+        if call.needs_weights or _flash is None:
             _plain_forward(call, out, lse, merge=call is not first)
             continue
         for block in _flash_blocks(call):
@@ -635,7 +650,7 @@ def backward(
     each call's first."""
     like = calls[0]
     learns = any(x is not None for term in like.every_term for x in term.grads)
-    plain = learns or like.values is not None or like.dropout_p > 0 or _flash_backward is None or bool(of_lse.any())
+    plain = learns or like.needs_weights or _flash_backward is None or bool(of_lse.any())
     if plain:
         grad = grad.to(like.precise).contiguous()
         # sum_j P_ij dP_ij, less what reaches the scores through the log-sum-exp
@@ -662,9 +677,10 @@ def _plain_gradients(call: Call, lse: Tensor, grad: Tensor, offset: Tensor, tota
             term.enter(row, heads)
         for tile in tiles:
             here = row, slice(*heads), slice(*tile.queries)
-            weights, by_distance = call.weights(tile, call.scores(tile), lse[here])
+            slope = call.scratch.take("slope of caps", *tile.shape).fill_(1.0) if call.caps else None
+            weights, by_distance = call.weights(tile, call.scores(tile, slope), lse[here])
             factors = call.dropout(weights, number) if call.dropout_p > 0 else None
-            _backward_tile(call, tile, weights, by_distance, factors, grad[here], offset[here], totals)
+            _backward_tile(call, tile, weights, by_distance, factors, grad[here], offset[here], totals, slope)
             number += 1
         for term in call.every_term:
             term.leave()
@@ -686,9 +702,10 @@ def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor, totals:
 
 def _backward_tile(
     call: Call, tile: Tile, weights: Tensor, by_distance: Tensor | None, factors: Tensor | None, g: Tensor,
-    offset: Tensor, totals: list[Tensor],
+    offset: Tensor, totals: list[Tensor], of_caps: Tensor | None,
 ) -> None:  # fmt: skip
-    """Add a tile's part of every gradient. factors: what dropout multiplies the weights by; g: the output's gradient."""
+    """Add a tile's part of every gradient. factors: what dropout multiplies the weights by; g: the output's gradient;
+    of_caps: the slope of the caps."""
     of_q, of_k, of_v = totals
     here = tile.row, slice(*tile.heads), slice(*tile.queries)
     queries, keys, values = call.q[here], call.of_keys(call.k, tile), call.of_keys(call.v, tile)
@@ -704,6 +721,8 @@ def _backward_tile(
     change -= offset[..., None]
     slope = call.scratch.by_distance("slope", tile)
     inner = torch.mul(weights, change, out=skew(slope, tile.shape[2]))
+    if of_caps is not None:
+        inner *= of_caps
     if by_distance is not None and call.values is not None:
         if factors is not None:
             weights.copy_(dropped)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from posenc.bias import Score, Values
+from posenc.bias import Modifier, Score, Values
 from posenc.positions import Positions
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
@@ -25,7 +25,7 @@ class Rotated(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One attention call after the encoding has acted: what is left is softmax(scale * q k^T + bias) (v + w)."""
+    """One attention call after the encoding has acted: what is left is softmax(m(scale * q k^T + bias)) (v + w)."""
 
     q: Tensor
     """(batch, num_heads, num_queries, width), rotated"""
@@ -38,12 +38,18 @@ class Problem:
     positions: Positions
     scale: float
     sink: Tensor | None
-    """(num_heads,) logits, float32 or better"""
+    """(batch or 1, num_heads, num_queries or 1) logits, float32 or better"""
     dropout_p: float
     branches: Sequence[Rotated] = ()
     """Those of a position map; q and k are then the first one's. One softmax goes over all."""
     region: Region | None = None
     """Keys outside it are hidden."""
+    modifiers: Sequence[Modifier] = ()
+    """What becomes of each score, in order."""
+    sink_value: Tensor | None = None
+    """(batch, num_heads, num_queries, value width): the value of each query's sink; None: zero."""
+    first_key: int = 0
+    """How many of the call's keys come before those in v."""
 
     def each(self) -> list["Problem"]:
         """The problem of every branch by itself, or this one."""
@@ -54,7 +60,9 @@ class Problem:
             part = replace(self, q=q, k=k, branches=(), region=region)
             if k.shape[2] < self.v.shape[2]:
                 end = first + k.shape[2]
-                part = replace(part, v=self.v[:, :, first:end], positions=self.positions.keys(first, end))
+                part = replace(
+                    part, v=self.v[:, :, first:end], positions=self.positions.keys(first, end), first_key=first
+                )
             problems.append(part)
         return problems
 
@@ -69,7 +77,16 @@ class Problem:
             branches.append(branch._replace(k=branch.k[:, :, k0:k1], first=before))
         k = branches[0].k if branches else self.k[:, :, first:end]
         positions = self.positions.keys(first, end)
-        return replace(self, k=k, v=self.v[:, :, first:end], bias=[], positions=positions, branches=branches)
+        v, before = self.v[:, :, first:end], self.first_key + first
+        return replace(self, k=k, v=v, bias=[], positions=positions, branches=branches, first_key=before)
+
+    def modified(self, scores: Tensor, first: int) -> Tensor:
+        """The scores (batch, num_heads, queries, keys) of queries from the first on, as the modifiers change them."""
+        batch, heads, queries, keys = scores.shape
+        b, h, i, j = grid_indices(batch, heads, queries, keys, scores.device)
+        for modifier in self.modifiers:
+            scores = modifier(scores, b, h, i + first, j + self.first_key)
+        return scores
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, see `Positions.mask_mod`, within the region."""
@@ -95,7 +112,7 @@ class Problem:
     def is_plain(self) -> bool:
         """No terms, no sink, and a visibility that needs no mask: all, or causal among as many queries as keys."""
         positions = self.positions
-        if self.bias or self.sink is not None or self.values is not None or not positions.unmasked:
+        if self.bias or self.modifiers or self.sink is not None or self.values is not None or not positions.unmasked:
             return False
         if self.branches or self.region is not None:
             return False
@@ -148,11 +165,22 @@ class Problem:
 
     def with_sink(self, out: Tensor, lse: Tensor) -> Tensor:
         """An output without the sink, given the (batch, num_heads, num_queries) log-sum-exp of its scores, with it:
-        exp(s) / (exp(sink) + sum exp(s)) is the softmax times its share of the denominator. An empty row stays zero."""
+        exp(s) / (exp(sink) + sum exp(s)) is the softmax times its share of the denominator. An empty row has no share."""
         assert self.sink is not None
         empty = lse == -torch.inf
-        share = (lse.masked_fill(empty, 0.0) - self.sink.to(lse.dtype)[:, None]).sigmoid()
-        return out * share.masked_fill(empty, 0.0)[..., None].to(out.dtype)
+        more = lse.masked_fill(empty, 0.0) - self.sink.to(lse.dtype)
+        out = out * more.sigmoid().masked_fill(empty, 0.0)[..., None].to(out.dtype)
+        if self.sink_value is None:
+            return out
+        rest = (-more).sigmoid().masked_fill(empty, 1.0)
+        return out + (self.sink_value * rest[..., None]).to(out.dtype)
+
+    def sink_of(self, first: int, end: int) -> Tensor | None:
+        """The sink's logits of queries first .. end - 1, (batch or 1, num_heads, queries or 1, 1)."""
+        if self.sink is None:
+            return None
+        one_for_all = self.sink.shape[2] == 1
+        return (self.sink if one_for_all else self.sink[:, :, first:end])[..., None]
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

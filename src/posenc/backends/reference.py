@@ -31,13 +31,14 @@ class Reference:
     def rows(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """The output of queries first .. end - 1; bias is their part of the sum of the terms."""
         weights = self.weights(problem, first, end, bias)
-        return self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
+        out = self.output(problem, torch.nn.functional.dropout(weights, problem.dropout_p), first)
+        if problem.sink_value is not None:
+            out = out + ((1 - weights.sum(-1, keepdim=True)) * problem.sink_value[:, :, first:end]).to(out.dtype)
+        return out
 
-    def scores(
-        self, problem: Problem, first: int, end: int, bias: Tensor | None, softcap: float | None = None
-    ) -> Tensor:
+    def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
-        query does not see a key. softcap: scores are squashed by softcap * tanh(score / softcap)."""
+        query does not see a key."""
         dtype, keys = problem.q.dtype, problem.v.shape[2]
         precise = torch.promote_types(dtype, torch.float32)
 
@@ -52,25 +53,22 @@ class Reference:
             visible = replace(problem, region=region).mask(first, end)
             scores = found.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, found, scores)
         assert scores is not None
-        if softcap is not None:
-            scores = torch.where(scores == -torch.inf, scores, softcap * (scores / softcap).tanh())
         if bias is not None:
             scores = scores + bias.to(precise)
-        return scores
+        return problem.modified(scores, first)
 
-    def weights(
-        self, problem: Problem, first: int, end: int, bias: Tensor | None, softcap: float | None = None
-    ) -> Tensor:
+    def weights(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a
-        sink takes what is missing to 1. softcap: as in `scores`."""
-        scores = self.scores(problem, first, end, bias, softcap)
+        sink takes what is missing to 1."""
+        scores = self.scores(problem, first, end, bias)
         # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
         weights = scores.softmax(-1)
-        if problem.sink is not None:
+        sink = problem.sink_of(first, end)
+        if sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
-            weights = weights * (scores.logsumexp(-1, keepdim=True) - problem.sink.to(scores)[:, None, None]).sigmoid()
+            weights = weights * (scores.logsumexp(-1, keepdim=True) - sink.to(scores)).sigmoid()
         return weights.masked_fill(empty, 0.0)
 
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:

@@ -69,14 +69,12 @@ class SDPA:
             return _plan_fused(problem, lower(problem))
         if _is_row(problem):
             return f"{refused.why}: its row of scores", 3 * batch * heads * keys * size, ""
-        if _trains_sink(problem):
-            return "the gradient of a learned sink needs scores and probabilities", (
-                3 * batch * heads * queries * keys * size
-            ), "a sink without gradient"  # fmt: skip
         rows = _block_rows(problem)
         cells = batch * heads * keys * min(rows, queries)
-        if problem.branches:
-            how = "the scores of every branch" + (f", for {rows} queries at a time" if rows < queries else "")
+        if _takes_scores(problem):
+            how = ("the scores of every branch" if problem.branches else "scores and probabilities") + (
+                f", for {rows} queries at a time" if rows < queries else ""
+            )
             return f"{refused.why}: {how}", 4 * cells * size, refused.faster
         if rows < queries:
             again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
@@ -104,11 +102,10 @@ class SDPA:
             return row(problem, 0, 1, dense_sum(problem.bias, problem.q.device))
         if _obstacle(problem) is None:
             return _fused(problem)
-        if _trains_sink(problem) or (problem.sink is not None and torch.compiler.is_compiling()):
-            # with a gradient SDPA would take its own N x N path, and an extra column defies a graph for any length
-            return Reference().attend(problem)
+        if problem.sink is not None and torch.compiler.is_compiling():
+            return Reference().attend(problem)  # an extra column defies a graph for any length
         rows, queries = _block_rows(problem), problem.q.shape[2]
-        dense = Reference().rows if problem.branches else _dense
+        dense = Reference().rows if _takes_scores(problem) else _dense
         if rows >= queries:
             return dense(problem, 0, queries, dense_sum(problem.bias, problem.q.device))
         bias = sum_by_rows(problem.bias, problem.q.device)
@@ -248,11 +245,15 @@ def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
 
 def _is_row(problem: Problem) -> bool:
     """Whether a single query wants what a mask cannot say; its scores are but a row."""
-    more = problem.values is not None or problem.sink is not None or problem.dropout_p > 0 or len(problem.branches) > 0
+    more = problem.values is not None or problem.sink is not None or problem.dropout_p > 0
+    more = more or len(problem.branches) > 0 or len(problem.modifiers) > 0
     return problem.q.shape[2] == 1 and more
 
 
-def _trains_sink(problem: Problem) -> bool:
+def _takes_scores(problem: Problem) -> bool:
+    """Whether PyTorch's attention with a dense mask does not do; under a sink that learns it would take its own N x N path."""
+    if problem.branches or problem.modifiers or problem.sink_value is not None:
+        return True
     return problem.sink is not None and problem.sink.requires_grad and torch.is_grad_enabled()
 
 
@@ -293,7 +294,7 @@ def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tenso
         q = q[:, :, first:end]
     visible: Tensor | None = None if problem.positions.all_visible else problem.positions.mask(first, end)
     if problem.sink is not None:
-        bias, visible = _with_sink(problem, q, bias, visible)
+        bias, visible = _with_sink(problem, first, end, bias, visible)
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
     blind = None
     if visible is not None:
@@ -318,15 +319,15 @@ def _mask_dtype(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def _with_sink(
-    problem: Problem, q: Tensor, bias: Tensor | None, visible: Tensor | None
+    problem: Problem, first: int, end: int, bias: Tensor | None, visible: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The sink as one more column: its score is the logit and everybody sees it (its key and value are zero)."""
-    queries, keys = q.shape[2], problem.k.shape[2]
-    assert problem.sink is not None
+    queries, keys, sink = end - first, problem.k.shape[2], problem.sink_of(first, end)
+    assert sink is not None
     if bias is None:
-        bias = problem.sink.new_zeros(1, 1, queries, keys)
-    logits = problem.sink[None, :, None, None].to(bias.dtype)
-    heads = (bias.shape[0], q.shape[1], queries)
+        bias = sink.new_zeros(1, 1, queries, keys)
+    logits = sink.to(bias.dtype)
+    heads = (max(bias.shape[0], sink.shape[0]), sink.shape[1], queries)
     bias = torch.cat((bias.expand(*heads, keys), logits.expand(*heads, 1)), -1)
     visible = None if visible is None else pad(visible, (0, 1), value=True)
     return bias, visible

@@ -36,6 +36,8 @@ class Triton:
         q, positions, bias = problem.q, problem.positions, problem.bias
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
+        if problem.modifiers:
+            return "the kernel has no score modifiers"
         if problem.branches:
             return "the kernel knows no position maps"
         if problem.dropout_p > 0:

@@ -16,15 +16,27 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.bias.terms import EntriesTerm, KeyTerm, ProductTerm, QueryTerm, Term, ValuesTerm, VectorTerm, cell
+from posenc.bias.terms import (
+    HIDDEN,
+    CapTerm,
+    DifferenceTerm,
+    EntriesTerm,
+    KeyTerm,
+    ProductTerm,
+    QueryTerm,
+    Term,
+    ValuesTerm,
+    VectorTerm,
+    cell,
+)
 from posenc.errors import InputError, shown
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
-    "Dense", "Factored", "KeyRelative", "KeyValues", "Positional", "QueryRelative", "Relative", "Score", "Values",
-    "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
+    "Dense", "Factored", "KeyRelative", "KeyValues", "Modifier", "Positional", "QueryRelative", "Relative", "RunningSum",
+    "Score", "SoftCap", "Values", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -56,6 +68,8 @@ class Score:
     batch: int
     by_distance: ClassVar[bool] = False
     """Whether `reduced` needs distances: the term is one of `positions.distances()`, and has an attribute `positions`."""
+    linear: ClassVar[bool] = False
+    """Whether `reduced` takes memory that grows with the sequence, not its square, without distances."""
     in_kernel: ClassVar[str | None] = None
     """Which input of our Triton kernel the term becomes; None: it has none."""
 
@@ -385,6 +399,69 @@ class Factored(Score):
 
 
 @dataclass(eq=False)
+class RunningSum(_OfPositions):
+    """F_i - F_j, where F is the running sum of a number per token: forget gates (Lin et al. 2025, "FoX", eq. 9).
+
+    gates: (batch or 1, num_heads or 1, num_keys), of each key's token, such as logarithms of forget gates, finite; F_i - F_j is
+    the sum over the tokens after j up to i. Sums and differences are taken in float64, so that they are exact far from the
+    start, and those of other packed documents cancel. Gates of padding do not count.
+    """
+
+    gates: Tensor
+    positions: Positions
+    linear = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_numbers("RunningSum", {"gates": "(batch or 1, num_heads or 1, num_keys)"}, gates=self.gates)
+        self.batch: int = max(self.gates.shape[0], self.positions.batch)
+        self.num_heads: int = self.gates.shape[1]
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """F of each query, (batch or 1, num_heads, num_queries), and of each key, float64."""
+        p = self.positions
+        index, rank, at = p.shared("running sum", lambda: _in_order(p))
+        gates = self.gates.double()
+        if p.valid is not None:
+            gates = gates.masked_fill(~p.valid[:, None], 0.0)
+        gates, index, rank, at = _rows_alike(gates, index, rank, at)
+        running = gates.gather(2, index).cumsum(2)
+        return running.gather(2, at), running.gather(2, rank)
+
+    def score_mod(self) -> ScoreMod:
+        of_query, of_key = self.sums()
+        return lambda score, b, h, i, j: score + (cell(of_query, b, h, i) - cell(of_key, b, h, j))
+
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        term = DifferenceTerm(*self.sums())
+        term.in_double = self.gates.dtype == torch.float64
+        return term
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        if self.gates.shape[2] != k.shape[2]:
+            return f"has gates of {self.gates.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key, cached ones too"
+        return super().misfit(q, k) or _on_one_device({"gates": self.gates}, q)
+
+
+def _in_order(positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys in their order, the place of each key among them, and that of the last key not after each query."""
+    ordered, index = positions.k_order.sort(dim=1, stable=True)
+    q_order = positions.q_order.expand(ordered.shape[0], -1) if ordered.shape[0] > 1 else positions.q_order
+    ordered = ordered.expand(q_order.shape[0], -1)
+    at = torch.searchsorted(ordered.contiguous(), q_order.contiguous(), right=True) - 1
+    return index, index.argsort(1), at.clamp(min=0)
+
+
+def _rows_alike(gates: Tensor, *indices: Tensor) -> list[Tensor]:
+    """Gates (rows, heads, n) and indices (rows or 1, m), each as (rows, heads, m or n)."""
+    rows, heads = max(len(gates), *(len(index) for index in indices)), gates.shape[1]
+    return [gates.expand(rows, -1, -1), *(index[:, None].expand(rows, heads, -1) for index in indices)]
+
+
+@dataclass(eq=False)
 class Dense(Score):
     """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, stated explicitly."""
 
@@ -411,6 +488,46 @@ class Dense(Score):
 
     def misfit(self, q: Tensor, k: Tensor) -> str | None:
         return super().misfit(q, k) or _on_one_device({"a tensor": self.tensor}, q)
+
+
+@dataclass(frozen=True, eq=False)
+class Modifier:
+    """A function of each score, after scale and bias and before the softmax: what an encoding's `modify` returns.
+
+    function(score, batch, head, query index, key index) -> score, FlexAttention's `score_mod`: pointwise, of broadcastable
+    tensors. Parameters that it reads get gradients. A score that hides its key, minus infinity or a dtype's lowest number, is not given to it and goes on hiding it.
+    """
+
+    function: ScoreMod
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InputError(
+                f"function={shown(self.function)}: pass a function (score, batch, head, query, key) -> score"
+            )
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        hidden = score < HIDDEN
+        return torch.where(hidden, -torch.inf, self.function(torch.where(hidden, 0.0, score), b, h, i, j))
+
+    def reduced(self) -> CapTerm | None:
+        """The function as a term of the CPU's operator and of FlexAttention; None: it is known only as a function."""
+        return None
+
+
+class SoftCap(Modifier):
+    """cap * tanh(score / cap): scores that grow stay below the cap (Gemma 2; Bello et al. 2016)."""
+
+    cap: float
+
+    def __init__(self, cap: float) -> None:
+        if not (isinstance(cap, (int, float)) and 0 < cap < torch.inf):
+            raise InputError(f"cap={shown(cap)}: pass a positive number, such as 50.0")
+        super().__init__(lambda score, b, h, i, j: cap * torch.tanh(score / cap))
+        object.__setattr__(self, "cap", float(cap))
+
+    def reduced(self) -> CapTerm:
+        return CapTerm(torch.tensor(self.cap, dtype=torch.float64))
 
 
 @dataclass(frozen=True, eq=False)

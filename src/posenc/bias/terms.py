@@ -24,6 +24,9 @@ Slice = tuple[int, int]
 SHORTEST_RUN = 32
 """Entries; shorter runs are gathered together with what is next to them."""
 
+HIDDEN = torch.finfo(torch.float32).min / 2
+"""A score below it hides its key, as minus infinity does: masks are often made of a dtype's lowest number."""
+
 
 # -------------------------------------------------------------------- tiles of scores on the CPU
 
@@ -78,7 +81,7 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
 # -------------------------------------------------------------------- where a term is constant
 
 
-class Run(NamedTuple):
+class ColumnRun(NamedTuple):
     """Entries start .. end - 1 of an index of rows. step 0: all are one row (the term is constant); 1: consecutive rows;
     None: neither, and they have to be gathered. row: that of the first entry."""
 
@@ -88,13 +91,13 @@ class Run(NamedTuple):
     row: int
 
 
-def runs(index: Tensor) -> list[Run]:
+def runs(index: Tensor) -> list[ColumnRun]:
     """An index of rows, ascending but for exceptions, in pieces."""
     steps, counts = index.diff().unique_consecutive(return_counts=True)
     ends = counts.cumsum(0)
     regular = (counts >= SHORTEST_RUN) & ((steps == 0) | (steps == 1))
     if not bool(regular.any()):
-        return [Run(0, len(index), None, 0)]
+        return [ColumnRun(0, len(index), None, 0)]
     found, at = [], 0
     for step, start, end in torch.stack((steps, ends - counts, ends))[:, regular].T.tolist():
         start = max(start, at)  # neighbouring runs share an entry
@@ -105,7 +108,7 @@ def runs(index: Tensor) -> list[Run]:
     if at < len(index):
         found.append((at, len(index), None))
     rows = index[torch.tensor([start for start, *_ in found])].tolist()
-    return [Run(*piece, row) for piece, row in zip(found, rows, strict=True)]
+    return [ColumnRun(*piece, row) for piece, row in zip(found, rows, strict=True)]
 
 
 class _Index:
@@ -115,9 +118,9 @@ class _Index:
     def __init__(self, rows: Tensor, count: int) -> None:
         self.flipped: bool = bool(rows[-1] < rows[0])
         self.rows: Tensor = count - 1 - rows if self.flipped else rows
-        self.runs: list[Run] = runs(self.rows)
+        self.runs: list[ColumnRun] = runs(self.rows)
         # a row per distance, in order: the table is sliced by distance
-        self.direct: bool = len(rows) == count and self.runs == [Run(0, count, 1, 0)]
+        self.direct: bool = len(rows) == count and self.runs == [ColumnRun(0, count, 1, 0)]
 
     def oriented(self, table: Tensor) -> Tensor:
         return table.flip(-2) if self.flipped else table
@@ -201,6 +204,27 @@ class _EntriesLookup(NamedTuple):
 def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
     """Read a (batch or 1, num_heads or 1, ...) tensor at (row, head, ...)."""
     return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
+
+
+class _DifferenceLookup(NamedTuple):
+    """A float64 number as the sum of two of float32: the difference of the higher parts of near numbers is exact."""
+
+    of_query: Tensor
+    of_key: Tensor
+    rest_of_query: Tensor
+    rest_of_key: Tensor
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        high = cell(self.of_query, b, h, i) - cell(self.of_key, b, h, j)
+        return high + (cell(self.rest_of_query, b, h, i) - cell(self.rest_of_key, b, h, j))
+
+
+class _CapLookup(NamedTuple):
+    cap: Tensor
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        capped = self.cap * torch.tanh(score / self.cap)
+        return torch.where(score < HIDDEN, -torch.inf, capped).to(score.dtype)
 
 
 class KernelInputs(NamedTuple):
@@ -463,6 +487,38 @@ class ProductTerm(Term):
             _accumulate(self.of_right[:, keys], grad.mT @ self.left[:, queries])
 
 
+class DifferenceTerm(Term):
+    """f_i - g_j, taken in float64: f (batch or 1, heads or 1, queries), g (batch or 1, heads or 1, keys)."""
+
+    kind = "difference"
+    size = 2
+    in_double = False
+    """Whether FlexAttention is to look up float64 numbers, which GPUs are slow with, rather than pairs of float32."""
+
+    def prepared(self, dtype: torch.dtype, batch: int, heads: int) -> list[Tensor]:
+        return [x.double() for x in self.tensors]
+
+    def lookup(self, cells: Cells | None) -> Lookup:
+        of_query, of_key = (x.double() for x in self.tensors)
+        high = (of_query, of_key) if self.in_double else (of_query.float(), of_key.float())
+        return _DifferenceLookup(*high, (of_query - high[0]).float(), (of_key - high[1]).float())
+
+    def lookup_numbers(self) -> int:
+        return 2 * super().lookup_numbers()
+
+    def enter(self, row: int, heads: Slice) -> None:
+        (self.left, self.of_left), (self.right, self.of_right) = (self.part(number, row, heads) for number in (0, 1))
+
+    def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
+        _put(out, self.left[:, slice(*tile.queries), None] - self.right[:, None, slice(*tile.keys)], fresh)
+
+    def collect(self, grad: Tensor, tile: Tile) -> None:
+        if self.of_left is not None:
+            _accumulate(self.of_left[:, slice(*tile.queries)], grad.sum(2))
+        if self.of_right is not None:
+            _accumulate(self.of_right[:, slice(*tile.keys)], -grad.sum(1))
+
+
 class EntriesTerm(Term):
     """A (batch or 1, heads or 1, queries, keys) tensor."""
 
@@ -541,6 +597,28 @@ class ValuesTerm(Term):
         return found
 
 
+class CapTerm(Term):
+    """cap * tanh(score / cap) of the sum of all terms that are added: cap (). A score below HIDDEN becomes minus infinity."""
+
+    kind = "softcap"
+
+    def prepared(self, dtype: torch.dtype, batch: int, heads: int) -> list[Tensor]:
+        return list(self.tensors)
+
+    def lookup_of(self, q: Tensor) -> _CapLookup:
+        """For FlexAttention: (score, batch, head, query index, key index) -> score."""
+        return _CapLookup(self.tensors[0].to(q.device, torch.promote_types(q.dtype, torch.float32)))
+
+    def apply(self, scores: Tensor, slope: Tensor | None) -> None:
+        """Cap scores in place; slope, if given, is multiplied by the derivative."""
+        cap = float(self.tensors[0])
+        hidden = scores < HIDDEN
+        scores.div_(cap).tanh_()
+        if slope is not None:
+            slope.mul_(1 - scores.square())
+        scores.mul_(cap).masked_fill_(hidden, -torch.inf)
+
+
 SCORE_TERMS: dict[str, type[Term]] = {
-    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, EntriesTerm)
+    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, EntriesTerm, CapTerm)
 }

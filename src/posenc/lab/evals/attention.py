@@ -14,7 +14,7 @@ profile.retrieving()                # the heads that look at what is asked for
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
-from posenc.bias import sum_by_rows
+from posenc.bias import SoftCap, sum_by_rows
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, create, wavelengths
 from posenc.functional import Layout
@@ -308,11 +308,13 @@ def attend(call: AttentionCall) -> Tensor:
     with torch.autocast(query.device.type, enabled=False):
         positions = Positions.arange(query.shape[2], causal=True, device=query.device)
         problem = prepare(query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0)
+        if call.softcap is not None:
+            problem = replace(problem, modifiers=[SoftCap(call.softcap)])
         view.observer.vectors(view.layer, query[0], key[0], problem.scale)
         bias, outs = sum_by_rows(problem.bias, query.device), []
         for first in range(0, query.shape[2], view.chunk):
             end = min(first + view.chunk, query.shape[2])
-            weights = Reference().weights(problem, first, end, bias(first, end), call.softcap)
+            weights = Reference().weights(problem, first, end, bias(first, end))
             view.observer.block(view.layer, first, weights[0])
             outs.append(Reference().output(problem, weights, first))
     return torch.cat(outs, 2)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences of running sums (forget gates) against the sum itself, in every backend, far from the start as well."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import logsigmoid
+
+import posenc
+from posenc import Encoding, InputError, Positions, Rotary, attention, explain
+from posenc.backends import fused
+from posenc.bias import RunningSum
+from posenc.conformance import check
+from test_attention import LAYOUTS, B, D, H, tensors
+
+SELF = [name for name in LAYOUTS if "cross" not in name]
+
+
+@dataclass(eq=False, repr=False)
+class Forgetting(Encoding):
+    """The logarithm of a forget gate for each head and token, of its keys."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    shift_invariant = True
+
+    def setup(self):
+        g = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(self.num_heads, self.num_kv_heads, self.head_dim, generator=g))
+
+    def bias(self, q, k, positions, layer=0):
+        gates = logsigmoid(torch.einsum("bknd,hkd->bhn", k, self.weight.to(k.dtype)))
+        return RunningSum(gates, positions)
+
+
+def expected(gates, q, k, v, positions):
+    """The sum over the tokens after j up to i, one pair at a time."""
+    visible, groups = positions.mask().expand(B, 1, -1, -1), q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, 1).mT * D**-0.5
+    q_order, k_order = (x.expand(B, -1) for x in (positions.q_order, positions.k_order))
+    valid = torch.ones_like(k_order).bool() if positions.valid is None else positions.valid.expand(B, -1)
+    rows = []
+    for b in range(B):
+        between = (
+            (k_order[b] <= q_order[b][:, None])[:, None] & (k_order[b] > k_order[b][:, None]) & valid[b]
+        )  # i, j, t
+        after = (k_order[b] > q_order[b][:, None])[:, None] & (k_order[b] <= k_order[b][:, None]) & valid[b]
+        rows.append(torch.einsum("ijt,ht->hij", between.double() - after.double(), gates[b]))
+    weights = (scores + torch.stack(rows)).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+    return weights @ v.repeat_interleave(groups, 1)
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
+        monkeypatch.setattr(fused, name, value)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto", "flex"])
+@pytest.mark.parametrize("layout", SELF)
+def test_outputs_and_gradients(layout, backend, tiles):
+    queries, keys, make = LAYOUTS[layout]
+    given, trains = [x.requires_grad_(backend != "flex") for x in tensors(queries, keys, 2)], backend != "flex"
+    gates = -torch.rand(B, H, keys, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gates.requires_grad_(trains)
+    encoding = type("Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(gates, p)})()
+    out, want = attention(*given, encoding, make(), backend=backend), expected(gates, *given, make())
+    assert torch.allclose(out, want, atol=1e-11)
+    if trains:
+        leaves = [*given, gates]
+        for grad, other in zip(*(torch.autograd.grad(x.square().sum(), leaves) for x in (out, want)), strict=True):
+            assert torch.allclose(grad, other, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["auto", "flex", "reference"])
+def test_exact_far_from_the_start(backend):
+    """After 2^20 tokens, whose gates add up to -700,000, a float32 sum has steps of 1/16."""
+    n, new = 2**20 + 40, 40
+    g = torch.Generator().manual_seed(0)
+    gates = logsigmoid(torch.randn(1, 2, n, generator=g))
+    q = torch.randn(1, 2, new, 8, generator=g)
+    k, v = torch.randn(2, 1, 2, n, 8, generator=g)
+    far = Positions.arange(new, n - new, causal=True).with_window(32)
+    near = Positions.arange(80, causal=True).with_window(32)
+
+    def attend(positions, gates, *given, backend=backend):
+        encoding = type("Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(gates, p)})()
+        return attention(*given, encoding, positions, backend=backend)
+
+    q80 = torch.cat((torch.zeros(1, 2, 40, 8), q), 2)
+    last = [x[:, :, -80:].double() for x in (gates, k, v)]
+    want = attend(near, last[0], q80.double(), *last[1:], backend="reference")[:, :, 40:]
+    if backend == "auto":
+        assert (attend(far, gates, q, k, v) - want).abs().max() < 2e-6
+        return
+    # the others read every key: the same gates, after one that is the sum of all before them
+    start = gates[:, :, :-80].double().sum(2, keepdim=True)
+    short = torch.cat((start, last[0]), 2)
+    keys, values = (torch.cat((x[:, :, :1], x[:, :, -80:]), 2) for x in (k, v))
+    p = Positions.arange(new, 41, causal=True).with_window(32)
+    assert float(start.abs().min()) > 700_000
+    assert (attend(p, short, q, keys, values) - want).abs().max() < 2e-6
+
+
+def test_a_step_is_the_last_row_of_all():
+    q, k, v = tensors(9, 9, 2)
+    encoding = Rotary(D) + Forgetting(H, 2, D).double()
+    every = attention(q, k, v, encoding, Positions.arange(9, causal=True))
+    for n in range(1, 9):
+        step = attention(
+            q[:, :, n - 1 : n], k[:, :, :n], v[:, :, :n], encoding, Positions.arange(1, n - 1, causal=True)
+        )
+        assert torch.allclose(step, every[:, :, n - 1 : n], atol=1e-12)
+
+
+def test_documents_do_not_leak():
+    q, k, v = tensors(9, 9, 2)
+    encoding = Forgetting(H, 2, D).double()
+    packed = attention(q, k, v, encoding, Positions.packed([4, 5], causal=True))
+    parts = [attention(*(x[:, :, at] for x in (q, k, v)), encoding, causal=True) for at in (slice(4), slice(4, 9))]
+    assert torch.allclose(packed, torch.cat(parts, 2), atol=1e-12)
+
+
+def test_conformance():
+    report = check(lambda c: Rotary(c.width) + Forgetting(c.num_heads, c.kv_heads, c.width), slow=False)
+    assert report.passed, str(report)
+
+
+def test_compiled():
+    q, k, v = (x.float() for x in tensors(5, 5, 2))
+    encoding = Forgetting(H, 2, D)
+    run = torch.compile(partial(attention, encoding=encoding, causal=True), backend="aot_eager", fullgraph=True)
+    assert torch.allclose(run(q, k, v), attention(q, k, v, encoding, causal=True), atol=1e-6)
+
+
+def test_what_explain_says():
+    q, k, v = (x.float() for x in tensors(600, 600, 2))
+    for backend in ("auto", "flex"):
+        with torch.no_grad():
+            explained = explain(q, k, v, Forgetting(H, 2, D), causal=True, backend=backend)
+        assert "dense" not in explained.reason
+    with torch.no_grad():
+        assert explained.extra_bytes < 10 * B * H * 600 * 8
+
+
+def test_gates_of_other_tokens_are_refused():
+    q, k, v = tensors(5, 5, 2)
+    encoding = type(
+        "Given", (Encoding,), {"bias": lambda self, q, k, p, layer=0: RunningSum(torch.zeros(1, H, 4), p)}
+    )()
+    with pytest.raises(InputError, match="gates of 4 tokens, there are 5 keys"):
+        attention(q, k, v, posenc.NoPE() + encoding, causal=True)
