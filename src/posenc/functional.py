@@ -94,7 +94,7 @@ def sinusoidal(
 
 
 def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLayout) -> Tensor:
-    """`sinusoidal` for frequencies (dim/2,) already at hand; the result has their dtype.
+    """`sinusoidal` for given frequencies (dim/2,); the result has their dtype.
 
     Raises:
         InputError: an unknown layout, or tensors without real values.
@@ -124,7 +124,7 @@ def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: Sinusoid
 
 
 def turning(angles: Tensor, first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """The (dim, dim) matrix that turns the channels (first, second) of each pair by its angle, and leaves the others.
+    """The (dim, dim) matrix that rotates the channels (first, second) of each pair by its angle, and leaves the others unchanged.
 
     angles, first, second: (pairs,); the result has the angles' dtype.
 
@@ -357,7 +357,7 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
 
 
 def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
-    """Whether `turn_token` may and should serve heads whose channels all rotate: those of one token, with nothing to
+    """Whether `turn_token` applies to heads whose channels all rotate: one token, with nothing to
     differentiate."""
     if q.shape[2] != 1 or torch.compiler.is_compiling():
         return False
@@ -370,14 +370,14 @@ def turns_token(q: Tensor, k: Tensor | None = None) -> bool:
 
 
 def turn_together(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Queries and keys (batch, heads, 1, head_dim) of one token in one go: tiny tensors cost what their calls cost.
+    """Rotate queries and keys (batch, heads, 1, head_dim) of one token together, since the calls dominate for tiny tensors.
     cos and sin are those of `widened`."""
     turned = turn_token(torch.cat((q, k), 1), cos, sin, layout)
     return turned.narrow(1, 0, q.shape[1]), turned.narrow(1, q.shape[1], k.shape[1])
 
 
 def turn_token(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """The heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
+    """Rotate the heads (batch, heads, 1, head_dim) of one token. cos and sin are those of `widened`."""
     if layout == "half":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:
@@ -471,7 +471,7 @@ def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which need formulas and cannot use kernels."""
+    """Whether torch.func or forward-mode differentiation is active; they need formulas instead of kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -536,7 +536,7 @@ def _as_complex(x: Tensor) -> Tensor:
 
 
 def blocks(x: Tensor, precise: torch.dtype) -> Iterator[slice]:
-    """Runs of tokens that fit the cache, on the CPU; elsewhere all at once."""
+    """Runs of tokens that fit the CPU's cache; on other devices, all tokens at once."""
     tokens = x.shape[-2]
     step = tokens
     if x.device.type == "cpu" and x.numel():
@@ -591,13 +591,13 @@ _COMPILED = _Compiled()
 
 
 def compile_rotary(enable: bool = True) -> bool:
-    """Rotate on the CPU with kernels made by torch.compile from now on, in this process; False goes back.
+    """Use kernels made by torch.compile for rotations on the CPU, in this process; False undoes it.
 
     For eager code; a model under torch.compile has them anyway. Forward and backward run near the speed of a copy.
     The price is paid here and at the first call of each kind (dtype, layout, order in memory): the first takes about ten
-    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace stay as they are.
+    seconds, further ones one or two, and no length makes another. Tiny inputs and inplace are not affected.
 
-    Returns whether it is on: without a working compiler a warning says what is missing, and nothing changes.
+    Returns whether it is active: without a working compiler, a warning names what is missing, and nothing changes.
     """
     _COMPILED.enabled = False
     if enable:
@@ -616,7 +616,7 @@ def compile_rotary(enable: bool = True) -> bool:
 
 
 def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
-    """Where each of the rotary_dim channels of one layout lies in another: x[..., permutation] is x in the target's.
+    """Index of each of the rotary_dim channels in another layout: x[..., permutation] is x in the target layout.
 
     Channel i of pair c moves to channel i of pair c, so rotary(x, layout=source)[..., permutation] equals
     rotary(x[..., permutation], layout=target). (rotary_dim,) int64.
@@ -686,7 +686,7 @@ def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float
 
 
 def table_device(device: torch.device) -> torch.device:
-    """Where a float64 table for tensors on a device can live: one without float64 (MPS) or without values (meta)
+    """The device of a float64 table for tensors on a device: one without float64 (MPS) or without values (meta)
     reads it from the CPU."""
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 

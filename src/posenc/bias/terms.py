@@ -7,7 +7,7 @@ A `Term` is made of plain tensors. It knows what FlexAttention looks up (`lookup
 Terms of the distance have one entry per distance, from the longest to the shortest. On the CPU they act on a buffer one
 column per distance, (heads, rows, columns + rows - 1), whose `skew` view puts distance i - j under query i and key j: no
 copy, and gradients written through the view are aligned by distance again. Where neighbouring entries are one row of a
-table (beyond a clip, in far buckets) or consecutive rows, nothing is gathered: see `Run`.
+table (beyond a clip, in far buckets) or consecutive rows, nothing is gathered: see `ColumnRun`.
 """
 
 import math

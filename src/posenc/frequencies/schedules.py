@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every frequency schedule: `default`, `linear`, `abf`, `ntk` and kin, `yarn` and kin, `llama3`, `dynamic`, `longrope`, then
+"""Every frequency schedule: `default`, `linear`, `abf`, the `ntk` and `yarn` families, `llama3`, `dynamic`, `longrope`, then
 those that are applied to another one, and `explicit`. Pure functions of numbers, in float64.
 """
 
@@ -41,14 +41,14 @@ class Frequencies:
 
 
 def wavelengths(frequencies: Frequencies) -> Tensor:
-    """Positions per turn of each pair, 2 pi / frequency, (head_dim/2,) float64; infinite for a pair that stands still."""
+    """Positions per turn of each pair, 2 pi / frequency, (head_dim/2,) float64; infinite for a pair that does not rotate."""
     return 2 * math.pi / frequencies.inv_freq
 
 
 def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> Tensor:
     """lambda_c, how many times slower than in plain RoPE of that base each pair turns: (head_dim/2,) float64.
 
-    1 where a pair is as it was trained, factor where it is interpolated, infinite where it stands still.
+    1 for a pair with its trained frequency, factor for an interpolated one, infinite for one that does not rotate.
 
     Raises:
         InputError: frequencies of another head_dim.
@@ -67,7 +67,7 @@ def default(head_dim: int, base: float = 10000.0) -> Frequencies:
 def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """Position interpolation: every frequency divided by factor (Chen et al. 2023, eq. 4).
 
-    Needs fine-tuning (the paper's 1000 steps): neighbours are nearer than any the model was trained on. SuperHOT
+    Needs fine-tuning (the paper's 1000 steps): neighbouring positions are closer than in training. SuperHOT
     (kaiokendev 2023) is this with factor 4 and a LoRA.
     """
     return Frequencies(rope_frequencies(head_dim, base) / check_factor(factor))
@@ -212,7 +212,7 @@ def llama3(
     low_freq_factor: float = 1.0,
     high_freq_factor: float = 4.0,
 ) -> Frequencies:
-    """Llama 3.1's: slow frequencies divided by factor, fast ones kept, linear in the turns between (Meta, llama-models).
+    """Llama 3.1's: slow frequencies divided by factor, fast ones unchanged, linear in the turns between (Meta, llama-models).
 
     Slow is at most low_freq_factor turns over original_max_positions, fast at least high_freq_factor: `yarn_paper` with
     these limits and no temperature; with both the same (Llama 4 Scout) a step. Works without fine-tuning; Meta trained
@@ -225,10 +225,10 @@ def llama3(
 
 
 def softmax_factor(factor: float, mscale_all_dim: float) -> float:
-    """What DeepSeek's models multiply the scale of their softmax by, besides `yarn`'s attention_factor:
+    """Factor of the softmax scale in DeepSeek's models, besides `yarn`'s attention_factor:
     (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek-AI, modeling_deepseek.py; yarn_apply_mscale in transformers).
 
-    It heats the channels that do not rotate, too: `attention(q, k, v, encoding, scale=head_dim**-0.5 * softmax_factor(..))`.
+    It also scales the channels that do not rotate: `attention(q, k, v, encoding, scale=head_dim**-0.5 * softmax_factor(..))`.
     """
     return _mscale(factor, mscale_all_dim, "mscale_all_dim") ** 2
 
@@ -344,7 +344,7 @@ def longrope(
     """LongRoPE: each frequency divided by a number found by search, long_factor for texts longer than
     original_max_positions and short_factor for others (Ding et al. 2024, arXiv 2402.13753; Phi-3).
 
-    Models come fine-tuned for their factors. length: of the full sequence, generated tokens included. cos and sin are
+    Models are fine-tuned for their factors. length: of the full sequence, generated tokens included. cos and sin are
     multiplied by attention_factor, or by sqrt(1 + ln factor / ln original_max_positions); one of both must be given.
 
     Raises:
@@ -445,7 +445,7 @@ def explicit(
 ) -> Frequencies:
     """Any frequencies: pair c of plain RoPE divided by stretch[c], its lambda_c; infinity stops a pair.
 
-    Every schedule can be written down so: `explicit(d, base, stretch=stretch(frequencies, d, base))`. It is also what a
+    Every schedule can be expressed like this: `explicit(d, base, stretch=stretch(frequencies, d, base))`. It is also what a
     search finds (LongRoPE). stretch: head_dim/2 numbers above 0.
 
     Raises:
@@ -490,7 +490,7 @@ def rope_frequencies(head_dim: int, base: float) -> Tensor:
 
 
 def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
-    """The frequencies, refused unless they are head_dim/2."""
+    """Return the frequencies; refuse another number than head_dim/2."""
     if 2 * len(frequencies.inv_freq) != head_dim:
         raise InputError(
             f"head_dim={head_dim}: has {head_dim // 2} pairs, but {len(frequencies.inv_freq)} frequencies were given"
