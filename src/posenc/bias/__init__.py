@@ -400,7 +400,7 @@ class Factored(Score):
 
 @dataclass(eq=False)
 class RunningSum(_OfPositions):
-    """F_i - F_j, where F is the running sum of a number per token: forget gates (Lin et al. 2025, "FoX", eq. 9).
+    """F_i - F_j, where F is the running sum of a number per token: forget gates (Lin et al. 2025, "Forgetting Transformer").
 
     gates: (batch or 1, num_heads or 1, num_keys), of each key's token, such as logarithms of forget gates, finite; F_i - F_j is
     the sum over the tokens after j up to i. Sums and differences are taken in float64, so that they are exact far from the
