@@ -1,4 +1,5 @@
-"""A study of one's own: how well a schedule tells distances apart, cell by cell, resumed and reported like `posenc compare`.
+# SPDX-License-Identifier: Apache-2.0
+"""Your own study: how well a schedule tells distances apart, cell by cell, resumed and reported like `posenc compare`.
 
     python examples/new_study.py DIR
 

@@ -18,7 +18,7 @@ from posenc.bias import (
     rows_at,
     terms,
 )
-from posenc.bias.terms import KernelInputs, Run, Tile, runs, skew
+from posenc.bias.terms import ColumnRun, KernelInputs, Tile, runs, skew
 from posenc.functional import deberta_bucket
 from posenc.positions.visibility import grid_indices
 
@@ -173,6 +173,6 @@ def test_a_cap_is_its_function_in_every_form():
 
 def test_a_clipped_index_is_gathered_nowhere():
     index = torch.arange(40, -41, -1).neg().clamp(-5, 5) + 5
-    assert runs(index) == [Run(0, 36, 0, 0), Run(36, 46, 1, 1), Run(46, 81, 0, 10)]
+    assert runs(index) == [ColumnRun(0, 36, 0, 0), ColumnRun(36, 46, 1, 1), ColumnRun(46, 81, 0, 10)]
     pieces = runs(torch.tensor([0] * 9 + [3, 1, 2] + [7] * 4))
     assert [(start, end, step) for start, end, step, _ in pieces] == [(0, 9, 0), (9, 12, None), (12, 16, 0)]

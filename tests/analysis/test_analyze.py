@@ -108,7 +108,7 @@ def changing():
         (lambda p: torch.ones(3, 4), {}, r"gave \(3, 4\) for"),
         (waves, {"dim": 8}, r"gave codes of width 16, expected 8"),
         (lambda p: 1 / 0, {}, r"failed for .* positions: ZeroDivisionError"),
-        (waves, {"length": 1}, r"length=1: must lie between 2 and 131072"),
+        (waves, {"length": 1}, r"length=1: must be at least 2"),
         (waves, {"steps": -1}, r"steps=-1: must be at least 0"),
         (waves, {"trained": 0}, r"trained=0: must be at least 1"),
         (np.ones(3), {}, r"\(n, dim\), a row per position"),

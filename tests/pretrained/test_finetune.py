@@ -176,7 +176,7 @@ def test_the_parts_of_a_window_see_each_other(method):
     ("settings", "match"),
     [
         ({"length": 400}, r"text has 320 tokens, and a window 400"),
-        ({"length": 1}, r"length=1: a window needs two tokens"),
+        ({"length": 1}, r"length=1: must be at least 2"),
         ({"steps": 0}, r"steps=0: must be at least 1"),
         ({"lora": 0}, r"lora=0: must be at least 1"),
         ({"pose": True, "target_length": 16}, r"target_length=16: must be at least"),

@@ -82,7 +82,7 @@ def test_a_new_mae_has_empty_tables_and_its_decoder_reads_a_line():
     line = model.decoder.interpolate_pos_encoding(torch.zeros(1, 1 + 28 * 28, 768))[0, 1:]
     plane = resample(table[0, 1:].double(), (14, 14), (28, 28), "bicubic")
     assert float((line - plane).abs().max()) == pytest.approx(2.0, abs=0.05)
-    told("from 14 x 14 to 28 x 28, codes are off by 2.0")
+    told("from 14 x 14 to 28 x 28, its values are off by 2.0")
 
 
 def test_timms_swin_v2_stretches_its_offsets():

@@ -161,7 +161,9 @@ def _run(
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for lookup in lookups:
-            score = score + lookup(b, h, i, j)
+            score = (score + lookup(b, h, i, j)).to(
+                score.dtype
+            )  # a float64 term would leave the kernel's output undefined
         for change in changes:
             score = change(score, b, h, i, j)
         return score

@@ -20,6 +20,8 @@ import posenc
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store
 
+__all__ = ["Interrupted", "Pace", "Progress", "Results", "Study", "run"]
+
 C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
