@@ -144,16 +144,16 @@ class Fade(posenc.ALiBi):
 def test_classes_of_files_and_modules_are_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "fading.py").write_text(FADE)
-    both = posenc.create("rope+fading.py:Fade:slope=2", head_dim=8, num_heads=2)
+    (tmp_path / "spec_fade.py").write_text(FADE)
+    both = posenc.create("rope+spec_fade.py:Fade:slope=2", head_dim=8, num_heads=2)
     assert [type(part).__name__ for part in both] == ["Rotary", "Fade"]
     assert list(both)[1].slope == 2
-    assert type(posenc.create("fading:Fade", num_heads=2)).__module__ == "fading"
-    assert "RoFormer" in posenc.cite("fading.py:Fade:slope=2+alibi")
-    same = posenc.create("fading.py:Fade", num_heads=2)
+    assert type(posenc.create("spec_fade:Fade", num_heads=2)).__module__ == "spec_fade"
+    assert "RoFormer" in posenc.cite("spec_fade.py:Fade:slope=2+alibi")
+    same = posenc.create("spec_fade.py:Fade", num_heads=2)
     assert type(same) is type(list(both)[1]), "a file that has not changed is imported once"
-    (tmp_path / "fading.py").write_text(FADE + "    papers = ()\n")
-    assert posenc.cite("fading.py:Fade") == ""
+    (tmp_path / "spec_fade.py").write_text(FADE + "    papers = ()\n")
+    assert posenc.cite("spec_fade.py:Fade") == ""
     assert torch.equal(same.slopes, posenc.ALiBi(2).slopes)
 
 

@@ -2,6 +2,7 @@
 """Settings from fields, flags and files; what config.yaml records, and that the same numbers come out again."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -259,9 +260,10 @@ def test_print_config_prints_what_config_takes(tmp_path, capsys):
 
 
 def posenc(*arguments):
-    """In a process of its own."""
+    """In another process, with one thread as here: another count sums in another order."""
     command = [sys.executable, "-m", "posenc", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 
 
 COSTS = ("created", "seconds", "tokens_per_second", "peak_bytes", "load", "command")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DATA_IMAGES = 5000
 """How many images are drawn or read by default."""
-LEAST_IMAGES = 10
+LEAST_IMAGES, MOST_IMAGES = 10, 10**6
 HELD_OUT = 5
 """One image in so many of each class is held out."""
 SHOWN = 6
@@ -210,8 +210,8 @@ def load(
     Raises:
         InputError: no such images, fewer than two classes, an image that cannot be read, or a package that is missing.
     """
-    if data_images < LEAST_IMAGES:
-        raise InputError(f"data_images={data_images}: must be at least {LEAST_IMAGES}")
+    if not LEAST_IMAGES <= data_images <= MOST_IMAGES:
+        raise InputError(f"data_images={data_images}: must lie between {LEAST_IMAGES} and {MOST_IMAGES}")
     if source in ("places", "digits"):
         for name, column in (("image_column", image_column), ("label_column", label_column)):
             if column is not None:
