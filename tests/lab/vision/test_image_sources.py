@@ -181,7 +181,7 @@ def test_what_cannot_serve_is_named(folder, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             load(source)
-    with pytest.raises(InputError, match=r"data_images=3: must be at least 10"):
+    with pytest.raises(InputError, match=r"data_images=3: must lie between 10"):
         load("places", data_images=3)
     good = parquet(tmp_path / "a.parquet", rows(["cat", "dog"] * 5))
     for asked, message in (
