@@ -248,11 +248,6 @@ def on_one_line(error: BaseException, most: int | None = None) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
-def flag_of(name: str) -> str:
-    """The command line's flag for a setting."""
-    return "--" + name.replace("_", "-")
-
-
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc bench."""
 
-import sys
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from posenc.cli.command import Command, How, record
-from posenc.cli.common import FAILED, conclude, one_line_warnings
+from posenc.cli.common import FAILED, compute, conclude
 
 
 @dataclass(kw_only=True)
@@ -50,7 +49,7 @@ class Bench(Command):
         from posenc.lab.bench.table import markdown
         from posenc.lab.bench.timing import Effort
         from posenc.lab.machine import check_present
-        from posenc.lab.study import Interrupted, run
+        from posenc.lab.study import run
         from posenc.report.bench import page, show
         from posenc.report.terminal import Display
 
@@ -65,19 +64,21 @@ class Bench(Command):
         trials = plan(self.cases, self.lengths, self.modes, self.dtypes, self.memory, preset)
         resolved = {"device": device, "threads": settings.threads, "peers": settings.peers}
         resolved |= {"flush_denormal": settings.flush_denormal, "rounds": effort.rounds, "patience": effort.patience}
-        with Display(self.out) as display, one_line_warnings(self.name):
-            try:
-                results = run(
-                    study.BenchStudy(trials, settings),
-                    self.out,
-                    progress=display,
-                    command=self.typed,
-                    pages={"table.md": markdown, "report.html": page},
-                    begin=lambda: record(self.out, self, **resolved),
-                )
-            except Interrupted:
-                print("posenc bench: interrupted before a trial had finished; nothing was stored", file=sys.stderr)
-                return FAILED
+        results = compute(
+            self,
+            Display(self.out),
+            "trial",
+            lambda progress: run(
+                study.BenchStudy(trials, settings),
+                self.out,
+                progress=progress,
+                command=self.typed,
+                pages={"table.md": markdown, "report.html": page},
+                begin=lambda: record(self.out, self, **resolved),
+            ),
+        )
+        if results is None:
+            return FAILED
         code = conclude(self, results, show, results["trials_finished"], results["trials_planned"], "trials")
         ours = [row for trial in results["trials"] for row in trial["rows"] if row["package"] is None]
         return FAILED if any(row["status"] in ("failed", "differs") for row in ours) else code

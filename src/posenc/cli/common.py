@@ -17,6 +17,7 @@ from posenc.errors import InputError, printable
 
 if TYPE_CHECKING:
     from posenc.lab.engines import Engine
+    from posenc.report.terminal import Display
 
 DONE, FAILED, USAGE = 0, 1, 2
 LONGEST_MESSAGE = 2400
@@ -130,6 +131,23 @@ def check_unchanged(what: str, setting: str, stated: str | None, actual: str) ->
 
 
 # ---------------------------------------------------------------- output
+
+
+def compute(
+    command: Command, display: "Display", unit: str, work: "Callable[[Display], dict[str, Any]]"
+) -> dict[str, Any] | None:
+    """The results of a study, whose progress is displayed meanwhile; None, with a line, where it was interrupted before
+    one `unit` had finished."""
+    from posenc.lab.study import Interrupted
+
+    with display, one_line_warnings(command.name):
+        try:
+            return work(display)
+        except Interrupted:
+            print(
+                f"posenc {command.name}: interrupted before a {unit} had finished; nothing was stored", file=sys.stderr
+            )
+            return None
 
 
 def conclude(

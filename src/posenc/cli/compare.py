@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc compare."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How, record
-from posenc.cli.common import FAILED, StudyCommand, check_unchanged, conclude, make_engine, one_line_warnings
+from posenc.cli.common import FAILED, StudyCommand, check_unchanged, compute, conclude, make_engine
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class Compare(StudyCommand):
     def _compare(self) -> int:
         from posenc.lab.compare import compare
         from posenc.lab.parallel import launched
-        from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
         from posenc.report.compare import page, show
         from posenc.report.html import about
@@ -124,22 +122,24 @@ class Compare(StudyCommand):
                 for run, cell in measured.items():
                     tracking.finished(run, cell)
 
-        with Tracked(self.out, hint) as display, one_line_warnings(self.name):
-            try:
-                results = compare(
-                    comparison,
-                    corpus,
-                    self.out,
-                    engine=engine,
-                    checkpoint_minutes=self.checkpoint_minutes,
-                    progress=display,
-                    begin=lambda: record(self.out, self, data_sha256=corpus.digest),
-                    command=self.typed,
-                    render=page,
-                )
-            except Interrupted:
-                print("posenc compare: interrupted before a run had finished; nothing was stored", file=sys.stderr)
-                return FAILED
+        results = compute(
+            self,
+            Tracked(self.out, hint),
+            "run",
+            lambda progress: compare(
+                comparison,
+                corpus,
+                self.out,
+                engine=engine,
+                checkpoint_minutes=self.checkpoint_minutes,
+                progress=progress,
+                begin=lambda: record(self.out, self, data_sha256=corpus.digest),
+                command=self.typed,
+                render=page,
+            ),
+        )
+        if results is None:
+            return FAILED
         runs = results["runs"]
         return conclude(self, results, show, runs["finished"], runs["planned"], "runs")
 

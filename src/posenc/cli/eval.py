@@ -2,7 +2,6 @@
 """posenc eval."""
 
 import os
-import sys
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,9 +11,9 @@ from posenc.cli.common import (
     StudyCommand,
     WithModel,
     check_unchanged,
+    compute,
     conclude,
     make_engine,
-    one_line_warnings,
 )
 from posenc.errors import InputError
 
@@ -76,7 +75,6 @@ class Eval(WithModel, StudyCommand):
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
         from posenc.lab.parallel import launched
-        from posenc.lab.study import Interrupted
         from posenc.lab.tracking import Tracking
         from posenc.report.evaluate import page, show
         from posenc.report.terminal import Display
@@ -99,25 +97,27 @@ class Eval(WithModel, StudyCommand):
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")
         check_unchanged(self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
-        with Display(self.out) as display, one_line_warnings(self.name):
-            try:
-                results = evaluate(
-                    model,
-                    tokenizer,
-                    preset=self.preset,
-                    directory=self.out,
-                    name=self.model,
-                    engine=engine,
-                    attention=self.attention,
-                    progress=display,
-                    command=self.typed,
-                    render=page,
-                    begin=lambda: record(self.out, self, **resolved),
-                    **self.given,
-                )
-            except Interrupted:
-                print("posenc eval: interrupted before a cell had finished; nothing was stored", file=sys.stderr)
-                return FAILED
+        results = compute(
+            self,
+            Display(self.out),
+            "cell",
+            lambda progress: evaluate(
+                model,
+                tokenizer,
+                preset=self.preset,
+                directory=self.out,
+                name=self.model,
+                engine=engine,
+                attention=self.attention,
+                progress=progress,
+                command=self.typed,
+                render=page,
+                begin=lambda: record(self.out, self, **resolved),
+                **self.given,
+            ),
+        )
+        if results is None:
+            return FAILED
         if results["complete"]:
             tracking.evaluated(results)
         cells = results["cells"]

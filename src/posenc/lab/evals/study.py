@@ -244,9 +244,9 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     def measure(self, job: Sequence[AnyCell], tick: Tick) -> dict[AnyCell, AnyRecord]:
         if isinstance(job[0], AttentionCell):
             return {cell: self._measure_attention(cell, tick) for cell in job if isinstance(cell, AttentionCell)}
-        return dict(self._measure_texts([cell for cell in job if isinstance(cell, Cell)], tick).items())
+        return self._measure_texts([cell for cell in job if isinstance(cell, Cell)], tick)
 
-    def _measure_texts(self, group: Sequence[Cell], tick: Tick) -> dict[Cell, Measured]:
+    def _measure_texts(self, group: Sequence[Cell], tick: Tick) -> dict[AnyCell, AnyRecord]:
         """The cells of one task, method, length and seed: what their texts have in common is read once."""
         first, count = group[0], self.settings.samples
         self.samples = {k: v for k, v in self.samples.items() if (k[1], k[3]) == (first.length, first.seed)}
