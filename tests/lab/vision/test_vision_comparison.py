@@ -15,11 +15,9 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
 from posenc.lab.experiment import Run
-from posenc.lab.results import Aggregate, RunRecord, VariantScores
+from posenc.lab.results import Aggregate, Ranking, RunRecord, VariantScores
 from posenc.lab.store import Store
 from posenc.lab.train import Training
-from posenc.lab.vision import experiment as vision
-from posenc.lab.vision.experiment import answer, limits
 from posenc.report.compare import page
 
 SIZES = {
@@ -156,7 +154,7 @@ def test_the_report_says_what_was_measured(finished):
     alone = json.loads(json.dumps(results))
     alone["settings"]["test_sizes"], alone["extensions"] = [8], []
     alone["arms"] = [arm | {"sizes": arm["sizes"][1:2]} for arm in alone["arms"] if arm["trained"]]
-    assert 'id="plot-sizes"' not in page(alone)
+    assert 'id="plot-change"' not in page(alone)
 
 
 @pytest.mark.browser
@@ -168,9 +166,9 @@ def test_a_browser_shows_it_without_complaint(finished, new_tab, width):
     tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 2")
     assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    read = "document.getElementById('plot-sizes').data.map(t => [t.name, Array.from(t.y)])"
+    read = "document.getElementById('plot-change').data.map(t => [t.name, Array.from(t.y)])"
     for kind, button in (("accuracy", 0), ("change", 1)):
-        tab.locator("#plot-sizes .updatemenu-button").nth(button).click()
+        tab.locator("#plot-change .updatemenu-button").nth(button).click()
         for arm, (name, ys) in zip(results["arms"], tab.evaluate(read), strict=True):
             assert name == arm["name"]
             assert ys == pytest.approx([100 * point[kind]["mean"] for point in arm["sizes"]])
@@ -207,36 +205,36 @@ def made_up():
 def test_the_answer_follows_from_the_numbers(made_up, small):
     corpus, settings = small
     assert corpus.chance >= 0.25
-    words = answer(made_up, corpus, settings)
+    words = Ranking(made_up, settings, corpus).answer()
     text = " ".join(words)
-    assert words[0].startswith(
-        "At the training size of 8 x 8 pixels (4 x 4 patches), axial_rope is right most often (100.0 %)"
+    assert words[0].startswith("At the training size of 8 x 8 pixels, axial_rope has the best accuracy (100.0 %)")
+    assert "At 16 x 16 pixels, axial_rope + rescaled has the best accuracy (100.0 %)" in text
+    assert re.search(r"Not measurably better than guessing \(\d\d\.\d %\): none and grid_alibi\.", text)
+    assert "Holds, change at 16 x 16 pixels: swin (+0.0" in text
+    assert "Degrades, change at 16 x 16 pixels: axial_rope (−50.0 ±" in text
+    assert "Degrades, change at 4 x 4 pixels: axial_rope (−15.0 ±" in text
+    assert "the accuracy of axial_rope goes from 100.0 % to 25.0 %; without positions it is 25.0 %" in text
+    assert (
+        "At 16 x 16 pixels, without retraining, against the same weights as trained: better: axial_rope + rescaled (+50"
+        in text
     )
-    assert "At 16 x 16 pixels (8 x 8 patches), axial_rope + rescaled is right most often (100.0 %)" in text
-    assert re.search(r"No better than always naming the commonest class \(\d\d\.\d %\): none and grid_alibi\.", text)
-    assert "Holds its accuracy on larger images, to 16 pixels: swin (+0.0" in text
-    assert "Degrades on larger images, at 16 pixels: axial_rope (−50.0 ±" in text
-    assert "Degrades on smaller images, at 4 pixels: axial_rope (−15.0 ±" in text
-    assert "the accuracy of axial_rope goes from 100.0 % to 25.0 %; a model without positions finds 25.0 %" in text
-    assert "At 16 pixels, fitting positions to the image without retraining helps axial_rope (+50.0 ±" in text
-    notes = " ".join(limits(made_up, corpus, settings))
-    assert "grid_alibi knows how far apart two patches are, not in which direction" in notes
-    assert "resized (bilinear" not in notes
-    assert "At 4 pixels a patch of 2 does not lie within one of the 4 x 4 cells" in notes
-    assert "resized (bilinear" in " ".join(limits(made_up, replace(corpus, scaled=True), settings))
-    assert answer([], corpus, settings) == []
+    notes = " ".join(Ranking(made_up, settings, corpus).limits())
+    assert "grid_alibi depends on distances alone" in notes
+    assert "resized" not in notes
+    assert "At 4 pixels a patch crosses the border" in notes
+    assert "same pixels, resized" in " ".join(Ranking(made_up, settings, replace(corpus, scaled=True)).limits())
+    assert Ranking([], settings, corpus).answer() == []
 
 
 def test_verdicts_are_of_accuracy(made_up, small):
     corpus, settings = small
-    found = {arm.name: [vision.verdict(arm, sizes, corpus.chance, settings) for sizes in (settings.larger, settings.smaller)]
-             for arm in made_up}  # fmt: skip
+    ranked = Ranking(made_up, settings, corpus)
+    found = {arm.name: [ranked.verdict(arm, sizes) for sizes in (settings.larger, settings.smaller)] for arm in made_up}
     assert found["swin"] == ["holds", "holds"]
     assert found["axial_rope"] == ["degrades", "degrades"]
     assert found["none"] == ["at chance", "at chance"]
-    assert vision.verdict(made_up[0], (), corpus.chance, settings) == "not tested"
-    rows = vision.numbers(made_up, corpus.chance, settings)
-    assert rows["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
+    assert ranked.verdict(made_up[0], ()) == "not tested"
+    assert ranked.numbers()["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
 
 
 def test_refusals_come_before_any_file(small, tmp_path):
