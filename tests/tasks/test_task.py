@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
 from posenc.tasks.needle import Needle
-from posenc.tasks.task import fit, fit_at, index_at, make_sample
+from posenc.tasks.task import fit, index_at, make_sample
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
 RETRIEVAL = [
@@ -172,7 +172,7 @@ class Counting(Task):
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=100), st.integers(20, 1000), st.integers(0, 5))
 def test_fit_finds_the_longest_text(widths, length, least):
-    def build(count):
+    def build(count, _=0.5):
         return make_sample(ByteTokenizer(), "".join(widths[i % len(widths)] * "x" for i in range(count)), "", ())
 
     def tokens(count):
@@ -193,9 +193,9 @@ def test_depths_that_take_more_tokens_get_the_same_count():
         return make_sample(ByteTokenizer(), "x" * count + "y" * round(7 * depth), "", ())
 
     for depth in (0.0, 0.3, 1.0):
-        assert fit_at(Counting(), 50, depth, build).prompt.count("x") == 50 - 1 - 7
+        assert fit(Counting(), 50, build, depth=depth).prompt.count("x") == 50 - 1 - 7
     with pytest.raises(InputError, match=r"length=20: counting needs at least 23 tokens"):
-        fit_at(Counting(), 20, 0.0, build, least=15)
+        fit(Counting(), 20, build, least=15, depth=0.0)
 
 
 def test_tasks_without_generation_have_no_score():

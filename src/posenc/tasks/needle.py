@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from posenc.errors import InputError
 from posenc.tasks import running_text
-from posenc.tasks.task import Sample, Task, check_depth, fit_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, fit, make_sample
 
 PROMPT = (
     "You are a helpful AI bot that answers questions for a user. Keep your response short and direct\n\n"
@@ -99,7 +99,7 @@ class Needle(Task):
             first = PROMPT.index("{context}") + cut + 1
             return make_sample(tokenizer, prompt + begun, answer, keywords, (first, first + len(needle)))
 
-        return fit_at(self, length, depth, build)
+        return fit(self, length, build, depth=depth)
 
     def score(self, generated: str, sample: Sample) -> float:
         return sum(word.lower() in generated.lower() for word in sample.references) / len(sample.references)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.tasks.task import Sample, Task, check_depth, fit_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, fit, make_sample
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -38,7 +38,7 @@ class Passkey(Task):
             prompt = "\n".join((head + needle, " ".join([NOISE] * (count - before)), QUESTION))
             return make_sample(tokenizer, prompt, f" {key}", (key,), (len(head), len(head) + len(needle)))
 
-        return fit_at(self, length, depth, build)
+        return fit(self, length, build, depth=depth)
 
     def score(self, generated: str, sample: Sample) -> float:
         number = re.search(r"\d+", generated)
