@@ -24,6 +24,7 @@ from posenc.lab.data import (
     load,
     window_ends,
 )
+from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import Experiment, Measure, Preset, Scores, Variant
 from posenc.lab.results import Aggregate, Ranking, level
@@ -85,8 +86,7 @@ class Settings(Experiment):
             raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
         if not 1 <= self.targets <= self.length:
             raise InputError(f"targets={self.targets}: must lie between 1 and length={self.length}")
-        if not self.tokenizer.strip():
-            raise InputError("tokenizer='': give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer")
+        bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
         if self.tokenizer == "bytes" and self.vocab_size != 256:
             raise InputError(f"vocab_size={self.vocab_size}: bytes have 256 values")
 

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import Document
@@ -160,7 +159,7 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
 
 
 class Spool:
-    """Documents on disk, end to end, with a separator between them. starts: where each begins."""
+    """Documents on disk, end to end, with a separator between them. starts: where each begins. size: in bytes."""
 
     def __init__(self, path: Path, documents: Iterable[Document], separator: bytes, name: str) -> None:
         self.path = path
@@ -188,11 +187,10 @@ class Spool:
         Raises:
             InputError: there is no text.
         """
-        if self.size > limit:
-            self.size = self.boundary(limit)
-            os.truncate(self.path, self.size)
-            while self.starts and self.starts[-1] >= self.size:
-                self.starts.pop()
+        self.size = min(self.size, self.boundary(limit))
+        os.truncate(self.path, self.size)
+        while self.starts and self.starts[-1] >= self.size:
+            self.starts.pop()
         if self.size < 2:
             raise InputError(f"data={self.name!r}: the text is empty")
         return self
@@ -271,18 +269,16 @@ def _bytes_per_token(spool: Spool, tokenizer: Tokenizer) -> float:
 
 def _as_bytes(spool: Spool, packed: bool) -> Corpus:
     cut = spool.held_out(spool.size, packed)
-    tokens = _mapped(spool.path, torch.uint8)
+    tokens = torch.from_file(str(spool.path), size=spool.size, dtype=torch.uint8)
     with spool.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    if not packed:
-        return Corpus(spool.name, digest.hexdigest(), Text(tokens[:cut]), Text(tokens[cut:]))
-    train, test = (
-        Text(tokens[a:b], torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long))
-        for a, b in ((0, cut), (cut, spool.size))
-    )
-    for text in (train, test):
-        digest.update(b"starts" + text.edges.numpy().tobytes())
-    return Corpus(spool.name, digest.hexdigest(), train, test, packed=True)
+        digest = hashlib.file_digest(file, "sha256")  # the mapped tokens would stay in memory
+    texts = []
+    for a, b in ((0, cut), (cut, spool.size)):
+        starts = torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long) if packed else None
+        texts.append(Text(tokens[a:b], starts))
+        if packed:
+            digest.update(b"starts" + texts[-1].edges.numpy().tobytes())
+    return Corpus(spool.name, digest.hexdigest(), *texts, packed=packed)
 
 
 def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
@@ -331,10 +327,5 @@ def _encode(
     if edges is not None:
         update(b"starts" + edges.numpy().tobytes())
     update(count.to_bytes(8, "little"))
-    return Text(_mapped(path, dtype), edges, num_bytes)
-
-
-def _mapped(path: Path, dtype: torch.dtype) -> Tensor:
-    """A file as a tensor, read as far as it is used."""
-    size = path.stat().st_size // dtype.itemsize
-    return torch.from_file(str(path), size=size, dtype=dtype) if size else torch.empty(0, dtype=dtype)
+    tokens = torch.from_file(str(path), size=count, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    return Text(tokens, edges, num_bytes)

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import random
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.errors import InputError, first_line
-from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
+from posenc.lab.data.sources import HUB, STRINGS, column, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.machine import free_bytes
 from posenc.lab.vision.scenes import DrawnScenes
 from posenc.positions import Positions
@@ -79,7 +78,7 @@ Pictures: TypeAlias = Pixels | DrawnScenes
 
 
 class ImageBatch(NamedTuple):
-    """Images of one step, (batch, channels, side, side) uint8, and their classes, (batch,); see `posenc.lab.task.Batch`.
+    """Images of one step, (batch, channels, side, side) uint8, and their classes, (batch,); see `posenc.lab.experiment.Batch`.
     positions: the same for every image."""
 
     images: Tensor
@@ -260,20 +259,10 @@ class _Columns:
         self.names: Sequence[str] = ()
 
     def __call__(self, types: Mapping[str, str], features: Mapping[str, Any]) -> Sequence[str]:
-        image = self._one("image", self.image, r".*binary.*", types)
-        label = self._one("label", self.label, r"u?int\d+|(large_)?string(_view)?", types)
+        image = column(self.source, "image_column", self.image, r".*binary.*", types)
+        label = column(self.source, "label_column", self.label, rf"u?int\d+|{STRINGS}", types)
         self.names = getattr(features.get(label), "names", ())
         return image, label
-
-    def _one(self, usual: str, given: str | None, pattern: str, types: Mapping[str, str]) -> str:
-        fitting = [name for name, kind in types.items() if re.fullmatch(pattern, kind)]
-        column = given or (usual if usual in fitting else fitting[0] if len(fitting) == 1 else None)
-        if column not in fitting:
-            columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-            raise InputError(
-                f"{usual}_column={column!r}: must be a column of {usual}s in {self.source}, which has {columns}"
-            )
-        return column
 
 
 def _sampled(rows: Iterable[Any], count: int) -> list[tuple[int, Any]]:
