@@ -132,7 +132,7 @@ def _alive(pid: str) -> bool:
 def test_divergence_stops_everything_with_one_message(corpus, tiny, tmp_path):
     wild = replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30)
     with pytest.raises(InputError, match="give smaller ones"):
-        compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
+        compare(Comparison(("none",), 1, wild), corpus, tmp_path, engine=InProcess())
     assert not (tmp_path / "results.json").exists()
     assert not list(tmp_path.iterdir())
 
@@ -235,14 +235,14 @@ def test_the_arm_without_positions_is_always_there(tiny):
 def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_path):
     wild = replace(tiny, adamw_learning_rate=1e30, steps=2)
     with pytest.raises(InputError, match=r"adamw_learning_rate=1e\+30.* is no longer finite when none is tested"):
-        compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
+        compare(Comparison(("none",), 1, wild), corpus, tmp_path, engine=InProcess())
     assert not list(tmp_path.iterdir())
 
 
 def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
-    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, workers=1, render=page)
+    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), render=page)
     assert {arm["name"] for arm in results["arms"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text

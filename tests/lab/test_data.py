@@ -51,6 +51,6 @@ def test_refusals(tmp_path, corpus, tiny):
     ]:
         with pytest.raises(InputError, match=message):
             data.load(source)
-    data.check_long_enough(corpus, tiny)
+    tiny.check_data(corpus)
     with pytest.raises(InputError, match=r"\d+ bytes are too short to test at 4096 tokens .* needs about 4\d{4} bytes"):
-        data.check_long_enough(corpus, replace(tiny, factors=(1, 256)))
+        replace(tiny, factors=(1, 256)).check_data(corpus)

@@ -9,8 +9,9 @@ import torch
 
 from posenc import InputError
 from posenc.lab.compare import Comparison, compare
-from posenc.lab.data import check_long_enough, load, tokens
+from posenc.lab.data import load, tokens
 from posenc.lab.data.tokens import Tokenizer, learn_bpe, pretrained
+from posenc.lab.engines import InProcess
 from posenc.lab.text import Settings
 from posenc.report.compare import page
 from posenc.tasks.running_text import pydoc
@@ -169,7 +170,7 @@ def test_ids_with_gaps_and_ids_past_the_vocabulary(tmp_path, text, monkeypatch):
     corpus = load(text, "mute", packed=True, max_tokens=100)
     assert (len(corpus.train), len(corpus.train.edges)) == (0, 1)
     with pytest.raises(InputError, match=r"0 tokens are too short"):
-        check_long_enough(corpus, Settings(tokenizer="mute", vocab_size=3, packed=True))
+        Settings(tokenizer="mute", vocab_size=3, packed=True).check_data(corpus)
 
 
 def test_refusals(tmp_path, text):
@@ -200,7 +201,7 @@ def test_a_comparison_in_tokens_says_so(tmp_path, tiny, text):
     settings = replace(tiny, tokenizer="bpe:300", vocab_size=300, packed=True)
     with pytest.raises(InputError, match=r"tokenizer='bytes': must be 'bpe:300'"):
         Comparison(("none",), 1, tiny).check(corpus)
-    results = compare(Comparison(("none",), 1, settings), corpus, tmp_path / "out", workers=1, render=page)
+    results = compare(Comparison(("none",), 1, settings), corpus, tmp_path / "out", engine=InProcess(), render=page)
     assert results["data"]["bytes_per_token"] == pytest.approx(corpus.bytes_per_token, abs=1e-5)
     first = results["arms"][0]["lengths"][0]
     assert first["bits_per_byte"] == pytest.approx(first["loss"]["mean"] / 0.6931472 / corpus.bytes_per_token)

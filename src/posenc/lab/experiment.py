@@ -43,7 +43,7 @@ class Batch(Protocol):
 
     @property
     def positions(self) -> Positions | None:
-        """Where the inputs are; None: the model's own idea of it."""
+        """Where the inputs are; None: the model's default."""
 
     def rows(self, which: slice | Tensor) -> Self:
         """Some of the examples."""
@@ -64,7 +64,7 @@ class Dataset(Protocol):
     def test(self) -> Any: ...
 
     def facts(self) -> dict[str, object]:
-        """What results say of the data."""
+        """The data, as results.json describes them."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Experiment(ABC):
             raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
 
     def changed(self, **values: Any) -> Self:
-        """The settings with other values; a list may stand for a tuple."""
+        """The settings with other values; lists become tuples."""
         return replace(self, **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})  # type: ignore[type-var]
 
     def to_dict(self) -> dict[str, Any]:

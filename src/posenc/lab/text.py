@@ -18,12 +18,12 @@ from posenc.lab.data import (
     Corpus,
     Text,
     TextBatch,
-    check_long_enough,
     draw,
     inside_documents,
     load,
     window_ends,
 )
+from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import Experiment, Measure, Preset, Scores, Variant
@@ -45,7 +45,7 @@ class Settings(Experiment):
 
     length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. windows: held-out passages;
     targets: the tokens at their end that are scored. tokenizer: "bytes", "bpe:N" or a Hugging Face tokenizer, with
-    vocab_size ids; packed: whole documents fill a training sequence, each with positions from 0. The text has to be
+    vocab_size ids; packed: complete documents fill a training sequence, each with positions from 0. The text has to be
     loaded with the same three. The rest: see `Experiment`.
     """
 
@@ -67,7 +67,7 @@ class Settings(Experiment):
         "bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
     ] = "bytes"
     vocab_size: int = 256
-    packed: Annotated[bool, "fill training sequences with complete documents, each with its own positions"] = False
+    packed: Annotated[bool, "fill training sequences with complete documents, each with positions from 0"] = False
 
     name = "text"
     data = "pydoc"
@@ -149,7 +149,23 @@ class Settings(Experiment):
         return corpus, replace(self, vocab_size=corpus.vocab_size)
 
     def check_data(self, corpus: Corpus) -> None:
-        check_long_enough(corpus, self)
+        for name in ("tokenizer", "vocab_size", "packed"):
+            loaded, given = getattr(corpus, name), getattr(self, name)
+            if loaded != given:
+                raise InputError(f"{name}={given!r}: must be {loaded!r}, with which the corpus was loaded")
+        test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size + 1
+        if len(corpus.test) < test or len(corpus.train) < train:
+            needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
+            raise InputError(
+                f"data={corpus.name!r}: {len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at "
+                f"{self.longest} tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
+                "smaller length, factors, windows or batch_size"
+            )
+        if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
+            raise InputError(
+                f"packed=True: no document of {corpus.name} has two {self.unit}s, so there is nothing to predict; "
+                "packed=False joins documents"
+            )
 
     def example(self, condition: int) -> Tensor:
         return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)

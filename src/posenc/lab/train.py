@@ -145,9 +145,9 @@ def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) ->
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        # listed anew each time: FSDP replaces a block's shards by its parameters when it comes to it
-        own = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
-        if storage.data_ptr() not in own:
+        # anew each time: FSDP replaces a block's shards by its parameters when it comes to it
+        parameters = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
+        if storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
         return saved
 
@@ -189,8 +189,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
 
 
 def _optimizers(model: TransformerBase, run: Run) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a separate rate.
-    With AdamW alone a minute of training is too short to tell encodings apart."""
+    """Muon for the matrices that act on features, AdamW for the rest, with a separate rate for the encoding's tables.
+    With AdamW alone, encodings hardly differ after a minute of training."""
     s = run.settings
     outer = (model.embedding, model.head)
     matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in outer]

@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Callable[[Random, int], list[str]], int | None]] = {
 class KeyValue(Task):
     """The value of one key in a JSON object of random keys and values.
 
-    The prompts, the UUIDs and the score (the answer contains the value, in whatever case) are those of Liu et al. 2023
+    The prompts, the UUIDs and the score (the answer contains the value, ignoring case) are those of Liu et al. 2023
     (arXiv 2307.03172; nelson-liu/lost-in-the-middle, prompting.py, make_kv_retrieval_data.py and
     evaluate_kv_responses.py), and so is the move: the record asked for moves, the others keep their order.
 

@@ -41,7 +41,7 @@ class Document:
 
 @dataclass(frozen=True)
 class DocumentQuestion:
-    """A question, its right answers, the document that has one, and others that do not, the likeliest first."""
+    """A question, its right answers, the document that has one, and others that do not, the most relevant first."""
 
     text: str
     answers: tuple[str, ...]
@@ -54,13 +54,13 @@ class MultiDocument(Task):
     """A question, and documents of which one has the answer.
 
     The prompts, the score (the first line of what the model writes contains an answer, both normalised as for SQuAD) and
-    the place of the right document, the others keeping their order, are those of Liu et al. 2023 (arXiv 2307.03172;
+    the position of the right document, with the others in order, are those of Liu et al. 2023 (arXiv 2307.03172;
     nelson-liu/lost-in-the-middle, prompting.py, metrics.py and evaluate_qa_responses.py).
 
     file: questions with their documents, as published there, see `read_questions`, a sample each; none: documents about
     invented places, people, ships and books, so that no model knows the answer. documents: how many, there 10, 20 or 30;
     none: as many as fit. query_aware: the question is before the documents too. ordering: "relevance" (as in the
-    file), or "random": the others are shuffled, and the prompt says so. closed_book: no documents, at any depth.
+    file), or "random": the others are shuffled, and the prompt mentions it. closed_book: no documents, at any depth.
     """
 
     name: ClassVar[str] = "multi_document"
@@ -140,7 +140,7 @@ def best_subspan_em(answer: str, references: Iterable[str]) -> float:
 
 def _answer_in(document: str, answers: Iterable[str]) -> tuple[int, int]:
     """The characters of a document that are the first answer it contains as written; else all of it."""
-    start = document.index("Title: ") + 7  # a number may be the answer, but not the document's own
+    start = document.index("Title: ") + 7  # a number may be the answer, but not that of the document
     for answer in answers:
         if match := re.compile(re.escape(answer), re.IGNORECASE).search(document, start):
             return match.span()
@@ -242,7 +242,7 @@ CARGOES = (
 SEASONS = ("spring", "summer", "autumn", "winter")
 ADJECTIVES, NOUNS = ([word.capitalize() for word in words] for words in (words.ADJECTIVES, words.NOUNS))
 MOST = 3000
-"""Documents on invented things that names suffice for, 300 thousand tokens of SmolLM2's."""
+"""Invented documents that names suffice for, 300 thousand tokens of SmolLM2's."""
 
 
 @dataclass(frozen=True)

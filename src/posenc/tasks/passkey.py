@@ -17,7 +17,7 @@ QUESTION = "What is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class Passkey(Task):
-    """A number of up to five digits among sentences that say nothing, and the question for it.
+    """A number of up to five digits among meaningless sentences, and the question for it.
 
     The prompt is that of Mohtashami and Jaggi 2023 (arXiv 2305.16300), as evaluated by YaRN's authors (jquesnelle/yarn,
     eval/passkey.py): lines of task, noise, key, noise and question. They cut the noise at a random character; here the

@@ -29,7 +29,7 @@ class Perplexity(Task):
     - "sliding": windows of `length` tokens begin every `stride` tokens of a longer text, and each scores the tokens that
       the one before did not reach. tokens: of the text, rounded down so that the last window is complete; None: four
       windows' worth. The windows are those of the script for a tokenizer that puts no token before a text; where one
-      does, it is put before the text only, while the script puts it before each window, in place of the window's
+      does, it is put before the text only, while the script puts it before each window, instead of the window's
       first token.
     - "last": the last `last` tokens of `length` are scored. They are the same tokens at every length, only the text
       before them grows: early tokens, which see little, cannot hide what length does.

@@ -2,7 +2,7 @@
 """RULER's synthetic tasks (Hsieh et al. 2024, arXiv 2404.06654), as NVIDIA/RULER makes them at commit c3f5e3b.
 
 The texts are byte for byte those of scripts/data/synthetic/*.py with the settings of scripts/synthetic.yaml, answer
-prefix included, but for what each task's docstring says. Its two question-answering tasks need SQuAD and HotpotQA and
+prefix included, with the exceptions in each task's docstring. Its two question-answering tasks need SQuAD and HotpotQA and
 are not here.
 """
 
@@ -27,7 +27,7 @@ from posenc.tasks.task import Sample, Task, check_depth, encode, fit, make_sampl
 
 
 def string_match_all(generated: str, references: Sequence[str]) -> float:
-    """The part of the references that occur in a generated text, in whatever case (scripts/eval/synthetic/constants.py)."""
+    """The part of the references that occur in a generated text, ignoring case (scripts/eval/synthetic/constants.py)."""
     return sum(reference.lower() in generated.lower() for reference in references) / len(references)
 
 
@@ -233,17 +233,17 @@ TRACKING = (
     "value {value}, they are: "
 )
 Chain = tuple[str, list[str]]
-"""A value and the variables that it is handed on to."""
+"""A value and the variables that it is assigned to."""
 
 
 @dataclass(frozen=True)
 class VariableTracking(RulerTask):
-    """A value is handed on from variable to variable through noise: all that have it are asked for (RULER's vt).
+    """A value is assigned from variable to variable among lines of noise; the question asks for all of them (RULER's vt).
 
     As in NVIDIA/RULER, scripts/data/synthetic/variable_tracking.py (Hsieh et al. 2024, arXiv 2404.06654): variables have
     five letters, those of the worked example before the text three. Scored: the part of the variables that are named.
 
-    hops: how often it is handed on. chains: how many values are; the first one is asked for. example: tokens that the
+    hops: assignments from one variable to the next. chains: how many values are; the first one is asked for. example: tokens that the
     worked example takes at most, its question included; 0 leaves it out.
     """
 
@@ -291,7 +291,7 @@ class VariableTracking(RulerTask):
 
 
 def tracking_prompt(chains: Sequence[Chain], count: int, draws: random.Random) -> str:
-    """The prompt whose context is `count` lines of noise with each chain's assignments, in order, at random places."""
+    """The prompt whose context is `count` lines of noise with each chain's assignments, in order, at random positions."""
     lines = [NOISE] * count
     for value, (first, *rest) in chains:
         links = zip((first, *rest), rest, strict=False)
@@ -326,7 +326,7 @@ class CommonWords(RulerTask):
     As in NVIDIA/RULER, scripts/data/synthetic/common_words_extraction.py (Hsieh et al. 2024, arXiv 2404.06654). From 4096
     tokens on, common words occur 30 times and the others 3 times, below that 6 times and once; a short worked
     example comes first. Scored: the part of the ten words that are named. RULER numbers the answer as it does the list,
-    in no order that could be known, so that the likelihood of the answer says less than the score. Once wonderwords'
+    in no order that could be known, so that the likelihood of the answer is less informative than the score. Once wonderwords'
     8 000 words are used up RULER goes on with a longer list, which is not here: such lengths are refused.
     """
 
@@ -367,7 +367,7 @@ class Counts(NamedTuple):
 
 
 def listed(sampled: Sequence[str], counts: Counts, draws: random.Random) -> str:
-    """The words as often as counts says, shuffled and numbered."""
+    """The words, repeated as in `counts`, shuffled and numbered."""
     everything = (
         list(sampled[:COMMON_COUNT]) * counts.often + list(sampled[COMMON_COUNT : counts.words]) * counts.seldom
     )
@@ -384,7 +384,7 @@ class FrequentWords(RulerTask):
     """Made-up words, each the rarer the lower its rank, by a power law: which three occur most? (RULER's fwe.)
 
     As in NVIDIA/RULER, scripts/data/synthetic/freq_words_extraction.py (Hsieh et al. 2024, arXiv 2404.06654): the first
-    rank is dots, which the question says to ignore, and there is a word for every 50 tokens of the length. Scored: the
+    rank is dots, to be ignored, and there is a word for every 50 tokens of the length. Scored: the
     part of the three words that are named.
 
     alpha: of the power law; the word of rank k occurs n k^-alpha / zeta(alpha) times among n.

@@ -38,8 +38,8 @@ class Sample:
 @dataclass(frozen=True)
 class Task(ABC):
     """A way to make texts and to score what a model makes of them. Subclasses are frozen dataclasses whose fields are the
-    task's options, with defaults. Their docstring says in its first paragraph what is asked, in its second where that
-    comes from: both are shown to users. Options come after these."""
+    task's options, with defaults. Their docstring's first paragraph describes the question, its second the source: both are
+    shown to users. Options come after these."""
 
     name: ClassVar[str]
     """As in `TASKS`."""

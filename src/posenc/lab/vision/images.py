@@ -302,7 +302,7 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pixels:
 
 
 def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
-    """The middle square of an image, turned as its EXIF orientation says, (3, side, side) uint8."""
+    """The middle square of an image, rotated by its EXIF orientation, (3, side, side) uint8."""
     try:
         from PIL import Image
     except ImportError:
@@ -326,7 +326,7 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
 
 
 def _upright(opened: Any) -> Any:
-    """An image in RGB, turned as it says. The rest of its EXIF is dropped: Pillow fails on damaged fields."""
+    """An image in RGB, rotated by its EXIF orientation. The rest of its EXIF is dropped: Pillow fails on damaged fields."""
     from PIL import ExifTags, ImageOps
 
     image = opened.convert("RGB")
