@@ -22,24 +22,6 @@ __all__ = ["page", "show"]
 
 Results = Mapping[str, Any]
 
-DESCRIPTIONS = {
-    "none": "no positions at all; only a causal model can still count what it sees",
-    "normalized": "position divided by the text's length, between 0 and 1",
-    "integer": "the position itself, as a number",
-    "binary": "the binary digits of the position",
-    "sinusoidal": "sines and cosines of many frequencies, added to the input (Transformer, 2017)",
-    "learned": "one learned vector per position, added to the input (BERT, GPT-2)",
-    "rope": "queries and keys turned by an angle that grows with position (RoFormer, Llama)",
-    "t5": "a learned number per head and range of distances, added to the scores (T5)",
-    "alibi": "a fixed penalty proportional to the distance, added to the scores (ALiBi)",
-    "grid_table": "one learned vector per patch, added to the input (ViT)",
-    "grid_sinusoidal": "sines and cosines of row and column, side by side, added to the input (MAE, DETR)",
-    "axial_rope": "queries and keys turned, some pairs by the row and some by the column (RoPE in two dimensions)",
-    "mixed_rope": "queries and keys turned by learned mixtures of row and column (RoPE-mixed)",
-    "swin": "a learned number per head and offset in rows and columns, added to the scores (Swin)",
-    "grid_alibi": "a fixed penalty proportional to the distance of two patches, added to the scores (CROMA)",
-}
-
 
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
@@ -146,12 +128,12 @@ def _described(results: Results) -> list[tuple[str, str]]:
     for name in dict.fromkeys(variant["encoding"] for variant in results["arms"]):
         terms = parse(name).terms
         bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
-        descriptions.append((name, "; ".join(_description(base, known) for base in bases)))
+        descriptions.append((name, " ".join(_description(base, known) for base in bases)))
     return descriptions
 
 
 def _description(name: str, known: Mapping[str, object]) -> str:
-    return f"the class {name}" if ":" in name else DESCRIPTIONS.get(name) or summary(known[name])
+    return f"the class {name}" if ":" in name else summary(known[name])
 
 
 # -------------------------------------------------------------------- figures

@@ -284,13 +284,15 @@ def _as_bytes(spool: Spool, packed: bool) -> Corpus:
     tokens = torch.from_file(str(spool.path), size=spool.size, dtype=torch.uint8)
     with spool.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")  # the mapped tokens would stay in memory
-    texts = []
-    for a, b in ((0, cut), (cut, spool.size)):
-        starts = torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long) if packed else None
-        texts.append(Text(tokens[a:b], starts))
-        if packed:
-            digest.update(b"starts" + texts[-1].edges.numpy().tobytes())
-    return Corpus(spool.name, digest.hexdigest(), *texts, packed=packed)
+    if not packed:
+        return Corpus(spool.name, digest.hexdigest(), Text(tokens[:cut]), Text(tokens[cut:]))
+    train, test = (
+        Text(tokens[a:b], torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long))
+        for a, b in ((0, cut), (cut, spool.size))
+    )
+    for text in (train, test):
+        digest.update(b"starts" + text.edges.numpy().tobytes())
+    return Corpus(spool.name, digest.hexdigest(), train, test, packed=True)
 
 
 def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:

@@ -186,9 +186,7 @@ def png(image: Tensor) -> bytes:
     """An image, (1 or 3, height, width) uint8, as a PNG file."""
     from PIL import Image
 
-    channels, height, width = image.shape
-    pixels = image.permute(1, 2, 0).contiguous().numpy().tobytes()
-    Image.frombytes("RGB" if channels == 3 else "L", (width, height), pixels).save(file := io.BytesIO(), "PNG")
+    Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(file := io.BytesIO(), "PNG")
     return file.getvalue()
 
 
@@ -304,6 +302,7 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pixels:
 def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
     """The middle square of an image, rotated by its EXIF orientation, (3, side, side) uint8."""
     try:
+        import numpy
         from PIL import Image
     except ImportError:
         raise InputError(f"data={source!r}: needs Pillow to read images: pip install 'posenc[vision]'") from None
@@ -321,8 +320,8 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
         raise InputError(f"data={source!r}: {name} cannot be read as an image ({reason}); leave it out") from error
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    square = bytearray(image.crop((left, top, left + side, top + side)).tobytes())
-    return torch.frombuffer(square, dtype=torch.uint8).view(side, side, 3).permute(2, 0, 1).contiguous()
+    square = image.crop((left, top, left + side, top + side))
+    return torch.from_numpy(numpy.array(square)).permute(2, 0, 1).contiguous()
 
 
 def _upright(opened: Any) -> Any:
