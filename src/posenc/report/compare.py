@@ -4,7 +4,6 @@ and ways to use one without training it again."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from posenc.encodings import ENCODINGS
@@ -56,7 +55,7 @@ def show(results: Results, directory: str) -> None:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for rank, variant in enumerate(results["arms"]):
-        cells = (" ".join(column.cells[rank]).strip() for column in shown)
+        cells = (" ".join(column.cells[rank][: 1 + column.interval]) for column in shown)
         table.add_row(str(rank + 1), *map(markup.escape, (variant["name"], *cells, variant["verdict"])))
     out.print()
     out.print(table)
@@ -80,19 +79,19 @@ def busy(results: Results) -> str:
 
 def _settings(results: Results) -> Experiment:
     """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
-    kind = EXPERIMENTS[results.get("task", "text")]
-    return kind(**{f.name: _tuple(results["settings"][f.name]) for f in fields(kind) if f.name in results["settings"]})  # type: ignore[arg-type]
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    default = EXPERIMENTS[results.get("task", "text")]()
+    return default.changed(
+        **{name: results["settings"][name] for name in default.to_dict().keys() & results["settings"]}
+    )
 
 
 class Column(NamedTuple):
-    """A column of the ranked table: its title, and by variant a value with what is in small print beside it."""
+    """A column of the ranked table: its title, and by variant a value with its small print. interval: the small print is the
+    value's interval, which a terminal shows too."""
 
     title: str
     cells: list[tuple[str, str]]
+    interval: bool = False
 
 
 def columns(results: Results, s: Experiment) -> list[Column]:
@@ -104,7 +103,9 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     for index, condition in enumerate(s.conditions):
         if index != trained:
             changes = [m.difference(Estimate(**row[index]["change"])).split(" ", 1) for row in rows]
-            table.append(Column(f"change at {s.size_at(condition)}", [(mean, half) for mean, half in changes]))
+            table.append(Column(f"change at {s.size_at(condition)}", [(mean, half) for mean, half in changes], True))
+    if s.conditions[-1] != s.trained_at:
+        table.append(Column(f"{m.key} at {s.size_at(s.conditions[-1])}", [_level(row[-1], m) for row in rows]))
     if s.unit == "token":
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     if all("shuffled" in variant for variant in variants):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from posenc.errors import InputError, check_word
 from posenc.tasks import words
@@ -33,10 +33,12 @@ ARTICLE = re.compile(r"(?<![\w\u0300-\u036f])(a|an|the)(?![\w\u0300-\u036f])")
 
 @dataclass(frozen=True)
 class Document:
-    """One search result."""
+    """One search result. isgold, hasanswer: as published, whether it is the right one, and whether the answer is in it."""
 
     title: str
     text: str
+    isgold: bool | None = None
+    hasanswer: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -177,18 +179,10 @@ def _read(path: Path, changed: int, size: int) -> tuple[DocumentQuestion, ...]:
 
 
 @dataclass
-class _Context:
-    title: str
-    text: str
-    isgold: bool | None = None
-    hasanswer: bool | None = None
-
-
-@dataclass
 class _Line:
     question: str
     answers: list[str]
-    ctxs: list[_Context]
+    ctxs: list[Document]
 
 
 def _question(line: str, where: str) -> DocumentQuestion:
@@ -208,8 +202,7 @@ def _question(line: str, where: str) -> DocumentQuestion:
         raise InputError(
             f'{where}: must have answers, a document with "isgold": true (or "hasanswer": true), and no empty text'
         )
-    documents = [Document(each.title, each.text) for each in (gold[0], *others)]
-    return DocumentQuestion(entry.question, tuple(entry.answers), documents[0], tuple(documents[1:]))
+    return DocumentQuestion(entry.question, tuple(entry.answers), gold[0], tuple(others))
 
 
 # -------------------------------------------------------------------- invented questions
@@ -245,8 +238,7 @@ MOST = 3000
 """Invented documents that names suffice for, 300 thousand tokens of SmolLM2's."""
 
 
-@dataclass(frozen=True)
-class DocumentTemplate:
+class DocumentTemplate(NamedTuple):
     """A kind of invented subject: its document, and the question that only this document answers."""
 
     title: str

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import HUB, STRINGS, column, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.machine import free_bytes
-from posenc.lab.vision.scenes import DrawnScenes
+from posenc.lab.vision.scenes import Scenes
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _resized(image: Tensor, size: int) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
-Pictures: TypeAlias = Pixels | DrawnScenes
+Pictures: TypeAlias = Pixels | Scenes
 """Images that exist at any size."""
 
 
@@ -213,7 +213,7 @@ def load(
         for name, column in (("image_column", image_column), ("label_column", label_column)):
             if column is not None:
                 raise InputError(f"{name}={column!r}: data={source!r} has no columns; leave it out")
-        return DrawnScenes(data_images) if source == "places" else _digits(data_images)
+        return Scenes.drawn(data_images) if source == "places" else _digits(data_images)
     columns = _Columns(source, image_column, label_column)
     if source.startswith(HUB):
         return _of_rows(columns, islice(enumerate(rows_of_hub(source, columns), 1), data_images))
