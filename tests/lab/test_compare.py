@@ -57,12 +57,12 @@ def test_results_hold_every_number(finished):
 def test_worker_processes_measure_what_this_process_measures(finished):
     settings, text, directory, _ = finished
     run = Run("t5", 1, settings, text.digest)
-    kept = Store(directory).load(run.id, RunRecord)
+    before = Store(directory).load(run.id, RunRecord)
     with flushed_denormals():
         here = measure(run, text)
-    assert here.losses == pytest.approx(kept.losses, abs=1e-4)
-    assert here.arms[0].paired["2"] == pytest.approx(kept.arms[0].paired["2"], abs=1e-4)
-    assert here.memory_bytes == kept.memory_bytes
+    assert here.losses == pytest.approx(before.losses, abs=1e-4)
+    assert here.arms[0].paired["2"] == pytest.approx(before.arms[0].paired["2"], abs=1e-4)
+    assert here.memory_bytes == before.memory_bytes
 
 
 def start(directory, flags, *more):
@@ -111,12 +111,12 @@ def test_a_killed_comparison_resumes_and_leaves_no_worker(given, tmp_path, flags
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
     process.kill()
     process.wait()
-    kept = len(list((tmp_path / "cells").glob("*.json")))
+    before = len(list((tmp_path / "cells").glob("*.json")))
     second = start(tmp_path, flags, *LONG)
     _, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, err
-    assert f"{kept} of 6 runs are here already" in err
-    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == kept
+    assert f"{before} of 6 runs are here already" in err
+    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == before
     assert children.split()
     assert not [pid for pid in children.split() if os.path.exists(f"/proc/{pid}") and _alive(pid)]
 
@@ -199,10 +199,10 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     (tmp_path / "fading.py").write_text(OWN)
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "my.py").write_text(OWN)
-    whole = tmp_path / "deeper" / "my.py"
+    deep_file = tmp_path / "deeper" / "my.py"
     encodings = (
         "fading:Fade",
-        f"{whole}:Fade:slope=2",
+        f"{deep_file}:Fade:slope=2",
         "none/deeper/my.py:Fade",
         "rope+fading.py:Fade:slope=3+deeper/my.py:Fade",
     )
@@ -211,10 +211,10 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     assert results["complete"]
     assert {arm["encoding"] for arm in results["arms"]} == {"none", *encodings}
     report = (tmp_path / "out" / "report.html").read_text()
-    assert f"the class {whole}:Fade" in report
+    assert f"the class {deep_file}:Fade" in report
     runs = [Run.of(e, 0, settings, "") for e in encodings]
     assert [e.slope for e in runs[3].make_encoding() if hasattr(e, "slope") and not isinstance(e, Rotary)] == [3, 1]
-    whole.write_text(OWN + "# another one\n")
+    deep_file.write_text(OWN + "# another one\n")
     again = [Run.of(e, 0, settings, "") for e in encodings]
     assert [a.id == b.id for a, b in zip(runs, again, strict=True)] == [True, False, False, False]
     for name, message in [

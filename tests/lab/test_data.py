@@ -15,9 +15,9 @@ def test_the_default_text_is_pythons_reference():
     corpus = data.load("pydoc")
     assert len(corpus.train) + len(corpus.test) == len("\n\n".join(topics[k] for k in sorted(topics)).encode())
     assert len(corpus.test) / len(corpus.train) == pytest.approx(1 / 9, rel=1e-3)
-    whole = spelled(corpus)
-    assert corpus.digest == hashlib.sha256(whole).hexdigest()
-    assert b"assert" in whole
+    content = spelled(corpus)
+    assert corpus.digest == hashlib.sha256(content).hexdigest()
+    assert b"assert" in content
 
 
 def test_files_and_folders(tmp_path):

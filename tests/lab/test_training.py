@@ -33,11 +33,11 @@ def test_equal_runs_give_equal_numbers_and_learn(corpus, tiny):
 
 def test_every_encoding_sees_the_same_batches(corpus, tiny, monkeypatch):
     seen = []
-    whole = F.cross_entropy
+    original = F.cross_entropy
 
     def spy(logits, targets, **how):
         seen.append(targets.clone())
-        return whole(logits, targets, **how)
+        return original(logits, targets, **how)
 
     monkeypatch.setattr(F, "cross_entropy", spy)
     names = ("none", "learned", "rope", "t5", "alibi", "shape+sinusoidal")  # the last draws numbers of its own
@@ -95,17 +95,17 @@ def test_evaluation_is_paired(corpus, tiny):
 
 def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tiny):
     model, _ = train(Run("rope", 0, tiny, ""), corpus.train)
-    own = model.encoding
-    found = tiny.variants("rope", own)
-    assert [(a.name, a.trained) for a in found] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
-    scores = [tiny.evaluate(model, a, corpus.test) for a in found]
-    assert model.encoding is own
+    trained = model.encoding
+    actual = tiny.variants("rope", trained)
+    assert [(a.name, a.trained) for a in actual] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
+    scores = [tiny.evaluate(model, a, corpus.test) for a in actual]
+    assert model.encoding is trained
     for other in scores[1:]:
         assert torch.allclose(other.paired[1], scores[0].paired[1])
         assert not torch.allclose(other.paired[2], scores[0].paired[2])
-    assert found[2].at(4).schedule == {"name": "linear", "factor": 4}
+    assert actual[2].at(4).schedule == {"name": "linear", "factor": 4}
     assert [a.name for a in tiny.variants("alibi", ENCODINGS["alibi"](2))] == ["alibi"]
-    assert len(replace(tiny, factors=(1,)).variants("rope", own)) == 1
+    assert len(replace(tiny, factors=(1,)).variants("rope", trained)) == 1
     assert len(tiny.variants("rope", Rotary(2))) == 1
 
 
@@ -171,9 +171,9 @@ def test_muon_orthogonalises_alike_on_every_processor():
         x = matrix.double() / matrix.double().norm()
         for _ in range(steps):
             x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
-        found = orthogonalised(matrix, coefficients, steps, eps)
-        assert (found.shape, found.dtype) == (shape, torch.float32)
-        assert torch.allclose(found.double(), x, atol=2e-5)
+        actual = orthogonalised(matrix, coefficients, steps, eps)
+        assert (actual.shape, actual.dtype) == (shape, torch.float32)
+        assert torch.allclose(actual.double(), x, atol=2e-5)
 
 
 def test_muon_takes_the_steps_of_torch():

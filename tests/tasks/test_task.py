@@ -55,9 +55,9 @@ def test_depths_share_their_material_and_move_the_needle(text, tokenizer):
     assert len({sample.answer for sample in samples}) == 1
     if not text.startswith("multi_document"):  # there the documents are numbered anew
         assert len({"".join(sorted("".join(sample.prompt.split()))) for sample in samples}) == 1
-    places = [sample.needle[0] for sample in samples]
-    assert places == sorted(places)
-    assert places[-1] - places[0] > 0.3 * samples[0].prompt_tokens
+    positions = [sample.needle[0] for sample in samples]
+    assert positions == sorted(positions)
+    assert positions[-1] - positions[0] > 0.3 * samples[0].prompt_tokens
 
 
 @pytest.mark.parametrize("text", RETRIEVAL)
@@ -128,8 +128,8 @@ def test_any_text_is_a_value(text):
 @pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)
 def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
     sample = make_sample(tokenizer, "What? It is", " 42", ("42",), (6, 8))
-    whole = tokenizer("What? It is 42").input_ids
-    assert sample.ids.tolist() == [token for token in whole if token != tokenizer.eos_token_id]
+    together = tokenizer("What? It is 42").input_ids
+    assert sample.ids.tolist() == [token for token in together if token != tokenizer.eos_token_id]
     assert " 42" in tokenizer.decode(sample.ids[sample.prompt_tokens :])
     assert "It" in tokenizer.decode(sample.ids[slice(*sample.needle)])
 
@@ -182,10 +182,10 @@ def test_fit_finds_the_longest_text(widths, length, least):
         with pytest.raises(InputError, match=rf"needs at least {tokens(least)} tokens"):
             fit(Counting(), length, build, least)
         return
-    found = len(fit(Counting(), length, build, least).ids)
+    longest = len(fit(Counting(), length, build, least).ids)
     count = next(n for n in range(least, 4000) if tokens(n + 1) > length)
-    assert found == tokens(count)
-    assert len(fit(Counting(), length, build, least, least + 1).ids) == min(found, tokens(least + 1))
+    assert longest == tokens(count)
+    assert len(fit(Counting(), length, build, least, least + 1).ids) == min(longest, tokens(least + 1))
 
 
 def test_depths_that_take_more_tokens_get_the_same_count():

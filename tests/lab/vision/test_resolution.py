@@ -66,11 +66,11 @@ def test_rescaled_places_lie_where_the_patches_are():
 def test_at_the_size_of_training_every_arm_is_the_model(name, small):
     corpus, settings = small
     model = build(Run(name, 0, settings, "")).eval()
-    found = settings.variants(name, model.encoding)
-    assert [arm.trained for arm in found] == [True] + [False] * (name != "none")
-    scores = [settings.evaluate(model, arm, corpus.test) for arm in found]
+    variants = settings.variants(name, model.encoding)
+    assert [arm.trained for arm in variants] == [True] + [False] * (name != "none")
+    scores = [settings.evaluate(model, arm, corpus.test) for arm in variants]
     torch.testing.assert_close(scores[0].paired[8], scores[-1].paired[8], atol=1e-5, rtol=1e-5)
-    assert model.encoding is found[0].at(8)
+    assert model.encoding is variants[0].at(8)
 
 
 def test_one_size_and_tables_that_resize_by_themselves_have_one_arm(small):

@@ -35,7 +35,7 @@ ENCODINGS = ("none", "axial_rope", "grid_table")
 def finished(small, tmp_path_factory):
     corpus, settings = small
     folder = tmp_path_factory.mktemp("vision")
-    found = compare(
+    actual = compare(
         Comparison(ENCODINGS, 2, settings),
         corpus,
         folder,
@@ -43,7 +43,7 @@ def finished(small, tmp_path_factory):
         command="posenc compare '<b>'",
         render=page,
     )
-    return settings, corpus, folder, found
+    return settings, corpus, folder, actual
 
 
 def test_results_hold_every_number(finished):
@@ -61,7 +61,7 @@ def test_results_hold_every_number(finished):
         for point in arm["sizes"]:
             assert point["patches"] == point["size"] // 2
             losses, hits = (
-                torch.tensor([found[str(point["size"])] for found in measured], dtype=torch.float64)
+                torch.tensor([actual[str(point["size"])] for actual in measured], dtype=torch.float64)
                 for measured in ([s.paired for s in scores], [s.extra["accuracy"] for s in scores])
             )
             assert point["loss"]["mean"] == pytest.approx(losses.mean().item())
@@ -79,9 +79,9 @@ def test_results_hold_every_number(finished):
 def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     corpus, settings = small
     run = Run(name, 1, replace(settings, steps=6), corpus.digest)
-    whole = Training(run, corpus.train)
-    while not whole.finished:
-        whole.advance()
+    undisturbed = Training(run, corpus.train)
+    while not undisturbed.finished:
+        undisturbed.advance()
     killed = Training(run, corpus.train)
     checkpoint = Checkpoints(tmp_path, 1e-9).of(killed)
     for _ in range(3):
@@ -93,8 +93,8 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     assert len(resumed.losses) == 3
     while not resumed.finished:
         resumed.advance()
-    assert resumed.losses == whole.losses
-    pairs = zip(whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
+    assert resumed.losses == undisturbed.losses
+    pairs = zip(undisturbed.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
     assert all(torch.equal(one, two) for (_, one), two in pairs)
 
 
@@ -113,13 +113,13 @@ def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monk
     assert "change at 16" in shown
     assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 0
     assert measured(one) == measured(two)
-    said = (one / "config.yaml").read_text()
-    assert {"task: vision", "data: places", "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(said.splitlines())
+    written = (one / "config.yaml").read_text()
+    assert {"task: vision", "data: places", "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(written.splitlines())
     capsys.readouterr()
     changed = ["compare", "--config", str(one / "config.yaml"), "--out", str(tmp_path / "three"), "--data-images", "50"]
     assert cli.main([*changed, "--steps", "0"]) == 2  # the digest went with the flag
     assert "--steps 0" in capsys.readouterr().err
-    (one / "config.yaml").write_text(re.sub("data_sha256: .*", f"data_sha256: {'0' * 64}", said))
+    (one / "config.yaml").write_text(re.sub("data_sha256: .*", f"data_sha256: {'0' * 64}", written))
     assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 2
     assert "--data places: has changed" in capsys.readouterr().err
 
@@ -229,10 +229,12 @@ def test_the_answer_follows_from_the_numbers(made_up, small):
 def test_verdicts_are_of_accuracy(made_up, small):
     corpus, settings = small
     ranked = Ranking(made_up, settings, corpus)
-    found = {arm.name: [ranked.verdict(arm, sizes) for sizes in (settings.larger, settings.smaller)] for arm in made_up}
-    assert found["swin"] == ["holds", "holds"]
-    assert found["axial_rope"] == ["degrades", "degrades"]
-    assert found["none"] == ["at chance", "at chance"]
+    actual = {
+        arm.name: [ranked.verdict(arm, sizes) for sizes in (settings.larger, settings.smaller)] for arm in made_up
+    }
+    assert actual["swin"] == ["holds", "holds"]
+    assert actual["axial_rope"] == ["degrades", "degrades"]
+    assert actual["none"] == ["at chance", "at chance"]
     assert ranked.verdict(made_up[0], ()) == "not tested"
     assert ranked.numbers()["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
 
