@@ -21,6 +21,9 @@ __all__ = ["page", "show"]
 
 Results = Mapping[str, Any]
 
+TEMPLATES = {"text": "compare_text.html", "vision": "compare_vision.html"}
+"""Of tasks with sentences that are theirs alone."""
+
 
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
@@ -28,7 +31,7 @@ def page(results: Results) -> str:
     larger = {"change": by_condition(variants, s, results["data"].get("chance"))} if len(s.conditions) > 1 else {}
     position = {"position": loss_by_position(variants, s)} if any("by_position" in v for v in variants) else {}
     return rendered(
-        f"compare_{s.name}.html",
+        TEMPLATES.get(s.name, "compare.html"),
         {**larger, **position, "training": training(variants)},
         r=results,
         s=s,
@@ -129,12 +132,9 @@ def _described(results: Results) -> list[tuple[str, str]]:
     for name in dict.fromkeys(variant["encoding"] for variant in results["arms"]):
         terms = parse(name).terms
         bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
-        descriptions.append((name, " ".join(_description(base, known) for base in bases)))
+        texts = (f"the class {base}" if ":" in base else summary(known[base]) for base in bases)
+        descriptions.append((name, " ".join(texts)))
     return descriptions
-
-
-def _description(name: str, known: Mapping[str, object]) -> str:
-    return f"the class {name}" if ":" in name else summary(known[name])
 
 
 # -------------------------------------------------------------------- figures
