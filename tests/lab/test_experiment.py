@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.lab.compare import EXPERIMENTS, Comparison, compare
 from posenc.lab.engines import InProcess
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import Experiment, Measure, Scores
+from posenc.lab.experiment import Experiment, Criterion, Scores
 from posenc.positions import Positions
 from posenc.report.compare import page, show
 from posenc.transformer import Transformer, TransformerConfig
@@ -74,7 +74,7 @@ class Repeat(Experiment):
     position_learning_rate: float = 0.03
 
     name = "repeat"
-    measure = Measure("accuracy")
+    criterion = Criterion("accuracy")
     tokens_by = "length"
     conditions_by = "factors"
     MOST = Experiment.MOST | {"length": 1000}

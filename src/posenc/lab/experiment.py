@@ -23,7 +23,7 @@ from posenc.transformer import TransformerBase
 if TYPE_CHECKING:
     from posenc.lab.results import Aggregate, Ranking
 
-__all__ = ["Batch", "Dataset", "Experiment", "Measure", "Preset", "Run", "Scores", "Variant"]
+__all__ = ["Batch", "Dataset", "Experiment", "Criterion", "Preset", "Run", "Scores", "Variant"]
 
 
 class Batch(Protocol):
@@ -88,7 +88,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Criterion:
     """How the results of an experiment are ranked and written.
 
     key: what ranks the variants: "loss" in nats, or a share in `Scores.extra`, of which more is better. tolerance: a variant
@@ -128,7 +128,7 @@ class Experiment(ABC):
     alone; tables, verdicts and sentences follow from the numbers, see `posenc.lab.results.Ranking`.
 
     name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
-    measure: how results are ranked and written.
+    criterion: how results are ranked and written.
 
     steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
     learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;
@@ -142,7 +142,7 @@ class Experiment(ABC):
     presets: ClassVar[Mapping[str, "Preset"]]
     data: ClassVar[str]
     data_options: ClassVar[Mapping[str, Any]]
-    measure: ClassVar[Measure]
+    criterion: ClassVar[Criterion]
     tokens_by: ClassVar[str]
     conditions_by: ClassVar[str]
     LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
@@ -309,7 +309,7 @@ class Experiment(ABC):
     # ---------------------------------------------------------------- what is particular in the results
 
     def chance(self, corpus: Any) -> float | None:
-        """What guessing scores, where the measure is a share."""
+        """What guessing scores, where the criterion is a share."""
         return None
 
     def row(self, ranking: "Ranking", variant: "Aggregate") -> dict[str, Any]:

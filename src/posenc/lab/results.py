@@ -103,31 +103,31 @@ class Ranking:
     def __init__(self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any) -> None:
         self.settings = settings
         self.corpus = corpus
-        self.measure = settings.measure
+        self.criterion = settings.criterion
         self.chance: float | None = settings.chance(corpus)
         self.variants: list[Aggregate] = sorted(
-            variants, key=lambda variant: self.measure.worse * self.level(variant, settings.conditions[-1]).mean
+            variants, key=lambda variant: self.criterion.worse * self.level(variant, settings.conditions[-1]).mean
         )
         self.trained: list[Aggregate] = [variant for variant in self.variants if variant.trained]
 
     def level(self, variant: Aggregate, condition: int) -> Estimate:
         """What a variant scores; the interval of a share ends at 0 and 1."""
-        e = level(variant, condition, self.measure.key)
-        return replace(e, low=max(e.low, 0.0), high=min(e.high, 1.0)) if self.measure.higher_is_better else e
+        e = level(variant, condition, self.criterion.key)
+        return replace(e, low=max(e.low, 0.0), high=min(e.high, 1.0)) if self.criterion.higher_is_better else e
 
     def change(self, variant: Aggregate, condition: int) -> Estimate:
         """How much that rises from the condition of training on."""
-        return change(variant, condition, self.settings.trained_at, self.measure.key)
+        return change(variant, condition, self.settings.trained_at, self.criterion.key)
 
     def behind(self, a: Aggregate, b: Aggregate, condition: int) -> Estimate:
         """How much worse a is than b."""
-        if self.measure.higher_is_better:
+        if self.criterion.higher_is_better:
             a, b = b, a
-        return difference(a, b, condition, self.measure.key)
+        return difference(a, b, condition, self.criterion.key)
 
     def best(self, condition: int, variants: Sequence[Aggregate]) -> Aggregate:
         """The best of some variants under a condition."""
-        return min(variants, key=lambda variant: self.measure.worse * self.level(variant, condition).mean)
+        return min(variants, key=lambda variant: self.criterion.worse * self.level(variant, condition).mean)
 
     def at_chance(self, variant: Aggregate) -> bool:
         """Whether a variant is not measurably better than guessing under the condition of training."""
@@ -140,7 +140,7 @@ class Ranking:
         if self.at_chance(variant):
             return "at chance"
         first, last = (self._fall(variant, condition) for condition in (conditions[0], conditions[-1]))
-        tolerance = self.measure.tolerance
+        tolerance = self.criterion.tolerance
         if last.high < tolerance:
             return "holds"
         if last.low <= 0:
@@ -150,7 +150,7 @@ class Ranking:
 
     def _fall(self, variant: Aggregate, condition: int) -> Estimate:
         """The change for the worse."""
-        seeds, key, worse = sorted(variant.scores), self.measure.key, self.measure.worse
+        seeds, key, worse = sorted(variant.scores), self.criterion.key, self.criterion.worse
         values = (variant.values(each, seeds, key) for each in (condition, self.settings.trained_at))
         return estimate(worse * (next(values) - next(values)))
 
@@ -162,7 +162,7 @@ class Ranking:
         return {"arms": [self._row(variant, best) for variant in self.variants], "extensions": self._extensions()}
 
     def _row(self, variant: Aggregate, best: Mapping[int, Aggregate]) -> dict[str, Any]:
-        s, m = self.settings, self.measure
+        s, m = self.settings, self.criterion
         points = []
         for condition in s.conditions:
             point = {m.condition: condition, m.size: s.size_at(condition), LOSS: asdict(level(variant, condition))}
@@ -201,8 +201,8 @@ class Ranking:
             {
                 "arm": variant.name,
                 "against": model.name,
-                self.measure.condition: condition,
-                "difference": asdict(difference(variant, model, condition, self.measure.key)),
+                self.criterion.condition: condition,
+                "difference": asdict(difference(variant, model, condition, self.criterion.key)),
             }
             for variant, model in self._untrained()
             for condition in self.settings.conditions
@@ -217,12 +217,12 @@ class Ranking:
         if not self.trained:
             return []
         directions = [conditions for conditions in (s.larger, s.smaller) if conditions]
-        lines = [self._first(s.trained_at, self.trained, f"At the training {self.measure.size} of")]
+        lines = [self._first(s.trained_at, self.trained, f"At the training {self.criterion.size} of")]
         lines += [self._first(conditions[-1], self.variants, "At") for conditions in directions]
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
         if guessing:
             lines.append(
-                f"Not measurably better than guessing ({self.measure.value(self.chance or 0)}): {listed(guessing)}."
+                f"Not measurably better than guessing ({self.criterion.value(self.chance or 0)}): {listed(guessing)}."
             )
         for conditions in directions:
             lines += self._by_verdict(conditions)
@@ -230,7 +230,7 @@ class Ranking:
         return lines + [self._without_training(conditions[-1]) for conditions in directions if self._untrained()]
 
     def _first(self, condition: int, variants: Sequence[Aggregate], opening: str) -> str:
-        best, m = self.best(condition, variants), self.measure
+        best, m = self.best(condition, variants), self.criterion
         ties = [v.name for v in variants if v is not best and self.behind(v, best, condition).low <= 0]
         value = m.value(self.level(best, condition).mean)
         unit = "" if m.higher_is_better else f" nats per {self.settings.unit}"
@@ -245,7 +245,7 @@ class Ranking:
         for verdict in ("holds", "degrades", "breaks at once", "unclear"):
             condition = conditions[0 if verdict == "breaks at once" else -1]
             changes = [
-                f"{variant.name} ({self.measure.difference(self.change(variant, condition))})"
+                f"{variant.name} ({self.criterion.difference(self.change(variant, condition))})"
                 for variant in self.trained
                 if self.verdict(variant, conditions) == verdict
             ]
@@ -261,14 +261,14 @@ class Ranking:
         for variant, model in self._untrained():
             e = self.behind(variant, model, condition)
             outcome = "better" if e.high < 0 else "worse" if e.low > 0 else "no measurable difference"
-            by = self.measure.difference(difference(variant, model, condition, self.measure.key))
+            by = self.criterion.difference(difference(variant, model, condition, self.criterion.key))
             outcomes[outcome].append(f"{variant.name} ({by})")
         parts = [f"{outcome}: {listed(names)}" for outcome, names in outcomes.items() if names]
         return f"At {self.settings.spelled(condition)}, without retraining, against the same weights as trained: {'; '.join(parts)}."
 
     def limits(self) -> list[str]:
         """What the comparison does not show, as far as it can be computed from what was run."""
-        s, m, notes = self.settings, self.measure, []
+        s, m, notes = self.settings, self.criterion, []
         learned = [variant for variant in self.trained if not self.at_chance(variant)]
         best = self.best(s.trained_at, learned) if learned else None
         late = [v.name for v in learned if best and self.behind(v, best, s.trained_at).mean > m.undertrained]

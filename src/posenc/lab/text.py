@@ -26,7 +26,7 @@ from posenc.lab.data import (
 from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
-from posenc.lab.experiment import Experiment, Measure, Preset, Scores, Variant
+from posenc.lab.experiment import Experiment, Criterion, Preset, Scores, Variant
 from posenc.lab.results import Aggregate, Ranking, level
 from posenc.lab.statistics import estimate
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
@@ -72,7 +72,7 @@ class Settings(Experiment):
     name = "text"
     data = "pydoc"
     data_options: ClassVar[Mapping[str, Any]] = {"text_column": None, "data_tokens": DATA_TOKENS}
-    measure = Measure()
+    criterion = Criterion()
     tokens_by = "length"
     conditions_by = "factors"
     LEAST = {"length": 8, **Experiment.LEAST, "windows": 2, "vocab_size": 1}

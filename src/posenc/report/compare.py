@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from posenc.encodings import ENCODINGS
 from posenc.errors import summary
 from posenc.lab.compare import EXPERIMENTS
-from posenc.lab.experiment import Experiment, Measure
+from posenc.lab.experiment import Experiment, Criterion
 from posenc.lab.statistics import Estimate
 from posenc.position_maps import MAPS
 from posenc.report.figures import DASHES, GREY, PALETTE, Figure, Rows, buttons, error_bars, escape, line, mark
@@ -38,7 +38,7 @@ def page(results: Results) -> str:
         columns=columns(results, s),
         described=_described(results),
         busy=busy(results),
-        difference=lambda e: s.measure.difference(Estimate(**e)),
+        difference=lambda e: s.criterion.difference(Estimate(**e)),
     )
 
 
@@ -63,7 +63,7 @@ def show(results: Results, directory: str) -> None:
     out.print()
     out.print(table)
     out.print()
-    better = "points of a hundred, higher" if s.measure.higher_is_better else f"nats per {s.unit}, lower"
+    better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
     if note := busy(results):
         out.print(f"{note[0].upper()}{note[1:]}.", markup=False)
@@ -99,7 +99,7 @@ class Column(NamedTuple):
 
 def columns(results: Results, s: Experiment) -> list[Column]:
     """The numbers of the ranked table, the training condition first."""
-    m, variants = s.measure, results["arms"]
+    m, variants = s.criterion, results["arms"]
     trained = s.conditions.index(s.trained_at)
     rows = [variant[m.points] for variant in variants]
     table = [Column(f"{m.key} at {s.size_at(s.trained_at)}", [_level(row[trained], m) for row in rows])]
@@ -119,7 +119,7 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     return table
 
 
-def _level(point: Mapping[str, Any], m: Measure) -> tuple[str, str]:
+def _level(point: Mapping[str, Any], m: Criterion) -> tuple[str, str]:
     behind = Estimate(**point["behind_best"])
     small = "best" if behind.mean <= 0 else f"{m.difference(behind).lstrip('+')} behind"
     return m.value(point[m.key]["mean"]), small
@@ -154,7 +154,7 @@ def styles(variants: Rows) -> dict[str, dict[str, Any]]:
 
 def by_condition(variants: Rows, s: Experiment, chance: float | None = None) -> Figure:
     """The measure under every condition, or its change from that of training. chance: what guessing scores."""
-    figure, style, m = Figure(), styles(variants), s.measure
+    figure, style, m = Figure(), styles(variants), s.criterion
     scale, digits, unit = (100, 1, "%") if m.higher_is_better else (1, 3, f"nats per {s.unit}")
     kinds = {"change": f"change of the {m.key}, {unit}", m.key: f"{m.key}, {unit}"}
     if m.higher_is_better:

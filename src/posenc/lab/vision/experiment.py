@@ -14,7 +14,7 @@ from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, Wi
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, check_value, listed
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import Experiment, Measure, Preset, Scores, Variant
+from posenc.lab.experiment import Experiment, Criterion, Preset, Scores, Variant
 from posenc.lab.results import Aggregate, Ranking, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
@@ -59,7 +59,7 @@ class ImageSettings(Experiment):
     name = "vision"
     data = "places"
     data_options: ClassVar[Mapping[str, Any]] = {"image_column": None, "label_column": None, "data_images": DATA_IMAGES}
-    measure = Measure(ACCURACY, undertrained=0.2, points="sizes", condition="size", size="size")
+    criterion = Criterion(ACCURACY, undertrained=0.2, points="sizes", condition="size", size="size")
     tokens_by = "image_size"
     conditions_by = "test_sizes"
     LEAST = {"image_size": 1, "patch_size": 1, **Experiment.LEAST, "images": 2, "channels": 1, "num_classes": 2}
@@ -223,7 +223,7 @@ class ImageSettings(Experiment):
         return estimate(variant.values(size, seeds, ACCURACY) - variant.values(size, seeds, SHUFFLED_ACCURACY))
 
     def remarks(self, ranking: Ranking) -> list[str]:
-        size, value = self.image_size, self.measure.value
+        size, value = self.image_size, self.criterion.value
         most = max(ranking.trained, key=lambda variant: self._lost(variant).mean)
         intact, moved = (level(most, size, of).mean for of in (ACCURACY, SHUFFLED_ACCURACY))
         bag = [
