@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.lab.compare import EXPERIMENTS, Comparison, compare
 from posenc.lab.engines import InProcess
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import Experiment, Criterion, Scores
+from posenc.lab.experiment import Criterion, Experiment, Scores
 from posenc.positions import Positions
 from posenc.report.compare import page, show
 from posenc.transformer import Transformer, TransformerConfig

@@ -23,7 +23,7 @@ from posenc.transformer import TransformerBase
 if TYPE_CHECKING:
     from posenc.lab.results import Aggregate, Ranking
 
-__all__ = ["Batch", "Dataset", "Experiment", "Criterion", "Preset", "Run", "Scores", "Variant"]
+__all__ = ["Batch", "Criterion", "Dataset", "Experiment", "Preset", "Run", "Scores", "Variant"]
 
 
 class Batch(Protocol):

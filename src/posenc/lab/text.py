@@ -26,7 +26,7 @@ from posenc.lab.data import (
 from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
-from posenc.lab.experiment import Experiment, Criterion, Preset, Scores, Variant
+from posenc.lab.experiment import Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.results import Aggregate, Ranking, level
 from posenc.lab.statistics import estimate
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from posenc.encodings import ENCODINGS
 from posenc.errors import summary
 from posenc.lab.compare import EXPERIMENTS
-from posenc.lab.experiment import Experiment, Criterion
+from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
 from posenc.position_maps import MAPS
 from posenc.report.figures import DASHES, GREY, PALETTE, Figure, Rows, buttons, error_bars, escape, line, mark

@@ -14,7 +14,7 @@ from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, Wi
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, check_value, listed
 from posenc.lab.evaluate import score
-from posenc.lab.experiment import Experiment, Criterion, Preset, Scores, Variant
+from posenc.lab.experiment import Criterion, Experiment, Preset, Scores, Variant
 from posenc.lab.results import Aggregate, Ranking, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
