@@ -130,9 +130,8 @@ class Experiment(ABC):
     name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
     criterion: how results are ranked and written.
 
-    steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
-    learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;
-    position_learning_rate: for an encoding's tables, which see less signal than the rest.
+    dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. position_learning_rate: for an
+    encoding's tables, which see less signal than the rest.
 
     LEAST, MOST: limits of settings, by name. tokens_by, conditions_by: the settings that decide how long an example is in
     training, and in the test.

@@ -43,10 +43,8 @@ RARE = 0.1
 class Settings(Experiment):
     """Everything that the runs of one comparison of text share.
 
-    length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. windows: held-out passages;
-    targets: the tokens at their end that are scored. tokenizer: "bytes", "bpe:N" or a Hugging Face tokenizer, with
-    vocab_size ids; packed: complete documents fill a training sequence, each with positions from 0. The text has to be
-    loaded with the same three. The rest: see `Experiment`.
+    The first of the factors is 1. The text has to be loaded with the same tokenizer, vocab_size and packed. The rest: see
+    `Experiment`.
     """
 
     length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless tokenizer is another)"] = 128

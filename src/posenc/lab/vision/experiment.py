@@ -33,9 +33,7 @@ RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
 class ImageSettings(Experiment):
     """Everything that the runs of one comparison of images share.
 
-    image_size: pixels of a training image's side; patch_size: of a patch's. test_sizes: sides of the test images; that of
-    training is always among them. images: held-out images that are tested. channels, num_classes: of the data, which
-    decide them. The rest: see `Experiment`.
+    The data decide channels and num_classes. The rest: see `Experiment`.
     """
 
     image_size: Annotated[int, "pixels of a training image's side"] = 32
