@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 
 from posenc.encodings import LogN, Mapped, Rotary
-from posenc.lab import data, text, train
-from posenc.lab.experiment import Run
+from posenc.lab import data, experiment, text, train
 from posenc.lab.statistics import estimate
 
 S = text.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
@@ -58,7 +57,7 @@ def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
     results = json.loads(path.read_text()) if path.exists() else {}
     for seed, host in product(range(int(seeds)), ("rope", "rope+log_n:train_length=64:clip=false")):
         if (name := f"{host}, seed {seed}") not in results:
-            model, _ = train.train(Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
+            model, _ = train.train(experiment.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
             results[name] = measure(model, corpus.test, "log_n" in host)
             path.write_text(json.dumps(results) + "\n")
     print(table(results))

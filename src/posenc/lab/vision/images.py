@@ -302,7 +302,6 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pixels:
 def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
     """The middle square of an image, rotated by its EXIF orientation, (3, side, side) uint8."""
     try:
-        import numpy
         from PIL import Image
     except ImportError:
         raise InputError(f"data={source!r}: needs Pillow to read images: pip install 'posenc[vision]'") from None
@@ -320,8 +319,8 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
         raise InputError(f"data={source!r}: {name} cannot be read as an image ({reason}); leave it out") from error
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    square = image.crop((left, top, left + side, top + side))
-    return torch.from_numpy(numpy.array(square)).permute(2, 0, 1).contiguous()
+    square = bytearray(image.crop((left, top, left + side, top + side)).tobytes())
+    return torch.frombuffer(square, dtype=torch.uint8).view(side, side, 3).permute(2, 0, 1).contiguous()
 
 
 def _upright(opened: Any) -> Any:
