@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of README.md and those of docs/bench.md from the committed results.
+"""Write the table of README.md, those of docs/bench.md, and all of them in benchmarks/tables.md, from the committed results.
 
     python benchmarks/readme.py [DIR/results.json]
 
@@ -15,12 +15,12 @@ from typing import Any
 
 from posenc.errors import InputError
 from posenc.lab.bench.study import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
+from posenc.lab.bench.table import Results, in_words, machine_line, machine_words, markdown, ratio, tables
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/readme.py -->", "<!-- end of speed -->"
 LENGTH, MEMORY_LENGTH = 2048, 4096
-"""What the README shows; docs/bench.md has all."""
+"""What the README shows; benchmarks/tables.md has all."""
 NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
 
 
@@ -78,7 +78,18 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-DOCUMENTS: dict[str, Callable[[Results], str]] = {"README.md": summary, "docs/bench.md": markdown}
+def attention(results: Results) -> str:
+    """The tables of docs/bench.md: attention in float32."""
+    shown = [table for table in tables(results) if "attention" in table.title and "float32" in table.title]
+    parts = [machine_line(results), *(f"**{table.title}** ({table.unit})\n\n{table}" for table in shown)]
+    return "\n\n".join(parts) + "\n"
+
+
+DOCUMENTS: dict[str, Callable[[Results], str]] = {
+    "README.md": summary,
+    "docs/bench.md": attention,
+    "benchmarks/tables.md": markdown,
+}
 
 
 def generated(text: str, make: Callable[[Results], str], committed: Sequence[Results]) -> str:

@@ -1,9 +1,9 @@
-"""Loss curves of every encoding, trained by one process and by two: the table of docs/distributed.md.
+"""Loss curves of every encoding, trained by one process and by two: the table of benchmarks/train_together.md.
 
 The last column says how far one process is from itself when it reads each step's texts in reversed order, which is the
 same sum, rounded otherwise.
 
-python benchmarks/train_together.py [--write docs/distributed.md]
+python benchmarks/train_together.py [--write benchmarks/train_together.md]
 """
 
 import argparse
