@@ -5,7 +5,7 @@
 Counted: the real model at its real size, run on tensors without storage, says what it multiplies and what it keeps for
 its backward pass. Held against this machine ("measure", a few minutes on an idle one): what small models keep and take
 is measured and set against the same count. Priced: with the throughput that others published, for no GPU was at hand.
-Writes benchmarks/plan.json and the tables of docs/plan.md; run from the root of the repository.
+Writes benchmarks/plan.json and the tables of benchmarks/plan.md; run from the root of the repository.
 """
 
 import json
@@ -24,7 +24,7 @@ import posenc
 from posenc.lab.machine import describe, peak
 from posenc.transformer import Transformer, TransformerConfig
 
-KEPT, PAGE = Path("benchmarks/plan.json"), Path("docs/plan.md")
+KEPT, PAGE = Path("benchmarks/plan.json"), Path("benchmarks/plan.md")
 MODEL = TransformerConfig(vocab_size=32768, dim=2048, num_layers=22, num_heads=32, num_kv_heads=8, head_dim=64)
 SMALL = TransformerConfig(vocab_size=256, dim=256, num_layers=4, num_heads=4, head_dim=64)
 HIDDEN = round(MODEL.mlp_ratio * MODEL.dim * 2 / 3)
@@ -247,7 +247,7 @@ def _llama_flops(tokens: int) -> float:
 
 
 def tables(plan: dict, here: dict) -> dict[str, str]:
-    """Marker in docs/plan.md -> Markdown."""
+    """Marker in benchmarks/plan.md -> Markdown."""
     memory = [["on each GPU", "GiB"], *([name, f"{size / 2**30:.2f}"] for name, size in plan["memory"].items())]
     total = sum(plan["memory"].values())
     memory.append(["**together**", f"**{total / 2**30:.1f}**"])
