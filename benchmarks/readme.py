@@ -11,12 +11,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError
 from posenc.lab.bench.study import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_words, machine_line, machine_words, markdown, ratio, tables
+from posenc.lab.bench.table import Results, Table, in_words, machine_line, machine_words, markdown, ratio, tables
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/readme.py -->", "<!-- end of speed -->"
@@ -80,12 +81,19 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def attention(results: Results) -> str:
-    """The tables of docs/bench.md: attention in float32, without the range of each ratio."""
-    shown = [table for table in tables(results) if "attention" in table.title and "float32" in table.title]
+    """The tables of docs/bench.md: attention in float32 at some lengths, without the range of each ratio."""
+    shown = [_shortened(table) for table in tables(results) if "attention" in table.title and "float32" in table.title]
     texts = [re.sub(r" \([\d.]+\)", "", str(table)) for table in shown]
     headings = [f"**{table.title}** ({table.unit})" for table in shown]
     parts = [machine_line(results), *(f"{head}\n\n{text}" for head, text in zip(headings, texts, strict=True))]
     return "\n\n".join(parts) + "\n"
+
+
+def _shortened(table: Table) -> Table:
+    """Its longest length, and LENGTH."""
+    columns = [i for i, length in enumerate(table.lengths) if length in (LENGTH, table.lengths[-1])]
+    lines = (replace(line, cells=tuple(line.cells[i] for i in columns)) for line in table.lines)
+    return replace(table, lengths=tuple(table.lengths[i] for i in columns), lines=tuple(lines))
 
 
 DOCUMENTS: dict[str, Callable[[Results], str]] = {

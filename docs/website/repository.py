@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of what the repository holds beside docs/: examples, committed results, and the project's own texts."""
+"""Pages of the files outside docs/: examples, committed results, and the project's own texts."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ from website.markdown import for_site, place
 from website.page import DOCS, ROOT, Page, heading, plain, table
 
 CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
-"""Of a notebook that is a Python file: what kind it is, and what it holds."""
+"""A cell of a notebook that is a Python file: its kind and its content."""
 
 
 def examples() -> list[Page]:
