@@ -61,7 +61,7 @@ def _vision(name: str) -> list[str]:
     return [
         "**Images at other sizes than in training**, accuracy in percent and its change from the training size in points: "
         "[how it was measured](../vision-lab.md).",
-        table(("data", *(head[:1] and ["arm"]), *head[1:]), found),
+        table(("data", *(head[:1] and ["encoding"]), *head[1:]), found),
     ]
 
 
