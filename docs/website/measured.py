@@ -9,7 +9,7 @@ from posenc.encoding import Encoding
 from website.page import DOCS, ROOT, heading, table
 
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
-VISION = DOCS / "vision-lab.md"
+VISION = ROOT / "benchmarks" / "vision_resolution.md"
 MATRIX = DOCS / "encodings.md"
 MARKS = {"✓": "holds", "–": "does not apply", "✗": "fails"}
 GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
