@@ -1,7 +1,7 @@
 """The table of docs/data.md on speed and memory: python benchmarks/reading_data.py.
 
 JSON lines of a thousand words each, drawn from pydoc's with a seed, are read, cut and tokenised as `posenc compare --data`
-does it, each file in a process of its own; the peak is what that process takes above what it had with everything imported.
+does it, each file in a separate process; the peak is the memory of that process above that after its imports.
 """
 
 import json

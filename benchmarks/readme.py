@@ -60,7 +60,7 @@ def _row(trial: Results | None, name: str) -> Results | None:
 
 
 def _cell(row: Results | None) -> str:
-    """A ratio, mebibytes, or why there is neither."""
+    """A ratio, mebibytes, or the reason why there is none."""
     if row is None:
         return ""
     if row["bytes"] is not None:
@@ -114,7 +114,7 @@ DOCUMENTS: dict[str, Callable[[Results], str]] = {
 
 
 def generated(text: str, make: Callable[[Results], str], committed: Sequence[Results]) -> str:
-    """A document with what stands between its marks made anew.
+    """A document with the text between its marks replaced.
 
     Raises:
         InputError: no marks.

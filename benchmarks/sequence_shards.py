@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every encoding on a sequence that several processes share, against one process that has all of it; writes the table of
-benchmarks/sequence_shards.md.
+"""Compare every encoding on a sequence that several processes share with one process that has all of it; write the table
+of benchmarks/sequence_shards.md.
 
     python benchmarks/sequence_shards.py
 """
