@@ -327,7 +327,7 @@ def test_an_evaluation_run_again_gives_the_same_numbers(tmp_path, capsys):
     assert numbers(one) == numbers(two)
     assert settings_of_folder(one) == settings_of_folder(two)
     path = one / "config.yaml"
-    path.write_text(path.read_text().replace("model_fingerprint: ", "model_fingerprint: f0"))
+    path.write_text(path.read_text().replace('model_fingerprint: "', 'model_fingerprint: "f0'))
     assert cli.main(["eval", "--config", str(path), "--out", str(two)]) == 2
     assert "has changed" in capsys.readouterr().err
     assert parsed("eval", "--config", str(path), "--dtype", "float32").model_fingerprint is None

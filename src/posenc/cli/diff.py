@@ -52,7 +52,7 @@ class Diff(WithOutput):
 
 
 def text(difference: "Difference") -> str:
-    """The table with a bar for each pair, as long as its frequencies are apart, and what differs in words."""
+    """The table with a bar for the difference of each pair, and sentences."""
     from posenc.frequencies.difference import COLUMNS
 
     d = difference
