@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -148,6 +148,12 @@ def run_study(
     )
     print(f"posenc {command.name}: {message}", file=sys.stderr)
     return FAILED, results
+
+
+def aligned(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> list[str]:
+    """Rows of a table as lines. justify: str.ljust or str.rjust."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
 
 
 def one_line(message: object) -> str:

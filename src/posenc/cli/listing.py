@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc list, posenc cite."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Annotated, Any
 
 from posenc.cli.command import How
-from posenc.cli.common import WithOutput
+from posenc.cli.common import WithOutput, aligned
 
 
 @dataclass(kw_only=True)
@@ -79,13 +79,8 @@ def table() -> str:
         (("to extend a model", "kind", "fine-tuning"), *methods),
         (("tasks of posenc eval", ""), *map(_with_options, listing["tasks"])),
     )
-    return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
+    return "\n\n".join("\n".join(aligned(block, str.ljust)) for block in blocks)
 
 
 def _with_options(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["name"], row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from posenc.report.figures import PALETTE, Figure, line, mark
+from posenc.report.figures import Figure, line, mark
 from posenc.report.html import Choice, Panel, percent, plot
 
 Profile = Mapping[str, Any]
@@ -95,33 +95,25 @@ def distance_by_layer(attention: Mapping[str, Profile], styles: Styles, *, sinks
 
 
 def score_by_pair(attention: Mapping[str, Profile], styles: Styles) -> Figure:
-    """How much each pair can move a score, by its wavelength: a line per method, of a single method a line per third of the
-    layers."""
-    figure, (first, *others) = Figure(), attention.values()
+    """How much each pair can move a score, mean over layers, by its wavelength: a line per method."""
+    figure = Figure()
+    first = next(iter(attention.values()))
     kind = _kind(first)
-    if others:
-        lines = [(method, profile, _rotating(profile, kind), styles[method]) for method, profile in attention.items()]
-    else:
-        layers = _rotating(first, kind)
-        size = math.ceil(len(layers) / 3)
-        parts = [layers[at : at + size] for at in range(0, len(layers), size)]
-        names = [f"layers {part[0]} to {part[-1]}" if len(part) > 1 else f"layer {part[0]}" for part in parts]
-        dashes = [{"color": color, "dash": "solid"} for color in PALETTE]
-        lines = [(name, first, part, style) for name, part, style in zip(names, parts, dashes, strict=False)]
-    for name, profile, layers, style in lines:
-        bands = [fmean(column) for column in zip(*(profile["bands"][layer] for layer in layers), strict=True)]
+    for method, profile in attention.items():
+        layers = (profile["bands"][layer] for layer in _rotating(profile, kind))
+        bands = [fmean(column) for column in zip(*layers, strict=True)]
         figure.add_scatter(
             x=profile["turning"][kind]["now"],
             y=bands,
             customdata=list(range(len(bands))),
-            meta=name if others else None,
-            **line(name, style, "pair %{customdata}: %{y:.2f} nats, wavelength %{x:.5g} tokens"),
+            meta=method,
+            **line(method, styles[method], "pair %{customdata}: %{y:.2f} nats, wavelength %{x:.5g} tokens"),
         )
     reach = first["turning"][kind]["reach"]
     mark(figure, reach, "trained length", log=math.log10(reach))
     figure.update_xaxes(title="tokens per turn", type="log", dtick=1)
     figure.update_yaxes(title="mean |q| |k| of the pair, nats of score", rangemode="tozero")
-    return figure.update_layout(showlegend=not others)
+    return figure.update_layout(showlegend=False)
 
 
 def sentences(attention: Mapping[str, Profile]) -> dict[str, str]:

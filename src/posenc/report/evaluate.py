@@ -373,34 +373,34 @@ def show(results: Results, directory: str) -> None:
     for task in results["tasks"]:
         measure = _measures(results, task)[0]
         out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-        print_table(out, *(_depth_table if task["takes_depth"] else _length_table)(results, task, measure))
+        print_table(out, *_table(results, task, measure))
     out.print()
     out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
     out.print(f"Computed in {results['model']['precision']}.", markup=False)
     print_files(out, directory, Report="report.html", Numbers="results.json")
 
 
-def _length_table(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], TableRows]:
-    """Methods by lengths: the heads of the names and of the numbers, and the rows."""
-    by_method = {method["method"]: method["by_length"] for method in task["methods"]}
-    lengths = sorted({row["length"] for rows in by_method.values() for row in rows})
-    rows: TableRows = []
-    for name in (name for name in methods(results) if name in by_method):
-        at = {row["length"]: row[measure.key] for row in by_method[name]}
-        rows.append(([name], [_in_brackets(measure, at.get(n)) for n in lengths]))
-    return ["method"], [f"{n} tokens" for n in lengths], rows
-
-
-def _depth_table(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], TableRows]:
-    """Methods by depths, at the longest length within the trained one and at the longest of all."""
-    by_method = {method["method"]: method["cells"] for method in task["methods"]}
-    lengths, depths = (sorted({c[key] for cells in by_method.values() for c in cells}) for key in ("length", "depth"))
+def _table(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], TableRows]:
+    """Methods by depths, at the longest length within the trained one and at the longest of all; or by lengths. The heads of
+    the names and of the numbers, and the rows."""
+    by_method = {name: m["cells"] for name in methods(results) for m in task["methods"] if m["method"] == name}
+    lengths, depths = (
+        sorted({c[key] for cells in by_method.values() for c in cells}, key=lambda x: x or 0)
+        for key in ("length", "depth")
+    )
+    if not task["takes_depth"]:
+        values = {m: {c["length"]: c[measure.key] for c in cells} for m, cells in by_method.items()}
+        return (
+            ["method"],
+            [f"{n} tokens" for n in lengths],
+            [([m], [_in_brackets(measure, at.get(n)) for n in lengths]) for m, at in values.items()],
+        )
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
     depths = spread_out(depths, MOST)
     rows: TableRows = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
-        for name in (name for name in methods(results) if name in by_method):
-            at = {c["depth"]: c[measure.key] for c in by_method[name] if c["length"] == length}
+        for name, cells in by_method.items():
+            at = {c["depth"]: c[measure.key] for c in cells if c["length"] == length}
             if at:
                 rows.append(([str(length), name], [_in_brackets(measure, at.get(depth)) for depth in depths]))
     return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows

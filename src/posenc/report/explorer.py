@@ -4,7 +4,6 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from posenc.errors import InputError, unknown
@@ -21,8 +20,6 @@ SCRIPTS = (
     "state", "model", "draw", "views", "tokens", "controls", "explorer",
 )  # fmt: skip
 """In this order: formulas, state, values, drawing, and the page."""
-LONGEST_TEXT = 2000
-"""Characters of a value, as in state.js."""
 HIDDEN = {"default", "explicit", "longrope"}
 """Schedules that the page does not offer: the one that changes nothing, and those that need a number for every pair."""
 
@@ -64,11 +61,10 @@ def methods() -> list[str]:
 
 
 def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The state, if the page can show it.
+    """The state, if the page can show it. The page itself reports options and token positions that are not valid.
 
     Raises:
-        InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer, an
-            option that the method does not take, or positions that do not go with the tokens.
+        InputError: an unknown field, a number outside its limits, or an encoding or a method that is not in the explorer.
     """
     names = {"encoding": [name for group in settings()["encodings"].values() for name in group], "method": methods()}
     state = dict(state or {})
@@ -76,28 +72,18 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
         if name not in fields():
             raise unknown("field of the explorer", name, fields())
         field = fields()[name]
-        if len(str(value)) > LONGEST_TEXT:
-            raise InputError(f"{name} {str(value)[:40]!r}...: write at most {LONGEST_TEXT} characters")
         if name in names:
             terms = parse_sum(str(value))
             if len(terms) > 1:
                 raise InputError(
                     f"{name}={value!r}: the explorer shows one encoding; leave out what follows the plus sign"
                 )
-            chosen = terms[0].name
-            if chosen not in names[name]:
-                raise unknown(f"{name} in the explorer", chosen, names[name])
-            if name == "method" and terms[0].options:
-                known = signature({**SCHEDULES, **MAPS}[chosen]).parameters
-                terms[0].values(f"method {chosen!r}", set(known) - {"head_dim", "base"})
+            if terms[0].name not in names[name]:
+                raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] in ("integer", "number"):
             _check_number(name, value, field)
-    words = str(state.get("tokens") or fields()["tokens"]["default"]).split()[: fields()["token"]["max"]]
-    at = str(state.get("at", ""))
-    if at and (len(at.split(",")) != len(words) or not all(each.strip().isdecimal() for each in at.split(","))):
-        raise InputError(f"at={at!r}: pass an integer from 0 on for each of the {len(words)} tokens, as in 0,1,5")
     return state
 
 

@@ -39,7 +39,7 @@ def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
 
 
 def _plain(figure: Any) -> dict[str, Any]:
-    """For plotly.js, without plotly's own colours: the page has its own."""
+    """For plotly.js, without plotly's colours: the page sets them."""
     if isinstance(figure, Mapping):
         return {number: _plain(each) for number, each in figure.items()}
     content: dict[str, Any] = json.loads(figure.to_json())

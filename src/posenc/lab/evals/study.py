@@ -167,11 +167,11 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         """The cells of one task, method, length and seed are one job, over all depths."""
         groups: dict[AnyCell, list[AnyCell]] = {}
         for cell in cells:
-            groups.setdefault(replace(cell, depth=None) if isinstance(cell, Cell) else cell, []).append(cell)
+            groups.setdefault(_all_depths(cell), []).append(cell)
         return list(groups.values())
 
     def describe(self, job: Sequence[AnyCell]) -> str:
-        return str(replace(job[0], depth=None) if isinstance(job[0], Cell) else job[0])
+        return str(_all_depths(job[0]))
 
     def outcome(self, job: Sequence[AnyCell], measured: Mapping[AnyCell, AnyRecord]) -> str:
         first, record = job[0], measured[job[0]]
@@ -188,16 +188,15 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     def remote(self) -> "Remote":
         """Raises:
         InputError: the model has no name by which workers could load it."""
-        path = Path(self.model_name)
-        local = self.model_name not in ("", DEMO) and path.exists()
-        if not (local or self.model_name == DEMO or ("/" in self.model_name and not path.is_absolute())):
+        name = self.model_name
+        local = name != DEMO and bool(name) and Path(name).exists()
+        if not local and name != DEMO and (name.startswith("/") or "/" not in name):
             raise InputError(
-                f"name={self.model_name!r}: must be a folder or file, or OWNER/NAME on the hub, from which workers load the "
-                "model; save model and tokenizer with save_pretrained(FOLDER) and give name=FOLDER"
+                f"name={name!r}: must be a path or OWNER/NAME, from which workers load the model; save model and tokenizer with "
+                "save_pretrained(FOLDER) and give name=FOLDER"
             )
-        source = os.path.abspath(path) if local else self.model_name
-        dtype, shared = self.model_dtype, json.dumps(self.shared)
-        return Remote(source, self.model_name, dtype, self.device.type, self.settings, shared)
+        source = os.path.abspath(name) if local else name
+        return Remote(source, name, unwrap(self.model).dtype, self.device.type, self.settings, json.dumps(self.shared))
 
     def resources(self) -> dict[str, Any]:
         gpu = self.device.type == "cuda"
@@ -213,7 +212,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return {
             "model": self.model_facts | {"precision": chosen_because(self.model)},
             "settings": {"preset": preset_of(s), **asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
-            "machine": describe(self.device) | self.versions(),
+            "machine": describe(self.device) | _versions(),
             **results,
             "exact_tokens": {method: self.exact.get(method, 0) for method in s.methods if method != NONE},
             "attention": {method: r.profile for method, r in profiles.items() if r.profile is not None} or None,
@@ -247,29 +246,24 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         samples = [self.sample(cell, index) for cell in group for index in range(count)]
         reader = Reader(self.model, self.tokenizer, self.settings.generate, self.batch_size)
         outcomes: list[TextOutcome] = []
-        seconds = 0.0
+        window = self.trained_length if first.method == CUT_OFF else None
+        step = self.work(group) // len(samples)
+
+        def on_sample(index: int) -> None:
+            tick(step, str(cells[index]))
 
         def read() -> None:
-            nonlocal seconds
-            started, step = time.perf_counter(), self.work(group) // len(samples)
-            window = self.trained_length if first.method == CUT_OFF else None
-            outcomes.extend(
-                reader.read(
-                    self.tasks[first.task],
-                    samples,
-                    first.length,
-                    window=window,
-                    on_sample=lambda index: tick(step, str(cells[index])),
-                )
-            )
-            seconds = time.perf_counter() - started
+            task = self.tasks[first.task]
+            outcomes.extend(reader.read(task, samples, first.length, window=window, on_sample=on_sample))
 
         with self.under(first.method):
+            started = time.perf_counter()
             taken = None
             if measurable(self.device):
                 taken = peak(read, self.device, collect=False)
             else:
                 read()
+            seconds = time.perf_counter() - started
         share = 1 / len(group)
         return {
             cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), seconds * share, reader.fed * share, taken)
@@ -338,21 +332,19 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "tokenizer": [len(self.tokenizer), self.tokenizer("The code of apple is 4821.").input_ids],
             "files": digests(self.tasks),
             "device": self.device.type,
-            **self.versions(),
+            **_versions(),
         }
-
-    @staticmethod
-    def versions() -> dict[str, str]:
-        return {"posenc": posenc.__version__, "torch": str(torch.__version__), "transformers": version("transformers")}
-
-    @property
-    def model_dtype(self) -> torch.dtype:
-        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
     @property
     def cache_bytes_per_token(self) -> int:
         facts = self.model_facts
-        return 2 * int(facts["layers"]) * int(facts["kv_heads"]) * int(facts["head_dim"]) * self.model_dtype.itemsize
+        return (
+            2
+            * int(facts["layers"])
+            * int(facts["kv_heads"])
+            * int(facts["head_dim"])
+            * unwrap(self.model).dtype.itemsize
+        )
 
     @cached_property
     def model_facts(self) -> dict[str, Any]:
@@ -365,7 +357,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "model_type": str(c.model_type),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "trained_length": self.trained_length,
-            "dtype": str(self.model_dtype).removeprefix("torch."),
+            "dtype": str(unwrap(self.model).dtype).removeprefix("torch."),
             "device": str(self.device),
             "layers": int(c.num_hidden_layers),
             "heads": heads,
@@ -373,6 +365,14 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "head_dim": int(getattr(c, "head_dim", None) or c.hidden_size // heads),
             "rope_theta": parameters.get("rope_theta"),
         }
+
+
+def _versions() -> dict[str, str]:
+    return {"posenc": posenc.__version__, "torch": str(torch.__version__), "transformers": version("transformers")}
+
+
+def _all_depths(cell: AnyCell) -> AnyCell:
+    return replace(cell, depth=None) if isinstance(cell, Cell) else cell
 
 
 def _of_texts(records: Mapping[AnyCell, AnyRecord]) -> dict[Cell, Measured]:
