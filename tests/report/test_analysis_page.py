@@ -91,7 +91,7 @@ def test_what_the_explorer_does_not_know_has_none(subject):
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("name", "scheme", "width"),
-    [("rope", "light", 1100), ("rope", "dark", 390), ("sum", "light", 390), ("hostile", "dark", 1100)],
+    [("rope", "dark", 390), ("hostile", "light", 1100)],
 )
 def test_no_complaint_no_request_no_scrolling_sideways(report, new_tab, scheme, width, name):
     tab = new_tab(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -353,7 +353,7 @@ def test_attention_is_part_of_the_page(measured):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 390)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_a_browser_shows_it_without_complaint(html, new_tab, tmp_path, scheme, width):
     path = tmp_path / "report.html"
     path.write_text(html)

@@ -151,16 +151,6 @@ def test_depths_of_one_text_are_no_texts_of_their_own(found, done):
     assert rows[64]["loss"]["error"] == pytest.approx(stdev(losses) / 4)
 
 
-def test_outcomes_that_go_together_count_less():
-    together = share([[1, 1, 1]] * 4 + [[0, 0, 0]] * 4)
-    apart = share([[1]] * 12 + [[0]] * 12)
-    alone = share([[1]] * 4 + [[0]] * 4)
-    assert together["mean"] == apart["mean"] == 0.5
-    assert together["high"] - together["low"] > alone["high"] - alone["low"] > apart["high"] - apart["low"]
-    assert together["n"] == 24
-    assert share([[1]] * 5)["high"] == 1
-
-
 @pytest.mark.parametrize("likely", [0.05, 0.9])
 def test_outcomes_that_are_all_alike_may_go_together(likely):
     """Texts that are found everywhere or nowhere: whatever the depths, no more is known than from one depth."""
