@@ -62,57 +62,48 @@ def by_head(table: Sequence[Sequence[float]], top: float) -> Figure:
 
 
 def needle_by_depth(needles: Mapping[str, Any], styles: Styles, *, all_heads: bool) -> Figure:
-    """Mass on the answer by its depth, a line per method, of all heads or of those that retrieve."""
-    figure = Figure()
+    """Mass on the answer by its depth, of all heads or of those that retrieve."""
+    points = {}
     for method, needle in needles.items():
-        retrieving = [fmean(column) for column in zip(*(head["by_depth"] for head in needle["heads"]), strict=True)]
-        figure.add_scatter(
-            x=[100 * point["depth"] for point in needle["depths"]],
-            y=[point["asked"] for point in needle["depths"]] if all_heads else retrieving,
-            meta=method,
-            **line(method, styles[method], "%{y:.1%} at depth %{x:.3g} %"),
-        )
-    figure.update_xaxes(title="position of the answer in the text", ticksuffix=" %", zeroline=False)
-    figure.update_yaxes(title="share of a head's attention", tickformat=".0%", rangemode="tozero")
-    return figure.update_layout(showlegend=False)
+        of_heads = [fmean(column) for column in zip(*(head["by_depth"] for head in needle["heads"]), strict=True)]
+        of_all = [point["asked"] for point in needle["depths"]]
+        points[method] = [100 * point["depth"] for point in needle["depths"]], of_all if all_heads else of_heads
+    figure = _lines(points, styles, "%{y:.1%} at depth %{x:.3g} %")
+    figure.update_xaxes(title="position of the answer in the text", ticksuffix=" %")
+    return figure.update_yaxes(title="share of a head's attention", tickformat=".0%")
 
 
 def distance_by_layer(attention: Mapping[str, Profile], styles: Styles, *, sinks: bool) -> Figure:
-    """Mean distance of attention over heads, a line per method. sinks: with the first tokens."""
-    figure = Figure()
-    for method, profile in attention.items():
-        distances = [fmean(heads) for heads in profile["distance" if sinks else "distance_after"]]
-        figure.add_scatter(
-            x=list(range(len(distances))),
-            y=distances,
-            meta=method,
-            **line(method, styles[method], "%{y:.1f} tokens in layer %{x}"),
-        )
-    layers = len(next(iter(attention.values()))["layers"])
-    figure.update_xaxes(title="layer", zeroline=False, dtick=_step(layers))
-    figure.update_yaxes(title="mean distance, tokens", rangemode="tozero")
-    return figure.update_layout(showlegend=False)
+    """Mean distance of attention over heads. sinks: with the first tokens."""
+    by_head = {method: profile["distance" if sinks else "distance_after"] for method, profile in attention.items()}
+    points = {m: (list(range(len(layers))), [fmean(heads) for heads in layers]) for m, layers in by_head.items()}
+    figure = _lines(points, styles, "%{y:.1f} tokens in layer %{x}")
+    figure.update_xaxes(title="layer", dtick=_step(len(next(iter(by_head.values())))))
+    return figure.update_yaxes(title="mean distance, tokens")
 
 
 def score_by_pair(attention: Mapping[str, Profile], styles: Styles) -> Figure:
-    """How much each pair can move a score, mean over layers, by its wavelength: a line per method."""
-    figure = Figure()
+    """How much each pair can move a score, mean over layers, by its wavelength."""
     first = next(iter(attention.values()))
-    kind = _kind(first)
+    kind, points = _kind(first), {}
     for method, profile in attention.items():
-        layers = (profile["bands"][layer] for layer in _rotating(profile, kind))
-        bands = [fmean(column) for column in zip(*layers, strict=True)]
-        figure.add_scatter(
-            x=profile["turning"][kind]["now"],
-            y=bands,
-            customdata=list(range(len(bands))),
-            meta=method,
-            **line(method, styles[method], "pair %{customdata}: %{y:.2f} nats, wavelength %{x:.5g} tokens"),
-        )
+        bands = (profile["bands"][layer] for layer in _rotating(profile, kind))
+        points[method] = profile["turning"][kind]["now"], [fmean(column) for column in zip(*bands, strict=True)]
+    figure = _lines(points, styles, "pair %{customdata}: %{y:.2f} nats, wavelength %{x:.5g} tokens")
     reach = first["turning"][kind]["reach"]
     mark(figure, reach, "trained length", log=math.log10(reach))
     figure.update_xaxes(title="tokens per turn", type="log", dtick=1)
-    figure.update_yaxes(title="mean |q| |k| of the pair, nats of score", rangemode="tozero")
+    return figure.update_yaxes(title="mean |q| |k| of the pair, nats of score")
+
+
+def _lines(points: Mapping[str, tuple[Sequence[Any], Sequence[float]]], styles: Styles, hover: str) -> Figure:
+    """A line per method. points: x and y."""
+    figure = Figure()
+    for method, (x, y) in points.items():
+        style = line(method, styles[method], hover)
+        figure.add_scatter(x=x, y=y, customdata=list(range(len(y))), meta=method, **style)
+    figure.update_xaxes(zeroline=False)
+    figure.update_yaxes(rangemode="tozero")
     return figure.update_layout(showlegend=False)
 
 

@@ -83,17 +83,13 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] in ("integer", "number"):
-            _check_number(name, value, field)
+            low, high, even = field["min"], field["max"], field.get("step") == 2
+            integer = field["kind"] == "integer"
+            fits = isinstance(value, int) or (isinstance(value, float) and not integer)
+            if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
+                what = "an even number" if even else "an integer" if integer else "a number"
+                raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
     return state
-
-
-def _check_number(name: str, value: Any, field: Mapping[str, Any]) -> None:
-    low, high, even = field["min"], field["max"], field.get("step") == 2
-    integer = field["kind"] == "integer"
-    fits = isinstance(value, int) or (isinstance(value, float) and not integer)
-    if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
-        what = "an even number" if even else "an integer" if integer else "a number"
-        raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
 
 
 def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":

@@ -4,6 +4,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -115,20 +116,19 @@ def planned(
     tasks: Mapping[str, Task],
     trained_length: int,
     exact: Mapping[str, int] = MappingProxyType({}),
-) -> list[list[Cell]]:
-    """The cells in groups over depths, in the order of measurement: seed by seed and short texts first, so that an
+) -> list[Cell]:
+    """The cells in the order of measurement: seed by seed and short texts first, so that an
     interrupted evaluation has results of every task and method. Cells whose outcomes equal those of the unmodified model are
     left out: of CUT_OFF up to the trained length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
-    groups = []
-    for seed in range(settings.seeds):
-        for length in settings.lengths:
-            methods = [method for method in settings.methods if method == NONE or length > exact.get(method, 0)]
-            for method in (*methods, *((CUT_OFF,) if length > trained_length else ())):
-                for text, task in tasks.items():
-                    depths = settings.depths if task.takes_depth else (None,)
-                    groups.append([Cell(text, method, length, depth, seed) for depth in depths])
-    return groups
+    cells = []
+    for seed, length in product(range(settings.seeds), settings.lengths):
+        methods = [method for method in settings.methods if method == NONE or length > exact.get(method, 0)]
+        for method in (*methods, *((CUT_OFF,) if length > trained_length else ())):
+            for text, task in tasks.items():
+                depths = settings.depths if task.takes_depth else (None,)
+                cells += [Cell(text, method, length, depth, seed) for depth in depths]
+    return cells
 
 
 def digests(tasks: Mapping[str, Task]) -> dict[str, str]:

@@ -160,8 +160,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     # ---------------------------------------------------------------- as a study
 
     def cells(self) -> list[AnyCell]:
-        groups = planned(self.settings, self.tasks, self.trained_length, self.exact)
-        return [*(cell for group in groups for cell in group), *(self.attention_cells() if self.attention else [])]
+        cells = planned(self.settings, self.tasks, self.trained_length, self.exact)
+        return [*cells, *(self.attention_cells() if self.attention else [])]
 
     def jobs(self, cells: Sequence[AnyCell]) -> list[list[AnyCell]]:
         """The cells of one task, method, length and seed are one job, over all depths."""
