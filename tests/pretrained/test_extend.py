@@ -400,8 +400,6 @@ def test_lengths_that_are_refused() -> None:
 
 
 def test_models_that_are_refused() -> None:
-    with pytest.raises(InputError, match=r"gemma2 caps its scores"):
-        posenc.extend(small_model("gemma2"), "rerope")
     with pytest.raises(InputError, match=r"every layer of this model sees at most 32 tokens"):
         posenc.extend(small_model("mistral", sliding_window=32), "log_n")
     with pytest.raises(InputError, match=r"unknown model type 'bloom'"):

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,8 @@ import torch
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, abf, stretch, yarn
 from posenc.functional import Layout
-from posenc.pretrained.attach import Attachment, attached, configure
+from posenc.pretrained.attach import Attachment, attached
+from posenc.pretrained.changes import Report, config_changes
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
@@ -51,7 +52,7 @@ DIVISORS = {
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Report):
     """A checkpoint that was written.
 
     method: None where the model was not extended. length: tokens it is made for. plain: plain transformers computes what the
@@ -69,10 +70,6 @@ class Export:
     vllm: str
     llama_cpp: str
     dtype: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"wrote {self.directory}: {self.model_type}, {self.method or 'not extended'}, {self.length} tokens"]
@@ -178,7 +175,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     report = attachment.report
     missing = (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
     if missing:  # as it was before, so that extending it after loading starts from there
-        configure(config, {key: value for key, value in attachment.config.items() if key != "posenc"})
+        for change in config_changes(config, {k: v for k, v in attachment.config.items() if k != "posenc"}):
+            change.swap()
         no = f"cannot express {' and '.join(missing)}"
         before = structure.loaded_length, False, missing, config.rope_parameters, no, no
         return config, Export(name, model_type, report.method, *before), None
@@ -203,7 +201,7 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
     """
     structure = attachment.structure
     decoder: Any = structure.decoder
-    ours, theirs = decoder.rotary_emb, type(attachment.rotary)(config)
+    ours, theirs = decoder.rotary_emb, type(structure.rotary)(config)
     device = next(ours.buffers()).device
     ids, x = torch.arange(min(length, SAMPLE))[None], torch.zeros(1, 1, 1)
     for layer_type in structure.ropes if structure.rope_per_type else [None]:
@@ -211,7 +209,7 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
         pairs = zip(ours(x.to(device), ids.to(device), *arguments), theirs(x, ids, *arguments), strict=True)
         if any((mine.cpu() - other).abs().max() > 1e-3 for mine, other in pairs):
             raise InputError(
-                f"transformers' {type(attachment.rotary).__name__} does not rotate as {attachment.report.method} does, "
+                f"transformers' {type(structure.rotary).__name__} does not rotate as {attachment.report.method} does, "
                 f"whatever its configuration says: {structure.model_type} cannot be exported with it"
             )
 

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -11,10 +11,11 @@ from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import Frequencies, create, stretch
-from posenc.pretrained.attach import MISSING, Attachment, Design, combined
-from posenc.pretrained.learned_table import TableAttachment, TableExtension, has_learned_table, plan_table
+from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
+from posenc.pretrained.changes import MISSING, RECORD, ModelChange, Report
+from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
-from posenc.pretrained.models import RECORD, Layer, ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import hf_config, pinned
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
@@ -30,7 +31,7 @@ TUNING = {
 
 
 @dataclass(frozen=True)
-class Extension:
+class Extension(Report):
     """What `extend` did to a model.
 
     method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for
@@ -62,10 +63,6 @@ class Extension:
     layers: tuple[int, int]
     reach: int | None = None
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
 
     @property
     def expected(self) -> str:
@@ -138,12 +135,14 @@ def extend(
     check_integers(1, target_length=target_length)
     inner = unwrap(model)
     plan_for = plan_table if has_learned_table(inner) else plan_rotary
-    attachment: Attachment | TableAttachment = plan_for(inner, method, factor, target_length, options)
-    previous = _attachment(inner)
+    attachment: ModelChange = plan_for(inner, method, factor, target_length, options)
+    previous: ModelChange | None = getattr(inner.base_model, RECORD, None)
+    if previous is not None and previous.report == attachment.report:
+        attachment = previous
+    report: Extension | TableExtension = attachment.report
+    if attachment is previous:
+        return report
     if previous is not None:
-        if previous.report == attachment.report:
-            report: Extension | TableExtension = previous.report
-            return report
         previous.detach()
     try:
         attachment.attach()
@@ -151,7 +150,7 @@ def extend(
         if previous is not None:
             previous.attach()
         raise
-    return attachment.report
+    return report
 
 
 def restore(model: Any) -> bool:
@@ -164,15 +163,10 @@ def restore(model: Any) -> bool:
     resized = restore_size(model)
     if isinstance(find_vision_model(model), TimmModel):
         return resized
-    attachment = _attachment(unwrap(model))
-    if attachment is not None:
-        attachment.detach()
-    return resized or attachment is not None
-
-
-def _attachment(inner: Any) -> Attachment | TableAttachment | None:
-    attachment: Attachment | TableAttachment | None = getattr(inner.base_model, RECORD, None)
-    return attachment
+    extension: ModelChange | None = getattr(unwrap(model).base_model, RECORD, None)
+    if extension is not None:
+        extension.detach()
+    return resized or extension is not None
 
 
 def plan_rotary(
@@ -283,16 +277,13 @@ def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], ident
         parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
     if layer.window is None:
         parts += chosen.attention.values()
+    if layer.softcap is not None:
+        parts.append(CappedScores(layer.softcap))
     return combined(*parts)
 
 
 def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
     """Refuse what `posenc.attention` cannot serve."""
-    if any(layer.softcap is not None for layer in structure.layers):
-        raise InputError(
-            f"method={chosen.text!r}: {structure.model_type} caps its scores (attn_logit_softcapping), which only its own "
-            "attention does; use a frequency schedule, such as yarn"
-        )
     if all(layer.window is not None for layer in structure.layers):
         raise InputError(
             f"method={chosen.text!r}: every layer of this model sees at most {structure.layers[0].window} tokens; load it "

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
-
-RECORD = "_posenc_attached"
-"""Attribute of an extended model's base model: the `attach.Attachment`, or `learned_table.TableAttachment`."""
+from posenc.pretrained.changes import RECORD
 
 Table = Literal["halves", "repeated", "pairs"]
 """Layout of a model's cos and sin: (c, c) side by side, each pair's value twice in a row, or once per pair."""
@@ -59,11 +57,7 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "proportional": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
 }

@@ -101,15 +101,18 @@ class VisionModel(ABC):
         """Patches of an image; a rest at its edges is not read."""
         return image_size[0] // self.patch_size[0], image_size[1] // self.patch_size[1]
 
+    def pixels(self, grid: Grid) -> Grid:
+        """The size of an image of so many patches."""
+        return grid[0] * self.patch_size[0], grid[1] * self.patch_size[1]
+
     def check_size(self, image_size: Grid) -> None:
         """Raises:
         InputError: another size than the model's, which is not a multiple of the patch size."""
-        fits = all(n % p == 0 for n, p in zip(image_size, self.patch_size, strict=True))
-        if not fits and image_size != self.image_size:
-            near = tuple(max(round(n / p), 1) * p for n, p in zip(image_size, self.patch_size, strict=True))
+        (height, width), (rows, columns) = image_size, self.patch_size
+        if (height % rows or width % columns) and image_size != self.image_size:
+            near = self.pixels((max(round(height / rows), 1), max(round(width / columns), 1)))
             raise InputError(
-                f"image_size={image_size}: must be a multiple of the patches of {self.patch_size[0]} x {self.patch_size[1]}; "
-                f"pass {near}"
+                f"image_size={image_size}: must be a multiple of the patches of {rows} x {columns}; pass {near}"
             )
 
     def check_weights(self) -> None:
@@ -135,8 +138,7 @@ class TransformersModel(VisionModel):
         self.tower = tower
         self.config: Any = tower.config
         alone = model.config is tower.config
-        self.root: Any = model if alone else tower
-        self.root_name: str = "" if alone else name
+        self.root, self.root_name = (model, "") if alone else (tower, name)
         self.model_type: str = str(self.config.model_type)
         self.family: VisionFamily = FAMILIES[self.model_type]
         self.image_size: Grid = pair(self.config.image_size)
@@ -283,17 +285,15 @@ def _unwrapped(model: Any) -> Any:
 
 def _towers(model: nn.Module) -> dict[str, Any]:
     """Modules with a supported configuration that read images, by name; the innermost where a model wraps another."""
-    towers: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if getattr(getattr(module, "config", None), "model_type", None) in FAMILIES and _reads_images(module):
-            towers[name] = module
-    return {name: m for name, m in towers.items() if not any(_within(other, name) for other in towers)}
+    towers = {name: module for name, module in model.named_modules() if _is_tower(module)}
+    return {
+        name: module
+        for name, module in towers.items()
+        if not any(other != name and (not name or other.startswith(f"{name}.")) for other in towers)
+    }
 
 
-def _reads_images(module: nn.Module) -> bool:
-    parameters = inspect.signature(type(module).forward).parameters
-    return "pixel_values" in parameters and hasattr(module, "get_input_embeddings")
-
-
-def _within(name: str, outer: str) -> bool:
-    return name != outer and (not outer or name.startswith(f"{outer}."))
+def _is_tower(module: nn.Module) -> bool:
+    known = getattr(getattr(module, "config", None), "model_type", None) in FAMILIES
+    reads_images = "pixel_values" in inspect.signature(type(module).forward).parameters
+    return known and reads_images and hasattr(module, "get_input_embeddings")
