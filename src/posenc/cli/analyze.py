@@ -8,6 +8,7 @@ import shutil
 import textwrap
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from posenc.cli.command import How, record
@@ -96,11 +97,11 @@ class Analyze(WithOutput):
     def _target(self) -> tuple[Any, Any]:
         """The encoding's name, object or model that is meant, and a model's tokenizer."""
         from posenc.encodings import ENCODINGS
-        from posenc.pretrained.load import DEMO, path_of
+        from posenc.pretrained.load import DEMO
         from posenc.spec import load_object
 
         subject = self.subject
-        path, (_, colon, attribute) = path_of(subject), subject.rpartition(":")
+        path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
         encoding = re.split("[:@+/]", subject)[0].strip()
         if encoding in ENCODINGS:
             return subject, None
@@ -121,9 +122,7 @@ class Analyze(WithOutput):
 
 def _name(subject: str) -> str:
     """What sentences call it: of a model's folder or file the last part."""
-    from posenc.pretrained.load import path_of
-
-    path = path_of(subject)
+    path = Path(subject)
     return path.resolve().name if path.exists() else subject
 
 

@@ -103,23 +103,22 @@ def to_hf(
             "auto" is the model's, but that of its checkpoint where `load` made it float32 because the machine is faster so.
 
     Raises:
-        InputError: an adapter that is not merged, a folder that is not empty or cannot be written, or a model whose own
-            rotary module does not follow its configuration.
+        InputError: an adapter that is not merged, a folder that is not empty, or a model whose own rotary module does
+            not follow its configuration.
     """
     check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
-    from safetensors import SafetensorError
-
     inner, folder = unwrap(model), Path(directory)
-    _check_folder(folder)
+    if not folder.name or (folder.exists() and any(folder.iterdir())):
+        raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
     config, report, overrides = _expressed(inner, folder)
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
     scratch = folder.with_name(f".posenc-{uuid4().hex}")
+    scratch.mkdir(parents=True)
     try:
-        scratch.mkdir(parents=True)
         inner.save_pretrained(scratch, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
         config.save_pretrained(scratch)
@@ -128,23 +127,9 @@ def to_hf(
         if overrides is not None:
             (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
         os.replace(scratch, folder)
-    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
-        why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"directory={str(folder)!r}: {why}; give a folder that can be written") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return report
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.name:
-        raise InputError(f"directory={str(folder)!r}: name a new folder")
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except (OSError, ValueError) as error:  # a name that is too long, or has a zero byte
-        raise InputError(f"directory={str(folder)[:80]!r}: {error}; name a new folder") from error
-    if taken:
-        raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
 
 
 def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
