@@ -3,20 +3,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from posenc.pretrained.changes import Report
 
 Severity = Literal["wrong", "hazard", "note"]
+"""Other numbers than the model was made for; other numbers in a stated use; harmless."""
 Evidence = Iterator[tuple[str, str, float | None]]
 """Name of a finding, evidence in words, and the number measured."""
-
-
-class FindingKind(NamedTuple):
-    """severity: "wrong" gives other numbers than the model was made for; "hazard" will, in a stated use; "note" is harmless."""
-
-    severity: Severity
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -55,126 +49,95 @@ class Diagnosis(Report):
 
 def diagnosis(description: Any, evidence: Evidence) -> Diagnosis:
     """The report on a model, from the evidence for some of the findings."""
-    kinds, order = FINDINGS | VISION_FINDINGS, ("wrong", "hazard", "note")
-    findings = [
-        ModelFinding(name, kinds[name].severity, text, measured, kinds[name].remedy)
-        for name, text, measured in evidence
-    ]
-    return Diagnosis(description, tuple(sorted(findings, key=lambda finding: order.index(finding.severity))))
+    findings = []
+    for name, text, measured in evidence:
+        severity, remedy = (FINDINGS | VISION_FINDINGS)[name]
+        findings.append(ModelFinding(name, severity, text, measured, remedy))
+    findings.sort(key=lambda finding: ("wrong", "hazard", "note").index(finding.severity))
+    return Diagnosis(description, tuple(findings))
 
 
-FINDINGS: dict[str, FindingKind] = {
-    "config_not_applied": FindingKind(
+FINDINGS: dict[str, tuple[Severity, str]] = {
+    "config_not_applied": (
         "wrong",
-        "Build the table anew: decoder = model.base_model; "
-        "decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config).to(model.device)",
+        "Rebuild it: d = model.base_model; d.rotary_emb = type(d.rotary_emb)(d.config).to(model.device)",
     ),
-    "config_not_buildable": FindingKind(
+    "config_not_buildable": (
         "wrong",
-        "Put back what the evidence misses: rope_theta (changing a dictionary by model.config.rope_parameters | {...} "
-        "would have kept it), or head_dim = hidden_size // num_attention_heads",
+        "Add what the evidence misses: rope_theta, or head_dim = hidden_size // num_attention_heads",
     ),
-    "frequencies_rounded": FindingKind(
+    "frequencies_rounded": (
         "wrong",
-        "Load with from_pretrained(..., dtype=torch.bfloat16), which leaves them in float32; or build the table anew "
-        "as for config_not_applied",
+        "Load with from_pretrained(..., dtype=torch.bfloat16), or rebuild them as for config_not_applied",
     ),
-    "truncate_ignored": FindingKind(
+    "truncate_ignored": (
         "wrong",
-        'Load the model with that layer type at rope_type "default" and the original length, then '
-        'posenc.extend(model, "yarn", factor=..., truncate=False), which applies it',
+        'Load with rope_type "default" and posenc.extend(model, "yarn", factor=..., truncate=False)',
     ),
-    "partial_rotary_ignored": FindingKind(
+    "partial_rotary_ignored": ("wrong", "Load a model type that rotates in part, or remove partial_rotary_factor"),
+    "not_finite": ("wrong", "Look for weights that were not loaded, and for float16 where bfloat16 is needed"),
+    "sees_the_future": ("wrong", "Register a mask function under the same name with AttentionMaskInterface"),
+    "cache_differs": (
         "wrong",
-        "Load it as a model type that rotates in part, or take partial_rotary_factor out of the configuration",
+        'posenc.extend(model, method, target_length=...), or model.set_attn_implementation("eager")',
     ),
-    "not_finite": FindingKind(
-        "wrong", "Look for weights that were not loaded, and for float16 where bfloat16 is needed"
-    ),
-    "sees_the_future": FindingKind(
-        "wrong", "Register a mask function under the same name with AttentionMaskInterface, as posenc.extend does"
-    ),
-    "cache_differs": FindingKind(
-        "wrong",
-        "Freeze the schedule for the length you need: posenc.extend(model, method, target_length=...); if the schedule "
-        'is none of these, it is the attention: model.set_attn_implementation("eager")',
-    ),
-    "padding_differs": FindingKind("wrong", "Do not batch texts of unequal lengths with this attention implementation"),
-    "attention_bypassed": FindingKind(
-        "wrong", 'model.set_attn_implementation("posenc"), or posenc.restore(model) to take the extension off'
-    ),
-    "extension_not_applied": FindingKind(
-        "hazard", "Load it with posenc.load, or posenc.extend(model, **model.config.posenc)"
-    ),
-    "base_not_stated": FindingKind(
-        "wrong", "Write the base that the model was trained with into config.json, as rope_theta in rope_parameters"
-    ),
-    "base_doubtful": FindingKind(
-        "hazard", "Compare rope_theta with the model's first release, and write that one into config.json"
-    ),
-    "parameter_ignored": FindingKind(
+    "padding_differs": ("wrong", "Do not batch texts of unequal lengths with this attention implementation"),
+    "attention_bypassed": ("wrong", 'model.set_attn_implementation("posenc"), or posenc.restore(model)'),
+    "extension_not_applied": ("hazard", "Load it with posenc.load, or posenc.extend(model, **model.config.posenc)"),
+    "base_not_stated": ("wrong", "Write the base of the training into config.json, as rope_theta in rope_parameters"),
+    "base_doubtful": (
         "hazard",
-        "Write the name that transformers reads (attention_factor for attn_factor or mscale of another library), or take "
-        "it out",
+        "Compare rope_theta with the model's first release, and write that one into config.json",
     ),
-    "factor_below_one": FindingKind("wrong", "Write how many times longer texts become, 4 and not 0.25"),
-    "attention_factor_impossible": FindingKind(
-        "wrong", "Take attention_factor out of rope_parameters, and the schedule's formula holds"
-    ),
-    "attention_factor_differs": FindingKind(
-        "hazard", "Take attention_factor out of rope_parameters unless the model was trained with it"
-    ),
-    "positions_from_padding": FindingKind("hazard", "Pass position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)"),
-    "packing_leaks": FindingKind("hazard", "Pad instead of packing, or give a block-diagonal attention_mask"),
-    "attention_differs": FindingKind(
-        "hazard", 'model.set_attn_implementation("eager"), or another one that agrees with it'
-    ),
-    "length_not_declared": FindingKind(
+    "parameter_ignored": (
         "hazard",
-        "If max_position_embeddings is the stretched length already: set original_max_position_embeddings in rope_parameters "
-        "to it divided by factor. If it is the length before: set it to that times factor",
+        "Write the name that transformers reads (attention_factor for attn_factor), or remove it",
     ),
-    "original_length_missing": FindingKind(
+    "factor_below_one": ("wrong", "Write how many times longer texts become, 4 and not 0.25"),
+    "attention_factor_impossible": (
+        "wrong",
+        "Remove attention_factor from rope_parameters, and the schedule's formula holds",
+    ),
+    "attention_factor_differs": (
         "hazard",
-        "Write original_max_position_embeddings into rope_parameters of config.json, the tokens that the model was trained "
-        "to before: max_position_embeddings divided by factor, if that is the stretched length already",
+        "Remove attention_factor from rope_parameters unless the model was trained with it",
     ),
-    "declared_longer_than_stretched": FindingKind(
+    "positions_from_padding": ("hazard", "Pass position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)"),
+    "packing_leaks": ("hazard", "Pad instead of packing, or give a block-diagonal attention_mask"),
+    "attention_differs": ("hazard", 'model.set_attn_implementation("eager"), or another one that agrees with it'),
+    "length_not_declared": (
         "hazard",
-        "Set max_position_embeddings to factor times original_max_position_embeddings, or extend the model further",
+        "Set max_position_embeddings to factor times original_max_position_embeddings, or correct the latter",
     ),
-    "layout_swapped": FindingKind("wrong", 'posenc.convert_layout(state_dict, head_dim, "interleaved", "half")'),
-    "llama3_without_effect": FindingKind("note", "Nothing; the frequencies are those that the schedule asks for"),
+    "original_length_missing": (
+        "hazard",
+        "Write original_max_position_embeddings, the length before the stretch, into rope_parameters",
+    ),
+    "declared_longer_than_stretched": (
+        "hazard",
+        "Set max_position_embeddings to factor times original_max_position_embeddings, or extend further",
+    ),
+    "layout_swapped": ("wrong", 'posenc.convert_layout(state_dict, head_dim, "interleaved", "half")'),
+    "llama3_without_effect": ("note", "Nothing; the frequencies are those that the schedule asks for"),
 }
-"""The findings on language models, by name."""
+"""Finding on a language model -> its severity, and what to do."""
 
-VISION_FINDINGS: dict[str, FindingKind] = {
-    "rows_for_columns": FindingKind(
+VISION_FINDINGS: dict[str, tuple[Severity, str]] = {
+    "rows_for_columns": (
         "wrong",
-        "Make it from a checkpoint for square images, which it reads others with as well; or take timm's BEiT",
+        "Make it from a checkpoint for square images, which reads others too; or take timm's BEiT",
     ),
-    "table_of_zeros": FindingKind(
-        "wrong", "Load a checkpoint, or fill the table: posenc.GridSinusoidal(dim, x_first=True)"
-    ),
-    "shift_lost": FindingKind("wrong", "Load the model again, and give it small images in a copy"),
-    "small_images_stay": FindingKind("hazard", "Read such images with a copy: copy.deepcopy(model)"),
-    "below_a_window": FindingKind(
-        "hazard", "Pad them, or posenc.resize(model, image_size, window_size=...) to smaller windows"
-    ),
-    "square_only": FindingKind(
-        "hazard", "Never pass interpolate_pos_encoding=True; use posenc.resize(model, (height, width))"
-    ),
-    "decoder_in_a_line": FindingKind(
-        "hazard", "posenc.resize(model, image_size) before the decoder is used at another size"
-    ),
-    "formula_interpolated": FindingKind(
+    "table_of_zeros": ("wrong", "Load a checkpoint, or fill the table: posenc.GridSinusoidal(dim, x_first=True)"),
+    "shift_lost": ("wrong", "Load the model again, and give it small images in a copy"),
+    "small_images_stay": ("hazard", "Read such images with a copy: copy.deepcopy(model)"),
+    "below_a_window": ("hazard", "Pad them, or posenc.resize(model, image_size, window_size=...) to smaller windows"),
+    "square_only": ("hazard", "Never pass interpolate_pos_encoding=True; use posenc.resize(model, (height, width))"),
+    "decoder_in_a_line": ("hazard", "posenc.resize(model, image_size) before the decoder is used at another size"),
+    "formula_interpolated": ("note", 'Measure both: posenc.resize(model, image_size), and with method="bicubic"'),
+    "another_sampling": ("note", 'posenc.resize(model, image_size, method="bicubic_offset") for theirs'),
+    "one_size": (
         "note",
-        'Measure both: posenc.resize(model, image_size), and posenc.resize(model, image_size, method="bicubic")',
-    ),
-    "another_sampling": FindingKind("note", 'posenc.resize(model, image_size, method="bicubic_offset") for theirs'),
-    "one_size": FindingKind(
-        "note",
-        "posenc.resize(model, (height, width)), or what the library has: interpolate_pos_encoding=True, dynamic_img_size",
+        "posenc.resize(model, (height, width)), or interpolate_pos_encoding=True, dynamic_img_size=True",
     ),
 }
-"""The findings on vision models, by name."""
+"""Finding on a vision model -> its severity, and what to do."""
