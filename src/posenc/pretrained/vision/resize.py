@@ -23,7 +23,6 @@ from posenc.pretrained.vision.tables import (
     Part,
     fixed_parts,
     resampled_table,
-    scales_offsets,
     table_kind,
     window_of,
 )
@@ -69,13 +68,10 @@ def grouped(parts: Sequence[Part]) -> Iterator[str]:
     for (kind, prefix, old, new, method), group in groupby(parts, lambda p: (p.kind, p.prefix, p.old, p.new, p.method)):
         names = [part.where for part in group]
         where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} alike"
-        changed = f"{by(old)} -> {by(new)} ({method})" if method else _unchanged(kind, old)
+        unchanged = "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(old)} as it is"
+        changed = f"{by(old)} -> {by(new)} ({method})" if method else unchanged
         others = f", unchanged rows of tokens without a position: {prefix}" if prefix else ""
         yield f"{kind} {where}: {changed}{others}"
-
-
-def _unchanged(kind: str, grid: Grid) -> str:
-    return "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(grid)} as it is"
 
 
 def by(size: Grid) -> str:
@@ -140,14 +136,7 @@ def _resized(vision: VisionModel, new: Grid, window_size: int | None, method: st
     vision.check_weights()
     vision.check_size(new)
     grids = vision.grid(vision.image_size), vision.grid(new)
-    try:
-        before, after = vision.twins(new, window_size)
-    except InputError:
-        raise
-    except Exception as error:  # the libraries raise errors of many types for a size that they cannot build
-        raise InputError(
-            f"image_size={new}: {vision.library} cannot make a {vision.model_type} for it: {on_one_line(error, 300)}"
-        ) from error
+    before, after = vision.twins(new, window_size)
     images = vision.images(new) if verify else None
     interpolated = None
     if images is not None:
@@ -243,10 +232,9 @@ def _verified(
     """How the resized model was verified, and its largest difference from the library's interpolation."""
     try:
         output = vision_model(vision.model).read(images)
-    except Exception as error:
+    except Exception as error:  # the libraries raise errors of many types
         raise InputError(
-            f"image_size={new}: {vision.library} cannot read such images with a {vision.model_type}, even with one that it "
-            f"makes for them: {on_one_line(error, 300)}"
+            f"image_size={new}: {vision.library} cannot read such images with a {vision.model_type}: {on_one_line(error, 300)}"
         ) from error
     if not output.isfinite().all():
         raise InputError(f"image_size={new}: the model's output for an image of noise is not finite")
@@ -260,20 +248,21 @@ def _verified(
 
 def _notes(vision: VisionModel, report: Resizing) -> Iterator[str]:
     height, width = report.new
-    in_transformers = isinstance(vision, TransformersModel)
-    if in_transformers and height != width and any(part.kind == LEARNED for part in report.parts):
-        yield (
-            "never pass interpolate_pos_encoding=True to it: transformers takes the table for that of a square image, "
-            "which fails, or mixes up the patches where their number is a square"
-        )
-    moved = any(part.kind == FUNCTION and part.old != part.new for part in report.parts)
-    if not in_transformers and moved and any(map(scales_offsets, vision.model.modules())):
+    if isinstance(vision, TransformersModel):
+        if height != width and any(part.kind == LEARNED for part in report.parts):
+            yield (
+                "never pass interpolate_pos_encoding=True to it: transformers takes the table for that of a square image, "
+                "which fails, or mixes up the patches where their number is a square"
+            )
+        yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
+    elif any(part.kind == FUNCTION and part.old != part.new for part in report.parts) and any(
+        getattr(module, "pretrained_window_size", None) == (0, 0) and getattr(module, "mode", "swin") == "swin"
+        for module in vision.model.modules()
+    ):
         yield (
             "timm scales offsets to the new window, so that neighbouring patches get another bias; Swin v2's authors keep "
             "the scale of the window that was trained (pretrained_window_sizes)"
         )
     config = getattr(vision.model, "config", None)
     if hasattr(config, "image_token_id") or hasattr(config, "image_token_index"):
-        yield "the model joins images and text: let its processor place as many image tokens as there are patches now"
-    if in_transformers:
-        yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
+        yield "the model joins images and text: let its processor make as many image tokens as there are patches now"
