@@ -424,12 +424,8 @@ def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: st
 
 def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
     model = small_model("llama")
-    for given, message in (
-        ((model, None), r"^model=tuple: pass the model alone; posenc.load returns \(model, tokenizer\)"),
-        (model.config, r"^model=LlamaConfig: is a configuration; pass the model"),
-        ("demo", r"^model=str: a name is not a model; pass posenc.load\(name\)\[0\]"),
-        (None, r"^model=NoneType: pass a transformers model"),
-    ):
+    for given in ((model, None), model.config, "demo", None):
+        message = rf"^model={type(given).__name__}: pass a transformers model"
         for call in (
             partial(posenc.extend, method="yarn", factor=4), posenc.restore, posenc.doctor,
             partial(posenc.to_hf, directory=tmp_path / "x"), partial(posenc.finetune, text="x"),
