@@ -13,7 +13,6 @@ import transformers
 
 import posenc
 from posenc import cli
-from posenc.errors import InputError
 from posenc.pretrained import loss_by_position
 from references.commands import run
 

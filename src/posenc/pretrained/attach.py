@@ -81,10 +81,10 @@ class AttentionCall:
     mask: Tensor | None
     scale: float | None
     dropout: float
-    position_ids: Tensor | None
     sink: Tensor | None
+    position_ids: Tensor | None
     softcap: float | None
-    output_attentions: bool
+    output_attentions: bool | None
 
 
 def register_attention(name: str, function: Callable[[AttentionCall], Tensor], mask: Callable[..., Any] | None) -> None:
@@ -96,24 +96,12 @@ def register_attention(name: str, function: Callable[[AttentionCall], Tensor], m
     from transformers import AttentionInterface, AttentionMaskInterface
 
     def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        position_ids: Tensor | None = None,
-        s_aux: Tensor | None = None,
-        softcap: float | None = None,
-        output_attentions: bool = False,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+        scaling: float | None = None, dropout: float = 0.0, s_aux: Tensor | None = None, **others: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation leaves them in float32
-        call = AttentionCall(
-            module, query, key, value, attention_mask, scaling, dropout, position_ids, s_aux, softcap, output_attentions
-        )
+        known = {name: others.get(name) for name in ("position_ids", "softcap", "output_attentions")}
+        call = AttentionCall(module, query, key, value, mask, scaling, dropout, s_aux, **known)  # type: ignore[arg-type]
         return function(call).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(name, attend)

@@ -90,15 +90,12 @@ class Extension(Report):
             lines.append(f"attention: {', '.join(self.attention)}")
         lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
-        lines.append(
-            f"expected, by construction: {self.expected}; {TUNING[self.tuning] if self.layers[0] else unchanged}"
-        )
+        tuning = TUNING[self.tuning] if self.layers[0] else unchanged
+        lines.append(f"expected, by construction: {self.expected}; {tuning}")
         keys = "unrotated keys, all rotated again at each step" if self.raw_keys else "rotated keys, as before"
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
-        how = (
-            "does the same from the saved configuration" if self.plain else "cannot express this: extend after loading"
-        )
-        lines.append(f"plain transformers {how}")
+        same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
+        lines.append(f"plain transformers {same if self.plain else other}")
         return "\n  ".join([*lines, *self.notes])
 
 
@@ -192,14 +189,9 @@ def _target(structure: ModelStructure, factor: float | None, target_length: int 
         target_length = round(factor * structure.trained_length)
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
-        scaled = (
-            f", stretched from {structure.trained_length} by {structure.rope.schedule['name']}"
-            if structure.rope.scaled
-            else ""
-        )
         raise InputError(
-            f"target_length={target_length}: the model reads {loaded} tokens as it is{scaled}; pass "
-            f"target_length={2 * loaded} or more (factor counts from {structure.trained_length})"
+            f"target_length={target_length}: the model reads {loaded} tokens as it is; pass target_length={2 * loaded} or "
+            f"more (factor counts from {structure.trained_length}, its length before any scaling)"
         )
     return target_length
 
@@ -296,9 +288,8 @@ def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next((t for t in structure.ropes if t == "full_attention"), next(iter(structure.ropes)))
     rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
-    lengths = (
-        (1, structure.loaded_length) if design.rotations else ()
-    )  # a schedule may have another set for short texts
+    # a schedule may have another set for short texts
+    lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, theta) for n in lengths]
     exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)

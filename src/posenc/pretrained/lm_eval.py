@@ -79,11 +79,9 @@ def write(
         check_depth(depth)
     made: dict[str, Task] = {}
     for task in map(create, tasks):
-        name = group_name(task)
-        if made.setdefault(name, task) != task:
-            raise InputError(
-                f"tasks: {made[name].text} and {task.text} are both {name} for lm-eval: give each a folder"
-            )
+        other = made.setdefault(group_name(task), task)
+        if other != task:
+            raise InputError(f"tasks: {other.text} and {task.text} are both {group_name(task)} for lm-eval")
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     for task in made.values():

