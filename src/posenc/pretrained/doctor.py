@@ -24,7 +24,6 @@ from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.models import (
     ROPE_PARAMETERS,
-    Family,
     check_model,
     head_dim_of,
     rope_parameters_by_type,
@@ -132,25 +131,23 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     if vision is not None:
         described = describe(vision)
         return diagnosis(described, vision_evidence(vision, described.parts))
-    probe = Probe.open(model)
+    probe = Probe(model)
     with evaluating(probe.model), probe.with_rotary():
         evidence = list(_evidence(probe, tokenizer))
     return diagnosis(probe.description(), iter(evidence))
 
 
-@dataclass(frozen=True, eq=False)
 class Probe:
-    """A transformers model with a rotary module, opened for probing even where its configuration contradicts it."""
+    """A transformers model with a rotary module, opened for probing even where its configuration contradicts it.
 
-    model: Any
-    decoder: Any
-    family: Family
-    attachment: Attachment | None
+    rotary: transformers' own module, also where an extension has replaced it. length: max_position_embeddings. parameters:
+    rope_parameters of each layer type.
 
-    @classmethod
-    def open(cls, model: nn.Module) -> "Probe":
-        """Raises:
-        InputError: not a transformers model, of an unsupported type, or without weights."""
+    Raises:
+        InputError: not a transformers model, of an unsupported type, or without weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         inner = unwrap(model)
         if has_learned_table(inner):
             raise InputError(
@@ -158,33 +155,17 @@ class Probe:
                 "rows, and doctor examines rotary models; posenc.pretrained.learned_table.rows_of_table(model) gives the "
                 'rows, posenc.extend(model, "hierarchical" or "interpolate", target_length=...) makes them more'
             )
-        family, decoder, _ = rotary_parts(inner)
         if next(inner.parameters()).is_meta:
             raise InputError("model: it has no weights (device meta), and doctor runs it; load them first")
-        return cls(inner, decoder, family, attached(inner))
-
-    @property
-    def config(self) -> Any:
-        return self.decoder.config
-
-    @property
-    def length(self) -> int:
-        """max_position_embeddings."""
-        return int(self.config.max_position_embeddings)
-
-    @property
-    def head_dim(self) -> int:
-        return head_dim_of(self.config)
-
-    @property
-    def rotary(self) -> nn.Module:
-        """transformers' own rotary module, also where an extension has replaced it."""
-        return self.decoder.rotary_emb if self.attachment is None else self.attachment.structure.rotary
-
-    @property
-    def parameters(self) -> dict[str, Mapping[str, Any]]:
-        """rope_parameters of each layer type."""
-        return {name or ALL_LAYERS: value for name, value in rope_parameters_by_type(self.config).items()}
+        self.model: Any = inner
+        self.family, self.decoder, rotary = rotary_parts(inner)
+        self.attachment: Attachment | None = attached(inner)
+        self.rotary: nn.Module = rotary if self.attachment is None else self.attachment.structure.rotary
+        self.config: Any = self.decoder.config
+        self.length = int(self.config.max_position_embeddings)
+        self.head_dim: int = head_dim_of(self.config)
+        by_type = rope_parameters_by_type(self.config)
+        self.parameters = {name or ALL_LAYERS: parameters for name, parameters in by_type.items()}
 
     def where(self, layer_type: str) -> str:
         """A layer type in a sentence, empty where there is only one."""

@@ -10,13 +10,13 @@ from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
-from posenc.frequencies import Frequencies, create, stretch
+from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
 from posenc.pretrained.changes import MISSING, RECORD, ModelChange, Report
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
 from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, unwrap
-from posenc.pretrained.rope_config import hf_config, pinned
+from posenc.pretrained.rope_config import hf_config, pinned, same_frequencies
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
 
@@ -293,7 +293,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, theta) for n in lengths]
     exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
-    if not all(_equal(rotation, each) for each in before):
+    if not all(same_frequencies(rotation, each) for each in before):
         exact = 0
     item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
@@ -325,11 +325,6 @@ def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     scheduled = chosen.schedule is not None and layer.layer_type in _changed_types(structure)
     mapped = chosen.map is not None and layer.window is None
     return (layer.rotates and (scheduled or mapped)) or (bool(chosen.attention) and layer.window is None)
-
-
-def _equal(one: Frequencies, other: Frequencies) -> bool:
-    same = one.attention_factor == other.attention_factor
-    return same and bool(((one.inv_freq - other.inv_freq).abs() <= 1e-12 * other.inv_freq).all())
 
 
 def _notes(structure: ModelStructure, chosen: Plan, reached: int | None, target: int | None) -> Iterator[str]:

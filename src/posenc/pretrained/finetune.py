@@ -334,10 +334,11 @@ class Checkpoint:
         losses: list[float],
     ) -> None:
         """Write the state after a step, atomically."""
+        device = trained[0].device
         state = {
             "identity": self.identity, "losses": losses, "weights": [weight.detach() for weight in trained],
             "optimizer": optimizer.state_dict(), "windows": generator.get_state(), "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all(),
+            "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         }  # fmt: skip
         temporary = self.path.with_suffix(".tmp")
         torch.save(state, temporary)
@@ -369,7 +370,8 @@ class Checkpoint:
         optimizer.load_state_dict(state["optimizer"])
         generator.set_state(state["windows"])
         torch.set_rng_state(state["random"])
-        torch.cuda.set_rng_state_all(state["random_cuda"])
+        if state["random_cuda"] is not None and trained[0].is_cuda:
+            torch.cuda.set_rng_state(state["random_cuda"], trained[0].device)
         losses: list[float] = state["losses"]
         return losses
 
