@@ -100,12 +100,7 @@ class Extension(Report):
 
 
 def extend(
-    model: Any,
-    method: str,
-    *,
-    factor: float | None = None,
-    target_length: int | None = None,
-    **options: Any,
+    model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
 ) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
