@@ -20,7 +20,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        return asdict(self)  # type: ignore[call-overload]
 
 
 @dataclass

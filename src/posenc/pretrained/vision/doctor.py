@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from posenc.errors import on_one_line
@@ -144,7 +143,6 @@ def _of_swin(vision: TransformersModel) -> Evidence:
             yield "small_images_stay", text, worst
 
 
-@torch.no_grad()
 def _remembered(vision: TransformersModel, small: Grid) -> float:
     """How much an image of a smaller size changes the outputs afterwards."""
     tower = shared_copy(vision.tower).eval()
@@ -161,7 +159,6 @@ def _lost(block: Any) -> bool:
     return window > 1 and min(block.input_resolution) > window and block.shift_size == 0
 
 
-@torch.no_grad()
 def _swapped(module: Any, window: Grid) -> float:
     """How far the biases that transformers' BEiT reads from a table are from the right ones."""
     bias = module(window)[0]
@@ -170,7 +167,6 @@ def _swapped(module: Any, window: Grid) -> float:
     return float((bias - true).abs().max())
 
 
-@torch.no_grad()
 def _interpolated(vision: TransformersModel, embeddings: Any, part: Part, table: Tensor, new: Grid) -> Tensor:
     """The table of patches as transformers interpolates it at a call."""
     tokens = table.new_empty(1, part.prefix + new[0] * new[1], table.shape[1])
