@@ -101,7 +101,7 @@ def register_attention(name: str, function: Callable[[AttentionCall], Tensor], m
     ) -> tuple[Tensor, None]:  # fmt: skip
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation leaves them in float32
         known = {name: others.get(name) for name in ("position_ids", "softcap", "output_attentions")}
-        call = AttentionCall(module, query, key, value, mask, scaling, dropout, s_aux, **known)  # type: ignore[arg-type]
+        call = AttentionCall(module, query, key, value, mask, scaling, dropout, s_aux, **known)
         return function(call).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(name, attend)

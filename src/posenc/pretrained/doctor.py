@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.errors import InputError, on_one_line
 from posenc.frequencies.schedules import first_negative
-from posenc.functional import layout_permutation
+from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.attach import NAME, Attachment, RotaryModule, attached
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
@@ -541,7 +541,7 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
     if not projections or ids.shape[1] < PROBE or table.rotary_dim != probe.head_dim:
         return
     layout = probe.family.layout
-    other = "interleaved" if layout == "half" else "half"
+    other: Layout = "interleaved" if layout == "half" else "half"
     order = layout_permutation(probe.head_dim, other, layout)
 
     def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
