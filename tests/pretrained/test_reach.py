@@ -27,14 +27,14 @@ def test_a_map_reaches_as_far_as_its_distances_are_trained_ones(spec):
     relative = position_maps.create(spec).relative(Positions.arange(LONG, causal=True))[0]
     farthest = relative.nan_to_num(nan=-1).amax(1).cummax(0).values
     trained = int((farthest < TRAINED).sum())
-    found = max(METHODS[spec["name"]].limit.reach(spec, TRAINED), TRAINED)
+    found = max(METHODS[spec["name"]].reach(spec, TRAINED), TRAINED)
     assert found == (math.inf if trained == LONG else trained)
 
 
 def test_lm_infinite_sees_its_first_tokens_at_the_window_itself():
     """As the authors' code, which takes the trained length for it."""
-    assert METHODS["lm_infinite"].limit.reach({"sinks": 10, "window": TRAINED}, TRAINED) == math.inf
-    assert METHODS["lm_infinite"].limit.reach({"sinks": 10, "window": TRAINED + 1}, TRAINED) == TRAINED
+    assert METHODS["lm_infinite"].reach({"sinks": 10, "window": TRAINED}, TRAINED) == math.inf
+    assert METHODS["lm_infinite"].reach({"sinks": 10, "window": TRAINED + 1}, TRAINED) == TRAINED
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_lm_infinite_sees_its_first_tokens_at_the_window_itself():
         ("self_extend:window=16:group=2", {}, r"reaches 112 tokens.*; give group=5 or more"),
         ("leaky_rerope:window=32:factor=1.5", {}, r"reaches 80 tokens.*; give factor=7 or more"),
         ("leaky_rerope:window=64:factor=2", {}, r"reaches 64 tokens.*; give a window below 64"),
-        ("self_extend:window=70:group=2", {}, r"reaches 64 tokens.*; give a window well below 64"),
+        ("self_extend:window=70:group=2", {}, r"reaches 64 tokens.*; give a window below 64"),
         ("lampe:length=70", {}, r"; give used and window that together are below 64, and length=256"),
         ("streaming:recent=64", {}, r"; give sinks \+ recent of 64 at most"),
         ("lm_infinite:window=100", {}, r"; give a window of 64 at most"),

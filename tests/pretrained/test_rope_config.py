@@ -41,7 +41,7 @@ def wanted(taken, schedule: str) -> frequencies.Frequencies:
     shape = {"factor": FACTOR, "original_max_positions": taken.trained_length}
     shape["length"] = int(FACTOR * taken.trained_length)
     data = frequencies.complete(frequencies.parse(schedule), **shape)
-    return frequencies.create(data, taken.rotary_dim, taken.rope_theta)
+    return frequencies.create(data, taken.rope.rotary_dim, taken.rope.rope_theta)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)

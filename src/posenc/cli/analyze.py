@@ -8,6 +8,7 @@ import shutil
 import textwrap
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from posenc.cli.command import How, record
@@ -92,11 +93,11 @@ class Analyze(WithOutput):
     def _target(self) -> tuple[Any, Any]:
         """The encoding's name, the object or the model, and a model's tokenizer."""
         from posenc.encodings import ENCODINGS
-        from posenc.pretrained.load import DEMO, path_of
+        from posenc.pretrained.load import DEMO
         from posenc.spec import load_object
 
         subject = self.subject
-        path, (_, colon, attribute) = path_of(subject), subject.rpartition(":")
+        path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
         encoding = re.split("[:@+/]", subject)[0].strip()
         if encoding in ENCODINGS:
             return subject, None

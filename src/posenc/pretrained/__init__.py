@@ -6,7 +6,7 @@
     posenc.restore(model)                                                        undoes it
     posenc.to_hf(model, directory) -> Export                       export.py     what plain transformers, vLLM, llama.cpp load
     posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable
-    posenc.doctor(model) -> Diagnosis                              doctor.py     findings.py (the list), probe.py (the passes)
+    posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.py, their remedies
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
     posenc.resize(model, image_size) -> Resizing                   vision/       another image size
     posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
@@ -14,9 +14,9 @@
     model_structure(model) -> ModelStructure                       models.py     what is rotary, where
 
 How `extend` works, in reading order: `models` (what a model is), `methods` (the table of methods), `extend` (the plan),
-`attach` (how a plan is put into a model) and `masks` (who sees whom), `learned_table` (BERT's kind), `rope_config` (the same
-as a configuration of transformers). `lm_eval` has our tasks for lm-evaluation-harness. Importing these needs torch alone;
-using them needs transformers.
+`attach` (what is exchanged in a model), `changes` (and exchanged back) and `masks` (who sees whom), `learned_table` (BERT's
+kind), `rope_config` (the same as a configuration of transformers). `lm_eval` has our tasks for lm-evaluation-harness.
+Importing these needs torch alone; using them needs transformers.
 """
 
 import warnings

@@ -7,9 +7,8 @@ the name "posenc" together with its masks. Under a map the rotary module rotates
 keys; without one it rotates as before, but for casts of the model, which do not round its frequencies.
 """
 
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -19,19 +18,18 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from posenc.attention import attention
+from posenc.bias import SoftCap
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.temperature import LogN
 from posenc.errors import InputError
+from posenc.positions import Positions
+from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
-from posenc.pretrained.models import RECORD, Family, ModelStructure
+from posenc.pretrained.models import Family, ModelStructure
 
 NAME = "posenc"
 """The attention implementation in transformers. Names that begin so are of functions that heed a layer's plan."""
-
-
-class MISSING:
-    """Sentinel: an attribute that does not exist."""
 
 
 class RotaryModule(nn.Module):
@@ -83,10 +81,10 @@ class AttentionCall:
     mask: Tensor | None
     scale: float | None
     dropout: float
-    position_ids: Tensor | None
     sink: Tensor | None
+    position_ids: Tensor | None
     softcap: float | None
-    output_attentions: bool
+    output_attentions: bool | None
 
 
 def register_attention(name: str, function: Callable[[AttentionCall], Tensor], mask: Callable[..., Any] | None) -> None:
@@ -98,24 +96,12 @@ def register_attention(name: str, function: Callable[[AttentionCall], Tensor], m
     from transformers import AttentionInterface, AttentionMaskInterface
 
     def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        position_ids: Tensor | None = None,
-        s_aux: Tensor | None = None,
-        softcap: float | None = None,
-        output_attentions: bool = False,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+        scaling: float | None = None, dropout: float = 0.0, s_aux: Tensor | None = None, **others: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation leaves them in float32
-        call = AttentionCall(
-            module, query, key, value, attention_mask, scaling, dropout, position_ids, s_aux, softcap, output_attentions
-        )
+        known = {name: others.get(name) for name in ("position_ids", "softcap", "output_attentions")}
+        call = AttentionCall(module, query, key, value, mask, scaling, dropout, s_aux, **known)
         return function(call).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(name, attend)
@@ -137,42 +123,28 @@ def set_implementation(model: Any, name: str) -> None:
 
 
 class VisibilityCache:
-    """The `Visibility` of one forward pass, shared by its layers. Copies start empty."""
+    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds. Copies of a model start empty."""
 
     def __init__(self) -> None:
-        self.tensors: tuple[_TensorKey, ...] = ()
-        self.sizes: tuple[object, ...] = ()
-        self.value: Visibility | None = None
+        self.entries: list[tuple[Tensor | None, Tensor | None, tuple[object, ...], Visibility]] = []
 
     def get(self, call: AttentionCall) -> Visibility:
         mask, ids = call.mask, call.position_ids
         sizes = call.query.shape[2], call.key.shape[2], call.query.device
         if torch.compiler.is_compiling():
             return visibility(mask, ids, *sizes)
-        same = self.sizes == sizes and all(old.matches(x) for old, x in zip(self.tensors, (mask, ids), strict=True))
-        if self.value is None or not same:
-            self.value = visibility(mask, ids, *sizes)
-            self.sizes, self.tensors = sizes, (_TensorKey(mask), _TensorKey(ids))
-        return self.value
+        for its_mask, its_ids, its_sizes, value in self.entries:
+            if its_mask is mask and its_ids is ids and its_sizes == sizes:
+                return value
+        value = visibility(mask, ids, *sizes)
+        self.entries.append((mask, ids, sizes, value))
+        return value
 
     def __deepcopy__(self, memo: Any) -> "VisibilityCache":
         return VisibilityCache()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return VisibilityCache, ()
-
-
-class _TensorKey:
-    """Recognises a tensor, as long as its values have not changed, without keeping it alive."""
-
-    def __init__(self, x: Tensor | None) -> None:
-        self.ref = None if x is None else weakref.ref(x)
-        self.version = None if x is None or x.is_inference() else x._version
-
-    def matches(self, x: Tensor | None) -> bool:
-        if self.ref is None or x is None:
-            return self.ref is None and x is None
-        return self.ref() is x and self.version is not None and self.version == x._version
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,16 +160,17 @@ def attend(call: AttentionCall) -> Tensor:
     """The attention of an extended layer.
 
     Raises:
-        InputError: a model that `extend` has not attached to, capped scores, or attention weights asked for.
+        InputError: a model that `extend` has not attached to, or attention weights asked for.
     """
     plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
     if plan is None:
         raise InputError(
             'attn_implementation="posenc" is set by posenc.extend: load the model with another and extend it'
         )
-    if call.softcap is not None or call.output_attentions:
-        what = "softcap (capped scores)" if call.softcap is not None else "output_attentions=True (attention weights)"
-        raise InputError(f"{what}: not supported by posenc's fused attention; posenc.restore(model) first")
+    if call.output_attentions:
+        raise InputError(
+            "output_attentions=True: not supported by posenc's fused attention; posenc.restore(model) first"
+        )
     visible = plan.cache.get(call)
     encoding = plan.windowed
     if visible.allowed is not None:
@@ -212,6 +185,19 @@ def attend(call: AttentionCall) -> Tensor:
         call.query, call.key, call.value, encoding, visible.positions,
         scale=call.scale, sink=call.sink, dropout_p=call.dropout,
     )  # fmt: skip
+
+
+class CappedScores(Encoding):
+    """Scores stay below `cap`, as in Gemma 2."""
+
+    shift_invariant = True
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def modify(self, positions: Positions, layer: int = 0) -> SoftCap:
+        return SoftCap(self.cap)
 
 
 def combined(*parts: Encoding | None) -> Encoding | None:
@@ -234,68 +220,52 @@ class Design:
     config: Mapping[str, Any]
 
 
-@dataclass(eq=False)
-class Attachment:
-    """An extension of a rotary model: what it attaches, and, once attached, what was there before."""
+class _ImplementationChange(Change):
+    """The attention function that a transformers model uses."""
 
-    structure: ModelStructure
-    design: Design
-    report: Any
-    config: dict[str, Any] = field(default_factory=dict)
-    """The configuration values that the design changes, as they were."""
-    implementation: str = ""
-    layers: list[nn.Module] = field(default_factory=list)
-    hook: RemovableHandle | None = None
+    def swap(self) -> None:
+        now = self.owner.config._attn_implementation
+        if now != self.value:
+            set_implementation(self.owner, self.value)
+        self.value = now
+
+
+class Attachment(ModelChange):
+    """An extension of a rotary model. The rotary module is exchanged, and where the design has encodings, attention."""
+
+    def __init__(self, structure: ModelStructure, design: Design, report: Any) -> None:
+        decoder = structure.decoder
+        super().__init__(decoder, report)
+        self.structure, self.design, self.cache = structure, design, VisibilityCache()
+        self.hook: RemovableHandle | None = None
+        if design.rotations:
+            module = RotaryModule(design.rotations, design.identity_layers, structure.family)
+            self.changes.append(Change(decoder, "rotary_emb", module))
+        for layer, encoding in zip(structure.layers, design.encodings, strict=False):
+            windowed = encoding if layer.window is None else combined(encoding, SlidingWindow(layer.window))
+            plan = LayerPlan(encoding, windowed, self.cache)
+            self.changes.append(Change(layer.module, "_posenc_plan", plan))
+        if design.encodings:
+            self.changes.append(_ImplementationChange(structure.model, "", NAME))
+        self.changes += config_changes(decoder.config, design.config)
 
     @property
-    def rotary(self) -> nn.Module:
-        """The model's own rotary module."""
-        return self.structure.rotary
+    def config(self) -> dict[str, Any]:
+        """The configuration values that the design changes, as they were."""
+        return self.before(self.structure.config)
 
     def attach(self) -> None:
         """Carry out the design, completely or not at all."""
-        config, decoder, design = self.structure.config, self.structure.decoder, self.design
-        self.config = {name: getattr(config, name, MISSING) for name in design.config}
-        self.implementation, self.layers, self.hook = config._attn_implementation, [], None
-        setattr(decoder, RECORD, self)
-        try:
-            if design.rotations:
-                device = next(self.rotary.buffers()).device
-                module = RotaryModule(design.rotations, design.identity_layers, self.structure.family)
-                decoder.rotary_emb = module.to(device)
-            if design.encodings:
-                self._attach_attention()
-            configure(config, design.config)
-        except BaseException:
-            self.detach()
-            raise
-
-    def _attach_attention(self) -> None:
-        register_attention(NAME, attend, token_index)
-        cache = VisibilityCache()
-        for layer, encoding in zip(self.structure.layers, self.design.encodings, strict=True):
-            self.layers.append(layer.module)
-            windowed = encoding if layer.window is None else combined(encoding, SlidingWindow(layer.window))
-            layer.module._posenc_plan = LayerPlan(encoding, windowed, cache)  # type: ignore[assignment]
-        set_implementation(self.structure.model, NAME)
-        self.hook = self.structure.decoder.register_forward_pre_hook(check_implementation)
+        if self.design.encodings:
+            register_attention(NAME, attend, token_index)
+        super().attach()
+        if self.design.encodings:
+            self.hook = self.owner.register_forward_pre_hook(_begin_pass)
 
     def detach(self) -> None:
-        """Put back the very objects that were there."""
-        config, decoder = self.structure.config, self.structure.decoder
-        now: Any = decoder.rotary_emb
-        if now is not self.rotary:
-            device = next(now.buffers()).device  # the model may have moved meanwhile; its dtype is not followed
-            decoder.rotary_emb = self.rotary.to(device)
+        super().detach()
         if self.hook is not None:
             self.hook.remove()
-        for module in self.layers:
-            if hasattr(module, "_posenc_plan"):
-                del module._posenc_plan
-        if config._attn_implementation != self.implementation:
-            set_implementation(self.structure.model, self.implementation)
-        configure(config, self.config)
-        delattr(decoder, RECORD)
 
 
 def attached(model: Any) -> Attachment | None:
@@ -304,27 +274,19 @@ def attached(model: Any) -> Attachment | None:
     return attachment if isinstance(attachment, Attachment) else None
 
 
-def check_implementation(decoder: Any, *_: Any) -> None:
-    """Refuse to run an extended decoder by an attention that ignores the extension: under a position map keys would not
-    even be rotated. A forward pre-hook.
+def _begin_pass(decoder: Any, *_: Any) -> None:
+    """Forget the last pass, and refuse to run an extended decoder by an attention that ignores the extension: under a
+    position map keys would not even be rotated. A forward pre-hook.
 
     Raises:
         InputError: names the implementation that was set, and how to go back.
     """
+    attachment: Attachment = getattr(decoder, RECORD)
+    attachment.cache.entries.clear()
     name = decoder.config._attn_implementation
     if not name.startswith(NAME):
-        method = getattr(decoder, RECORD).report.method
         raise InputError(
-            f"attn_implementation={name!r} was set on a model that posenc.extend has extended by {method}, which only "
-            f'attention "{NAME}" computes: call model.set_attn_implementation("{NAME}"), or posenc.restore(model) to undo '
-            "the extension"
+            f"attn_implementation={name!r} was set on a model that posenc.extend has extended by "
+            f'{attachment.report.method}, which only attention "{NAME}" computes: call '
+            f'model.set_attn_implementation("{NAME}"), or posenc.restore(model) to undo the extension'
         )
-
-
-def configure(config: Any, values: Mapping[str, Any]) -> None:
-    """Set values of a configuration; `MISSING` removes one."""
-    for name, value in values.items():
-        if value is not MISSING:
-            setattr(config, name, value)
-        elif hasattr(config, name):
-            delattr(config, name)

@@ -69,7 +69,8 @@ def re_rotate(
     width = encoding.head_dim * (2 if isinstance(encoding, PoPE) else 1)
     if keys.shape[-1] != width:
         raise InputError(f"keys of width {keys.shape[-1]}: under {encoding} they are {width} wide")
-    angles, factor = after - before, _attention_factor(target) / _attention_factor(encoding)
+    angles = after - before
+    factor = getattr(target, "attention_factor", 1.0) / getattr(encoding, "attention_factor", 1.0)
     dtype = torch.promote_types(keys.dtype, torch.float32)
     cos, sin = ((part * factor).to(keys.device, dtype) for part in (angles.cos(), angles.sin()))
     return target.turn(keys, cos, sin, inplace)
@@ -80,13 +81,7 @@ def _keys_at(name: str, where: KeyPositions, keys: Tensor) -> Positions:
     if keys.dim() != 4:
         raise InputError(f"keys of shape {tuple(keys.shape)}: pass (batch, kv_heads, n, width)")
     if not isinstance(where, Positions):
-        ids = as_numbers(name, where, keys.device)
-        try:
-            where = Positions.from_ids(ids)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from error
-    if where.k.is_meta:
-        raise InputError(f"{name} is on meta, where tensors have no values: make them on the keys' device")
+        where = Positions.from_ids(as_numbers(name, where, keys.device))
     if where.num_keys != keys.shape[2] or where.k.shape[0] not in (1, keys.shape[0]):
         raise InputError(
             f"{name} of shape {tuple(where.k.shape)} for keys {tuple(keys.shape)}: give one number per key, in one row or "
@@ -99,10 +94,6 @@ def _layout_of(encoding: RotaryKind) -> tuple[object, ...]:
     if isinstance(encoding, PoPE):
         return "pope", encoding.head_dim
     return encoding.head_dim, encoding.layout, encoding.first_channel
-
-
-def _attention_factor(encoding: RotaryKind) -> float:
-    return 1.0 if isinstance(encoding, PoPE) else encoding.attention_factor
 
 
 @overload
@@ -171,16 +162,13 @@ def convert_layout(
     listed = [] if names is None else list(names)
     if not listed:
         raise InputError(f"names={names!r}: list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']")
-    modules = {key.rpartition(".")[0].rpartition(".")[2] for key in weights} - {""}
-    if not modules:
-        raise InputError("weights: no key is in a module, as 'q_proj.weight' is: convert such tensors one by one")
     for name in listed:
-        if FUSED.search(str(name).rpartition(".")[2]):
+        if FUSED.search(name.rpartition(".")[2]):
             raise InputError(
                 f"names has {name!r}, whose weight makes values too, which are not rotated: split it first"
             )
         if all(_parameter(key, [name]) is None for key in weights):
-            raise unknown("module", name, modules)
+            raise unknown("module", name, {key.rpartition(".")[0].rpartition(".")[2] for key in weights} - {""})
     return {
         key: _reordered(key, weight, of_head, axis) if _is_converted(key, weight, listed, axis) else weight
         for key, weight in weights.items()
@@ -211,23 +199,18 @@ def _is_converted(key: str, weight: Tensor | None, names: list[str], axis: int) 
 
 
 def _reordered(name: str, weight: Tensor, of_head: Tensor, axis: int) -> Tensor:
-    head_dim = len(of_head)
-    if not isinstance(weight, Tensor):
-        raise InputError(f"{name} is a {type(weight).__name__}: pass tensors")
+    head_dim, shape = len(of_head), tuple(weight.shape)
     if not weight.is_floating_point():
         raise InputError(f"{name} is {weight.dtype}, as quantised weights are: convert before quantising")
-    if not -weight.dim() <= axis < weight.dim():
-        raise InputError(f"axis={axis}: {name} has shape {tuple(weight.shape)}")
     if weight.dim() > 2 and axis % weight.dim() == 0:
         raise InputError(
-            f"axis={axis}: {name} has shape {tuple(weight.shape)}: pass the axis of the channels, 1 of (heads, "
-            "head_dim, dim), or flatten it to two axes"
+            f"axis={axis}: {name} has shape {shape}: pass the axis of the channels, 1 of (heads, head_dim, dim), or "
+            "flatten it to two axes"
         )
     width = weight.shape[axis]
     if width == 0 or width % head_dim:
         raise InputError(
-            f"{name} of shape {tuple(weight.shape)}: its {width} channels along axis {axis} are no multiple of "
-            f"head_dim={head_dim}"
+            f"{name} of shape {shape}: its {width} channels along axis {axis} are no multiple of head_dim={head_dim}"
         )
     first = torch.arange(0, width, head_dim, device="cpu")
     return weight.index_select(axis, (first[:, None] + of_head).flatten().to(weight.device))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""doctor: what a model's positions are, and what is wrong with them, each finding with a measured number."""
+"""doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
+import copy
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -14,20 +16,52 @@ from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.errors import InputError, on_one_line
-from posenc.pretrained.attach import NAME, RotaryModule
-from posenc.pretrained.findings import FINDINGS, Diagnosis, Evidence, diagnosis
+from posenc.frequencies.schedules import first_negative
+from posenc.functional import Layout, layout_permutation
+from posenc.pretrained.attach import NAME, Attachment, RotaryModule, attached
+from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import ROPE_PARAMETERS, check_model
-from posenc.pretrained.probe import PROBE, FrequencyTable, Probe
+from posenc.pretrained.learned_table import has_learned_table, table_of
+from posenc.pretrained.models import (
+    ROPE_PARAMETERS,
+    check_model,
+    head_dim_of,
+    rope_parameters_by_type,
+    rotary_parts,
+    unwrap,
+)
 from posenc.pretrained.rope_config import check_parameters
-from posenc.pretrained.vision.doctor import VISION_FINDINGS, describe, vision_evidence
+from posenc.pretrained.vision.doctor import describe, vision_evidence
 from posenc.pretrained.vision.models import find_vision_model
 
+PROBE = 24
+"""Tokens of a probe."""
 ROUNDING, ROUNDING_HALF = 1e-3, 0.2
 """Differences of logits that count, as a share of their spread, in float32 and in half precision."""
-ORIGINAL = "original_max_position_embeddings"
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
+ALL_LAYERS, ORIGINAL = "all layers", "original_max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class FrequencyTable:
+    """The frequencies of one layer type. inv_freq: in the model now. parameters: in its configuration."""
+
+    inv_freq: Tensor
+    attention_factor: float
+    parameters: Mapping[str, Any]
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * self.inv_freq.numel()
+
+    def slow_pairs(self, length: int) -> int:
+        """Pairs of channels that complete no turn within `length` tokens."""
+        return int((self.inv_freq.double() * length < 2 * math.pi).sum())
+
+    def base_bound(self) -> int | None:
+        """The first distance at which a token like the query is not preferred to a random one, see `first_negative`."""
+        return first_negative(self.inv_freq)
 
 
 @dataclass(frozen=True)
@@ -64,14 +98,11 @@ class ModelDescription:
             f"extended: {self.extended or 'no'}",
         ]
         for kind, rotation in self.rotations.items():
-            theta, factor = (
-                "missing" if value is None else f"{value:.10g}"
-                for value in (rotation.rope_theta, rotation.attention_factor)
-            )
+            theta = "missing" if rotation.rope_theta is None else f"{rotation.rope_theta:.10g}"
             bound = "nowhere below 2^20" if rotation.base_bound is None else f"first at {rotation.base_bound}"
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
-                f"{theta}, {rotation.schedule}, attention factor {factor}",
+                f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
                 f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in {self.length} "
                 f"tokens; the base bound fails {bound}",
             ]
@@ -99,46 +130,131 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     vision = find_vision_model(model)
     if vision is not None:
         described = describe(vision)
-        return diagnosis(described, VISION_FINDINGS, vision_evidence(vision, described.parts))
-    probe = Probe.open(model)
-    with evaluating(probe.model), probe.with_own_rotary():
-        findings = list(_evidence(probe, tokenizer))
-    return diagnosis(_description(probe), FINDINGS, iter(findings))
+        return diagnosis(described, vision_evidence(vision, described.parts))
+    probe = Probe(model)
+    with evaluating(probe.model), probe.with_rotary():
+        evidence = list(_evidence(probe, tokenizer))
+    return diagnosis(probe.description(), iter(evidence))
 
 
-def _description(probe: Probe) -> ModelDescription:
-    return ModelDescription(
-        model_type=str(probe.model.config.model_type),
-        layout=probe.family.layout,
-        head_dim=probe.head_dim,
-        layers=int(probe.config.num_hidden_layers),
-        length=probe.length,
-        dtype=str(probe.model.dtype).removeprefix("torch."),
-        attention=str(probe.config._attn_implementation),
-        extended=None if probe.attachment is None else probe.attachment.report.method,
-        rotations={
-            kind: RotationDescription(
-                rope_theta=table.parameters.get("rope_theta"),
-                schedule=str(table.parameters.get("rope_type", "default")),
-                rotary_dim=table.rotary_dim,
-                attention_factor=table.attention_factor,
-                slow_pairs=table.slow_pairs(probe.length),
-                base_bound=table.base_bound(),
+class Probe:
+    """A transformers model with a rotary module, opened for probing even where its configuration contradicts it.
+
+    rotary: transformers' own module, also where an extension has replaced it. length: max_position_embeddings. parameters:
+    rope_parameters of each layer type.
+
+    Raises:
+        InputError: not a transformers model, of an unsupported type, or without weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        inner = unwrap(model)
+        if has_learned_table(inner):
+            raise InputError(
+                f"model of type {str(inner.config.model_type)!r}: its positions are a learned table of {table_of(inner)[1]} "
+                "rows, and doctor examines rotary models; posenc.pretrained.learned_table.rows_of_table(model) gives the "
+                'rows, posenc.extend(model, "hierarchical" or "interpolate", target_length=...) makes them more'
             )
-            for kind, table in probe.tables().items()
-        },
-    )
+        if next(inner.parameters()).is_meta:
+            raise InputError("model: it has no weights (device meta), and doctor runs it; load them first")
+        self.model: Any = inner
+        self.family, self.decoder, rotary = rotary_parts(inner)
+        self.attachment: Attachment | None = attached(inner)
+        self.rotary: nn.Module = rotary if self.attachment is None else self.attachment.structure.rotary
+        self.config: Any = self.decoder.config
+        self.length = int(self.config.max_position_embeddings)
+        self.head_dim: int = head_dim_of(self.config)
+        by_type = rope_parameters_by_type(self.config)
+        self.parameters = {name or ALL_LAYERS: parameters for name, parameters in by_type.items()}
+
+    def where(self, layer_type: str) -> str:
+        """A layer type in a sentence, empty where there is only one."""
+        return "" if len(self.parameters) == 1 else f" of {layer_type}"
+
+    def description(self) -> ModelDescription:
+        return ModelDescription(
+            model_type=str(self.model.config.model_type),
+            layout=self.family.layout,
+            head_dim=self.head_dim,
+            layers=int(self.config.num_hidden_layers),
+            length=self.length,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            attention=str(self.config._attn_implementation),
+            extended=None if self.attachment is None else self.attachment.report.method,
+            rotations={
+                kind: RotationDescription(
+                    rope_theta=table.parameters.get("rope_theta"),
+                    schedule=str(table.parameters.get("rope_type", "default")),
+                    rotary_dim=table.rotary_dim,
+                    attention_factor=table.attention_factor,
+                    slow_pairs=table.slow_pairs(self.length),
+                    base_bound=table.base_bound(),
+                )
+                for kind, table in self.tables().items()
+            },
+        )
+
+    def tables(self) -> dict[str, FrequencyTable]:
+        """The frequencies by layer type, as the model computes now."""
+        if self.attachment is None or not self.attachment.design.rotations:
+            return self.tables_in(self.rotary)
+        rotations = self.attachment.design.rotations
+        default = next(iter(rotations.values()))
+        tables = {}
+        for kind, parameters in self.parameters.items():
+            new = rotations.get(kind, default).frequencies()
+            tables[kind] = FrequencyTable(new.inv_freq, new.attention_factor, parameters)
+        return tables
+
+    def tables_in(self, rotary: nn.Module) -> dict[str, FrequencyTable]:
+        """The frequencies in a rotary module of transformers, by layer type; those of short texts where they depend on the
+        length of the text."""
+        tables = {}
+        for kind, parameters in self.parameters.items():
+            prefix = "" if kind == ALL_LAYERS else f"{kind}_"
+            moving = parameters.get("rope_type") in ("dynamic", "longrope")
+            buffer = getattr(rotary, f"{prefix}{'original_' if moving else ''}inv_freq", None)
+            if buffer is not None:
+                factor = float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+                tables[kind] = FrequencyTable(buffer.detach(), factor, parameters)
+        return tables
+
+    def ids(self, batch: int = 1) -> Tensor:
+        """The same random tokens each time, without touching the global generator."""
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(int(self.config.vocab_size), (batch, PROBE), generator=generator)
+        return ids.to(next(self.model.parameters()).device)
+
+    def logits(self, ids: Tensor, **inputs: Any) -> Tensor:
+        """Float32 logits of a pass without a cache."""
+        return self.model(ids, use_cache=False, **inputs).logits.float()
+
+    @contextmanager
+    def with_rotary(self, rotary: nn.Module | None = None) -> Iterator[None]:
+        """Another rotary module for a while; None: a copy, so that one that follows the length of the text does not change."""
+        before = self.decoder.rotary_emb
+        self.decoder.rotary_emb = copy.deepcopy(before) if rotary is None else rotary
+        try:
+            yield
+        finally:
+            self.decoder.rotary_emb = before
+
+    def rebuilt_rotary(self, times: float = 1.0) -> nn.Module:
+        """transformers' rotary module from the configuration as it is now, with its bases multiplied. Errors of
+        transformers pass through."""
+        device, config = next(self.rotary.buffers()).device, copy.deepcopy(self.config)
+        for parameters in rope_parameters_by_type(config).values():
+            if times != 1:
+                parameters["rope_theta"] *= times  # type: ignore[index]
+        return type(self.rotary)(config).to(device)
 
 
 def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
     """First the configuration, then what the model does."""
-    as_configured = True
-    if probe.attachment is None or not probe.attachment.design.rotations:
-        differences = list(_configuration(probe))
-        yield from differences
-        as_configured = not differences
+    of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
+    differences = [] if of_posenc else list(_configuration(probe))
     bypassed = list(_bypassed(probe))
-    yield from bypassed
+    yield from (*differences, *bypassed)
     if probe.attachment is None:
         yield from _stated(probe)
     if bypassed:
@@ -146,9 +262,8 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
     if not torch.isfinite(probe.logits(probe.ids())).all():
         yield "not_finite", f"{PROBE} random tokens give NaN or infinite logits", None
         return
-    not_causal = list(_future(probe))
-    yield from not_causal
-    if not_causal:
+    if not_causal := list(_future(probe)):
+        yield from not_causal
         return
     for check in (_cache, _padding, _packing, _implementation):
         yield from check(probe)
@@ -156,7 +271,7 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
         return
     swapped = list(_layout(probe, tokenizer))
     yield from swapped
-    if as_configured and not swapped and probe.attachment is None:  # else any base may look better
+    if not (differences or swapped or probe.attachment):  # else any base may look better
         yield from _base(probe, tokenizer)
 
 
@@ -168,20 +283,17 @@ def _configuration(probe: Probe) -> Evidence:
     try:
         check_parameters(probe.config)
         rebuilt = probe.rebuilt_rotary()
-    except InputError as error:
-        yield "config_not_buildable", str(error), None
-        return
     except Exception as error:  # transformers raises errors of many types here
-        yield "config_not_buildable", f"{type(error).__name__}: {on_one_line(error)}", None
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        yield "config_not_buildable", f"{kind}{on_one_line(error)}", None
         return
-    current, configured = probe.tables_in(probe.rotary), probe.tables_in(rebuilt)
-    for kind, table in configured.items():
-        where = "" if len(configured) == 1 else f" of {kind}"
+    current = probe.tables_in(probe.rotary)
+    for kind, table in probe.tables_in(rebuilt).items():
         if kind not in current:
-            yield "config_not_applied", f"the model has no frequencies{where}", None
+            yield "config_not_applied", f"the model has no frequencies{probe.where(kind)}", None
             continue
-        yield from _compared(probe, current[kind], table, rebuilt, where)
-        yield from _ignored(probe, current[kind], where)
+        yield from _compared(probe, current[kind], table, rebuilt, probe.where(kind))
+        yield from _ignored(probe, current[kind], probe.where(kind))
 
 
 def _compared(
@@ -193,11 +305,9 @@ def _compared(
         yield "config_not_applied", text, len(ours) / len(theirs)
         return
     if torch.allclose(ours, theirs, rtol=1e-6, atol=0):
-        if not math.isclose(current.attention_factor, configured.attention_factor, rel_tol=1e-6):
-            text = (
-                f"attention factor{where} {current.attention_factor:.4g}, asked for {configured.attention_factor:.4g}"
-            )
-            yield "config_not_applied", text, current.attention_factor
+        factor, wanted = current.attention_factor, configured.attention_factor
+        if not math.isclose(factor, wanted, rel_tol=1e-6):
+            yield "config_not_applied", f"attention factor{where} {factor:.4g}, asked for {wanted:.4g}", factor
         return
     error = float((ours - theirs).abs().max()) * (probe.length - 1)
     phase = f"{error:.3g} rad at position {probe.length - 1}"
@@ -205,20 +315,19 @@ def _compared(
     if any(torch.equal(ours, x.to(ours.device)) for x in rounded):
         yield "frequencies_rounded", f"frequencies{where} are in half precision: phases are off by {phase}", error
         return
-    text = f"frequencies{where} differ from the configuration's by {phase}"
-    before = probe.logits(probe.ids())
+    text, before = f"frequencies{where} differ from the configuration's by {phase}", probe.logits(probe.ids())
     with probe.with_rotary(rebuilt):
         change = float((probe.logits(probe.ids()) - before).abs().max())
     if math.isfinite(change):
-        yield "config_not_applied", f"{text}; with these, {PROBE} tokens' logits change by up to {change:.3g}", change
-    else:
-        yield "config_not_applied", text, error
+        text, error = f"{text}; with these, {PROBE} tokens' logits change by up to {change:.3g}", change
+    yield "config_not_applied", text, error
 
 
 def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
     """Parameters of a layer type that transformers does not apply."""
     stated, width = current.parameters, current.rotary_dim
-    if stated.get("rope_type") == "yarn" and stated.get("truncate") is False:
+    kind, part = stated.get("rope_type"), stated.get("partial_rotary_factor")
+    if kind == "yarn" and stated.get("truncate") is False:
         original = int(stated.get(ORIGINAL) or probe.length)
         options = {key: stated[key] for key in ("beta_fast", "beta_slow") if stated.get(key) is not None}
         untruncated = frequencies.yarn(
@@ -228,11 +337,10 @@ def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
         if float((difference / untruncated).max()) > 1e-3:
             error = float(difference.max()) * (probe.length - 1)
             yield "truncate_ignored", f"phases{where} are off by {error:.3g} rad at position {probe.length - 1}", error
-    part = stated.get("partial_rotary_factor")
-    if part is not None and stated.get("rope_type") != "proportional" and int(probe.head_dim * part) != width:
+    if part is not None and kind != "proportional" and int(probe.head_dim * part) != width:
         text = f"{width} of {probe.head_dim} channels rotate{where}, asked for {int(probe.head_dim * part)}"
         yield "partial_rotary_ignored", text, width / probe.head_dim
-    if stated.get("rope_type") == "llama3" and stated.get(ORIGINAL) == probe.length:
+    if kind == "llama3" and stated.get(ORIGINAL) == probe.length:
         yield "llama3_without_effect", f"original_max_position_embeddings is {probe.length} too", None
 
 
@@ -242,9 +350,9 @@ def _bypassed(probe: Probe) -> Evidence:
         if entry := getattr(probe.config, "posenc", None):
             yield "extension_not_applied", f"config.posenc is {entry}, and nothing of it is attached", None
         return
-    implementation, rotary = str(probe.config._attn_implementation), probe.decoder.rotary_emb
-    other_attention = bool(attachment.design.encodings) and not implementation.startswith(NAME)
-    if other_attention or (attachment.design.rotations and not isinstance(rotary, RotaryModule)):
+    implementation, design = str(probe.config._attn_implementation), attachment.design
+    other_attention = bool(design.encodings) and not implementation.startswith(NAME)
+    if other_attention or (design.rotations and not isinstance(probe.decoder.rotary_emb, RotaryModule)):
         text = f"extended by {attachment.report.method}; attention is {implementation!r} now"
         yield "attention_bypassed", text, None
     length = attachment.report.new_length or 0
@@ -255,28 +363,29 @@ def _bypassed(probe: Probe) -> Evidence:
 
 # ------------------------------------------------------------------------------------------ the configuration itself
 
-ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL}
-REMARKS = {"finetuned"}
-"""Keys without an effect: YaRN's authors wrote this one to state that a model was trained under its schedule."""
+WITHOUT_EFFECT = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
+"""Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
 
 
 def _stated(probe: Probe) -> Evidence:
     """Doubtful rope_parameters of a model that is not extended."""
     stored = _stored(probe)
-    yield from _base_stated(probe, stored)
+    given = stored.get("rope_parameters") or {}
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    if given and "rope_theta" not in stored and any("rope_theta" not in parameters for parameters in nested or [given]):
+        taken = next(iter(probe.parameters.values())).get("rope_theta")
+        text = f"rope_parameters in {probe.config.name_or_path}/config.json has no rope_theta; transformers took {taken:.10g}"
+        yield "base_not_stated", text, None
+    scaling = given or stored.get("rope_scaling") or {}
     for name, parameters in probe.parameters.items():
-        where = "" if len(probe.parameters) == 1 else f" of {name}"
-        kind = str(parameters.get("rope_type", "default"))
+        where, kind = probe.where(name), str(parameters.get("rope_type", "default"))
         if kind not in ROPE_PARAMETERS:
             continue
-        given = {key for key, value in parameters.items() if value is not None}
-        ignored = given - ALWAYS_READ - REMARKS - set(ROPE_PARAMETERS[kind])
-        for key in sorted(ignored - set(getattr(probe.config, "ignore_keys_at_rope_validation", None) or ())):
-            yield (
-                "parameter_ignored",
-                f"{key}={parameters[key]} in rope_parameters{where}, whose rope_type is {kind}",
-                None,
-            )
+        read = WITHOUT_EFFECT | {*ROPE_PARAMETERS[kind]}
+        read |= set(getattr(probe.config, "ignore_keys_at_rope_validation", None) or ())
+        for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
+            text = f"{key}={parameters[key]} in rope_parameters{where}, whose rope_type is {kind}"
+            yield "parameter_ignored", text, None
         factor = parameters.get("factor")
         if not _is_number(factor):
             continue
@@ -284,35 +393,26 @@ def _stated(probe: Probe) -> Evidence:
             yield "factor_below_one", f"factor={factor}{where}, whose rope_type is {kind}", float(factor)
         if kind in ("yarn", "longrope"):
             yield from _temperature(parameters, kind, where)
-            yield from _lengths(probe, parameters, _lacks_original(stored, name), where)
-
-
-def _base_stated(probe: Probe, stored: Mapping[str, Any]) -> Evidence:
-    given = stored.get("rope_parameters")
-    if not isinstance(given, Mapping) or "rope_theta" in stored:
-        return
-    nested = [value for value in given.values() if isinstance(value, Mapping)]
-    if any("rope_theta" not in parameters for parameters in nested or [given]):
-        taken = next(iter(probe.parameters.values())).get("rope_theta")
-        text = f"rope_parameters in {probe.config.name_or_path}/config.json has no rope_theta; transformers took {taken:.10g}"
-        yield "base_not_stated", text, None
+            missing = ORIGINAL not in stored and bool(scaling) and scaling.get(name, scaling).get(ORIGINAL) is None
+            yield from _lengths(probe, parameters, missing, where)
 
 
 def _temperature(parameters: Mapping[str, Any], kind: str, where: str) -> Evidence:
-    given = parameters.get("attention_factor")
+    given, factor = parameters.get("attention_factor"), parameters["factor"]
     if not _is_number(given):
         return
     if given <= 0:
         yield "attention_factor_impossible", f"attention_factor={given}{where}", float(given)
-    elif kind == "yarn" and parameters["factor"] >= 1:
-        formula = 0.1 * math.log(parameters["factor"]) + 1
+    elif kind == "yarn" and factor >= 1:
+        formula = 0.1 * math.log(factor) + 1
         if not math.isclose(given, formula, rel_tol=STEP / 2):
-            text = f"attention_factor={given}{where}, and 0.1 ln {parameters['factor']:g} + 1 is {formula:.4g}"
+            text = f"attention_factor={given}{where}, and 0.1 ln {factor:g} + 1 is {formula:.4g}"
             yield "attention_factor_differs", text, float(given)
 
 
 def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: str) -> Evidence:
-    """The length that a schedule stretches to against max_position_embeddings."""
+    """The length that a schedule stretches to against max_position_embeddings. missing: config.json does not state the
+    original length."""
     original, factor, length = parameters.get(ORIGINAL), float(parameters["factor"]), probe.length
     if not _is_number(original) or factor <= 1:
         return
@@ -327,23 +427,11 @@ def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: 
         yield "declared_longer_than_stretched", text, length / stretched
 
 
-def _stored(probe: Probe) -> Mapping[str, Any]:
+def _stored(probe: Probe) -> dict[str, Any]:
     """config.json in the folder that the model was loaded from; empty where there is none."""
-    folder = getattr(probe.config, "name_or_path", None)
-    try:
-        stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")) if folder else {}
-    except (OSError, ValueError):
-        return {}
-    return stored if isinstance(stored, Mapping) else {}
-
-
-def _lacks_original(stored: Mapping[str, Any], name: str) -> bool:
-    """Whether a stored configuration has a scaling without its original length."""
-    given = stored.get("rope_parameters") or stored.get("rope_scaling")
-    if not isinstance(given, Mapping) or ORIGINAL in stored:
-        return False
-    parameters = given.get(name, given)
-    return isinstance(parameters, Mapping) and parameters.get(ORIGINAL) is None
+    file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
+    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
+    return stored
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -373,17 +461,17 @@ def _cache(probe: Probe) -> Evidence:
 
     Positions are passed, so that no long text is needed to get there."""
     starts = {0}
-    if probe.attachment is None:
-        for parameters in probe.parameters.values():
-            if parameters.get("rope_type") in ("dynamic", "longrope"):
-                original = parameters.get(ORIGINAL) if parameters["rope_type"] == "longrope" else None
-                starts.add(int(original or probe.length) - PROBE // 2)
-    for start in sorted(max(start, 0) for start in starts):
+    for parameters in probe.parameters.values() if probe.attachment is None else ():
+        kind = parameters.get("rope_type")
+        if kind in ("dynamic", "longrope"):
+            original = parameters.get(ORIGINAL) if kind == "longrope" else None
+            starts.add(max(int(original or probe.length) - PROBE // 2, 0))
+    for start in sorted(starts):
         ids = probe.ids()
         positions = torch.arange(start, start + PROBE, device=ids.device)[None]
-        with probe.with_own_rotary():
+        with probe.with_rotary():
             full = probe.logits(ids, position_ids=positions)
-        with probe.with_own_rotary():
+        with probe.with_rotary():
             parts, cache = [], None
             for part in torch.arange(PROBE, device=ids.device).split([PROBE // 2, *[1] * (PROBE // 2)]):
                 inputs = {"position_ids": positions[:, part], "past_key_values": cache, "use_cache": True}
@@ -396,24 +484,22 @@ def _cache(probe: Probe) -> Evidence:
 
 def _padding(probe: Probe) -> Evidence:
     """A padded row beside a full one, with the right positions and with none."""
-    ids = probe.ids(batch=2)
-    pads = PROBE // 3
+    ids, pads = probe.ids(batch=2), PROBE // 3
     mask = torch.ones_like(ids)
     mask[1, :pads] = 0
     alone = probe.logits(ids[1:, pads:])
     right = (mask.cumsum(-1) - 1).clamp(min=0)
     text = f"{pads} pads move the logits behind them"
     padded = probe.logits(ids, attention_mask=mask, position_ids=right)[1:, pads:]
-    wrong = list(_differ(probe, "padding_differs", text, padded, alone))
-    yield from wrong
-    if not wrong:
+    if wrong := list(_differ(probe, "padding_differs", text, padded, alone)):
+        yield from wrong
+    else:
         padded = probe.logits(ids, attention_mask=mask)[1:, pads:]
         yield from _differ(probe, "positions_from_padding", text, padded, alone)
 
 
 def _packing(probe: Probe) -> Evidence:
-    ids = probe.ids()
-    first = PROBE // 3
+    ids, first = probe.ids(), PROBE // 3
     positions = torch.cat([torch.arange(first), torch.arange(PROBE - first)])[None].to(ids.device)
     packed = probe.logits(ids, position_ids=positions)[:, first:]
     text = "a text packed in front moves the logits"
@@ -425,8 +511,11 @@ def _implementation(probe: Probe) -> Evidence:
     if name == "eager" or (probe.attachment is not None and probe.attachment.design.encodings):
         return
     ours = probe.logits(probe.ids())
-    with probe.with_implementation("eager"):
+    try:
+        probe.model.set_attn_implementation("eager")
         eager = probe.logits(probe.ids())
+    finally:
+        probe.model.set_attn_implementation(name)
     yield from _differ(probe, "attention_differs", f"the logits of {name} are not those of eager", ours, eager)
 
 
@@ -451,9 +540,9 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
     table = next(iter(probe.tables().values()))
     if not projections or ids.shape[1] < PROBE or table.rotary_dim != probe.head_dim:
         return
-    other = "interleaved" if probe.family.layout == "half" else "half"
-    order = torch.arange(probe.head_dim)
-    order = order.view(-1, 2).T.flatten() if other == "interleaved" else order.view(2, -1).T.flatten()
+    layout = probe.family.layout
+    other: Layout = "interleaved" if layout == "half" else "half"
+    order = layout_permutation(probe.head_dim, other, layout)
 
     def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         return output.unflatten(-1, (-1, probe.head_dim))[..., order].flatten(-2)
@@ -466,7 +555,7 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
         for hook in hooks:
             hook.remove()
     if swapped < loss - 0.5:
-        text = f"loss {loss:.2f} on a plain text as rotated ({probe.family.layout}), {swapped:.2f} as {other}"
+        text = f"loss {loss:.2f} on a plain text as rotated ({layout}), {swapped:.2f} as {other}"
         yield "layout_swapped", text, loss - swapped
 
 

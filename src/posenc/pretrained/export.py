@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,8 @@ import torch
 from posenc.errors import InputError
 from posenc.frequencies import Frequencies, abf, stretch, yarn
 from posenc.functional import Layout
-from posenc.pretrained.attach import Attachment, attached, configure
+from posenc.pretrained.attach import Attachment, attached
+from posenc.pretrained.changes import Report, config_changes
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
@@ -51,7 +52,7 @@ DIVISORS = {
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Report):
     """A checkpoint that was written.
 
     method: None where the model was not extended. length: tokens it is made for. plain: plain transformers computes what the
@@ -69,10 +70,6 @@ class Export:
     vllm: str
     llama_cpp: str
     dtype: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"wrote {self.directory}: {self.model_type}, {self.method or 'not extended'}, {self.length} tokens"]
@@ -106,23 +103,22 @@ def to_hf(
             "auto" is the model's, but that of its checkpoint where `load` made it float32 because the machine is faster so.
 
     Raises:
-        InputError: an adapter that is not merged, a folder that is not empty or cannot be written, or a model whose own
-            rotary module does not follow its configuration.
+        InputError: an adapter that is not merged, a folder that is not empty, or a model whose own rotary module does
+            not follow its configuration.
     """
     check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
-    from safetensors import SafetensorError
-
     inner, folder = unwrap(model), Path(directory)
-    _check_folder(folder)
+    if not folder.name or (folder.exists() and any(folder.iterdir())):
+        raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
     config, report, overrides = _expressed(inner, folder)
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
     scratch = folder.with_name(f".posenc-{uuid4().hex}")
+    scratch.mkdir(parents=True)
     try:
-        scratch.mkdir(parents=True)
         inner.save_pretrained(scratch, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
         config.save_pretrained(scratch)
@@ -131,23 +127,9 @@ def to_hf(
         if overrides is not None:
             (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
         os.replace(scratch, folder)
-    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
-        why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"directory={str(folder)!r}: {why}; give a folder that can be written") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return report
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.name:
-        raise InputError(f"directory={str(folder)!r}: name a new folder")
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except (OSError, ValueError) as error:  # a name that is too long, or has a zero byte
-        raise InputError(f"directory={str(folder)[:80]!r}: {error}; name a new folder") from error
-    if taken:
-        raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
 
 
 def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -178,7 +160,8 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | 
     report = attachment.report
     missing = (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
     if missing:  # as it was before, so that extending it after loading starts from there
-        configure(config, {key: value for key, value in attachment.config.items() if key != "posenc"})
+        for change in config_changes(config, {k: v for k, v in attachment.config.items() if k != "posenc"}):
+            change.swap()
         no = f"cannot express {' and '.join(missing)}"
         before = structure.loaded_length, False, missing, config.rope_parameters, no, no
         return config, Export(name, model_type, report.method, *before), None
@@ -203,7 +186,7 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
     """
     structure = attachment.structure
     decoder: Any = structure.decoder
-    ours, theirs = decoder.rotary_emb, type(attachment.rotary)(config)
+    ours, theirs = decoder.rotary_emb, type(structure.rotary)(config)
     device = next(ours.buffers()).device
     ids, x = torch.arange(min(length, SAMPLE))[None], torch.zeros(1, 1, 1)
     for layer_type in structure.ropes if structure.rope_per_type else [None]:
@@ -211,7 +194,7 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
         pairs = zip(ours(x.to(device), ids.to(device), *arguments), theirs(x, ids, *arguments), strict=True)
         if any((mine.cpu() - other).abs().max() > 1e-3 for mine, other in pairs):
             raise InputError(
-                f"transformers' {type(attachment.rotary).__name__} does not rotate as {attachment.report.method} does, "
+                f"transformers' {type(structure.rotary).__name__} does not rotate as {attachment.report.method} does, "
                 f"whatever its configuration says: {structure.model_type} cannot be exported with it"
             )
 

@@ -3,19 +3,20 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
-from posenc.frequencies import Frequencies, create, stretch
-from posenc.pretrained.attach import MISSING, Attachment, Design, combined
-from posenc.pretrained.learned_table import TableAttachment, TableExtension, has_learned_table, plan_table
+from posenc.frequencies import create, stretch
+from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
+from posenc.pretrained.changes import MISSING, RECORD, ModelChange, Report
+from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
-from posenc.pretrained.models import RECORD, Layer, ModelStructure, Rope, check_model, model_structure, unwrap
-from posenc.pretrained.rope_config import hf_config, pinned
+from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.rope_config import hf_config, pinned, same_frequencies
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
 
@@ -30,7 +31,7 @@ TUNING = {
 
 
 @dataclass(frozen=True)
-class Extension:
+class Extension(Report):
     """What `extend` did to a model.
 
     method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for
@@ -63,10 +64,6 @@ class Extension:
     reach: int | None = None
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
-
     @property
     def expected(self) -> str:
         """What to expect of texts that the model could read before, by construction."""
@@ -93,25 +90,17 @@ class Extension:
             lines.append(f"attention: {', '.join(self.attention)}")
         lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
-        lines.append(
-            f"expected, by construction: {self.expected}; {TUNING[self.tuning] if self.layers[0] else unchanged}"
-        )
+        tuning = TUNING[self.tuning] if self.layers[0] else unchanged
+        lines.append(f"expected, by construction: {self.expected}; {tuning}")
         keys = "unrotated keys, all rotated again at each step" if self.raw_keys else "rotated keys, as before"
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
-        how = (
-            "does the same from the saved configuration" if self.plain else "cannot express this: extend after loading"
-        )
-        lines.append(f"plain transformers {how}")
+        same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
+        lines.append(f"plain transformers {same if self.plain else other}")
         return "\n  ".join([*lines, *self.notes])
 
 
 def extend(
-    model: Any,
-    method: str,
-    *,
-    factor: float | None = None,
-    target_length: int | None = None,
-    **options: Any,
+    model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
 ) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
@@ -138,12 +127,14 @@ def extend(
     check_integers(1, target_length=target_length)
     inner = unwrap(model)
     plan_for = plan_table if has_learned_table(inner) else plan_rotary
-    attachment: Attachment | TableAttachment = plan_for(inner, method, factor, target_length, options)
-    previous = _attachment(inner)
+    attachment: ModelChange = plan_for(inner, method, factor, target_length, options)
+    previous: ModelChange | None = getattr(inner.base_model, RECORD, None)
+    if previous is not None and previous.report == attachment.report:
+        attachment = previous
+    report: Extension | TableExtension = attachment.report
+    if attachment is previous:
+        return report
     if previous is not None:
-        if previous.report == attachment.report:
-            report: Extension | TableExtension = previous.report
-            return report
         previous.detach()
     try:
         attachment.attach()
@@ -151,7 +142,7 @@ def extend(
         if previous is not None:
             previous.attach()
         raise
-    return attachment.report
+    return report
 
 
 def restore(model: Any) -> bool:
@@ -164,15 +155,10 @@ def restore(model: Any) -> bool:
     resized = restore_size(model)
     if isinstance(find_vision_model(model), TimmModel):
         return resized
-    attachment = _attachment(unwrap(model))
-    if attachment is not None:
-        attachment.detach()
-    return resized or attachment is not None
-
-
-def _attachment(inner: Any) -> Attachment | TableAttachment | None:
-    attachment: Attachment | TableAttachment | None = getattr(inner.base_model, RECORD, None)
-    return attachment
+    extension: ModelChange | None = getattr(unwrap(model).base_model, RECORD, None)
+    if extension is not None:
+        extension.detach()
+    return resized or extension is not None
 
 
 def plan_rotary(
@@ -198,14 +184,9 @@ def _target(structure: ModelStructure, factor: float | None, target_length: int 
         target_length = round(factor * structure.trained_length)
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
-        scaled = (
-            f", stretched from {structure.trained_length} by {structure.rope.schedule['name']}"
-            if structure.rope.scaled
-            else ""
-        )
         raise InputError(
-            f"target_length={target_length}: the model reads {loaded} tokens as it is{scaled}; pass "
-            f"target_length={2 * loaded} or more (factor counts from {structure.trained_length})"
+            f"target_length={target_length}: the model reads {loaded} tokens as it is; pass target_length={2 * loaded} or "
+            f"more (factor counts from {structure.trained_length}, its length before any scaling)"
         )
     return target_length
 
@@ -283,16 +264,13 @@ def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], ident
         parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
     if layer.window is None:
         parts += chosen.attention.values()
+    if layer.softcap is not None:
+        parts.append(CappedScores(layer.softcap))
     return combined(*parts)
 
 
 def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
     """Refuse what `posenc.attention` cannot serve."""
-    if any(layer.softcap is not None for layer in structure.layers):
-        raise InputError(
-            f"method={chosen.text!r}: {structure.model_type} caps its scores (attn_logit_softcapping), which only its own "
-            "attention does; use a frequency schedule, such as yarn"
-        )
     if all(layer.window is not None for layer in structure.layers):
         raise InputError(
             f"method={chosen.text!r}: every layer of this model sees at most {structure.layers[0].window} tokens; load it "
@@ -305,13 +283,12 @@ def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next((t for t in structure.ropes if t == "full_attention"), next(iter(structure.ropes)))
     rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
-    lengths = (
-        (1, structure.loaded_length) if design.rotations else ()
-    )  # a schedule may have another set for short texts
+    # a schedule may have another set for short texts
+    lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, theta) for n in lengths]
     exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
-    if not all(_equal(rotation, each) for each in before):
+    if not all(same_frequencies(rotation, each) for each in before):
         exact = 0
     item = next((p.element_size() for p in structure.model.parameters() if p.is_floating_point()), 4)
     reached = reach(chosen, rotation, structure.rope, structure.loaded_length, target)
@@ -343,11 +320,6 @@ def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     scheduled = chosen.schedule is not None and layer.layer_type in _changed_types(structure)
     mapped = chosen.map is not None and layer.window is None
     return (layer.rotates and (scheduled or mapped)) or (bool(chosen.attention) and layer.window is None)
-
-
-def _equal(one: Frequencies, other: Frequencies) -> bool:
-    same = one.attention_factor == other.attention_factor
-    return same and bool(((one.inv_freq - other.inv_freq).abs() <= 1e-12 * other.inv_freq).all())
 
 
 def _notes(structure: ModelStructure, chosen: Plan, reached: int | None, target: int | None) -> Iterator[str]:

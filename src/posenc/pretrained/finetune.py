@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from posenc.errors import InputError, check_integers, check_positive, check_sizes
+from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers
 from posenc.pretrained.attach import attached
+from posenc.pretrained.changes import Report
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
-
-CHECKPOINT = "finetuning.safetensors"
 
 NOT_SETTINGS = {"progress", "checkpoint", "checkpoint_minutes"}
 """Arguments that change nothing in what is trained."""
@@ -40,17 +39,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Finetuning:
+class Finetuning(Report):
     """The result of a training. losses: nats a token, one a step. settings: as given. trained: number of trained weights."""
 
     losses: tuple[float, ...]
     settings: dict[str, Any]
     trained: int
     seconds: float = field(compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
 
     @property
     def complete(self) -> bool:
@@ -123,7 +118,6 @@ def finetune(
     store = None if checkpoint is None else Checkpoint(checkpoint, checkpoint_minutes, model, rows, settings)
     if store is not None:
         store.check()
-    generator = torch.Generator().manual_seed(int(seed))
     began = time.perf_counter()
     with _modes_restored(model), torch.random.fork_rng():
         torch.manual_seed(int(seed))  # adapters start from random numbers, and dropout draws them
@@ -132,7 +126,7 @@ def finetune(
             tuned.requires_grad_(True)
         trained = [p for p in tuned.parameters() if p.requires_grad]
         try:
-            losses = _train(tuned.train(), trained, rows, settings, generator, store, progress)
+            losses = _train(tuned.train(), trained, rows, settings, store, progress)
         except BaseException:
             if lora is not None:
                 tuned.unload()  # type: ignore[operator]
@@ -201,36 +195,47 @@ def _train(
     trained: list[nn.Parameter],
     rows: Tensor,
     settings: Mapping[str, Any],
-    generator: torch.Generator,
     store: "Checkpoint | None",
     progress: Callable[[int, float], None] | None,
 ) -> list[float]:
+    """Train the weights; the loss of each step."""
+    generator = torch.Generator().manual_seed(int(settings["seed"]))
     optimizer = torch.optim.AdamW(trained, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
     losses = [] if store is None else store.read(trained, optimizer, generator)
     with _stoppable() as stopped:
         while len(losses) < settings["steps"] and not stopped:
-            losses.append(_step(model, trained, optimizer, rows, settings, len(losses), generator))
+            step, warmup = len(losses), settings["warmup"]
+            rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
+            optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
+            loss = _loss(model, rows, settings, generator)
+            if not loss.isfinite():
+                raise _not_finite(loss.item(), step, settings)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            losses.append(loss.item())
             try:
                 if progress is not None:
                     progress(len(losses), losses[-1])
             except KeyboardInterrupt:
                 stopped.append(True)
             if store is not None and (stopped or store.due() or len(losses) == settings["steps"]):
-                store.write(trained, optimizer, losses, generator)
+                store.write(trained, optimizer, generator, losses)
     return losses
 
 
 @contextmanager
 def _stoppable() -> Iterator[list[bool]]:
-    """Ctrl-C is noted in the list, so that the step is completed; a second one raises as usual."""
+    """Ctrl-C is noted in the list, so that the step is completed; a second one raises as usual. Another handler, or training
+    in another thread, stays as it is."""
     stopped: list[bool] = []
-    before = signal.getsignal(signal.SIGINT)
-    # another handler, or training in another thread, stays as it is
-    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    default = signal.default_int_handler
+    ours = signal.getsignal(signal.SIGINT) is default and threading.current_thread() is threading.main_thread()
 
     def note(number: int, frame: object) -> None:
         stopped.append(True)
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, default)
 
     if ours:
         signal.signal(signal.SIGINT, note)
@@ -238,72 +243,41 @@ def _stoppable() -> Iterator[list[bool]]:
         yield stopped
     finally:
         if ours:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, default)
 
 
-def _step(
-    model: nn.Module,
-    trained: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    rows: Tensor,
-    settings: Mapping[str, Any],
-    step: int,
-    generator: torch.Generator,
-) -> float:
-    """One step, the first being 0; its loss."""
-    warmup, length, batch = settings["warmup"], settings["length"], settings["batch_size"]
-    rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
-    optimizer.param_groups[0]["lr"] = rate * settings["learning_rate"]
-    window = _windows(rows, length, batch, generator).to(trained[0].device)
+def _loss(model: nn.Module, rows: Tensor, settings: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+    """The loss on random windows."""
+    length, batch, device = settings["length"], settings["batch_size"], next(model.parameters()).device
+    texts = torch.randint(len(rows), (batch,), generator=generator)
+    starts = torch.randint(rows.shape[1] - length + 1, (batch,), generator=generator)
+    windows = torch.stack([rows[t, s : s + length] for t, s in zip(texts.tolist(), starts.tolist(), strict=True)])
     positions = torch.arange(length).expand(batch, -1)
     if settings["pose"]:
         positions = skipped_positions(length, settings["target_length"], batch, generator)
+    windows, positions = windows.to(device), positions.to(device)
     # without a mask, transformers takes positions that jump for packed texts which do not see each other
-    logits = model(
-        input_ids=window,
-        position_ids=positions.to(window.device),
-        attention_mask=torch.ones_like(window),
-        use_cache=False,
-    ).logits
-    loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), window[:, 1:].flatten())
-    value = loss.item()
-    if not loss.isfinite():
-        if step == 0:
-            raise InputError(
-                f"model: its loss is {value} before it is trained; posenc.doctor(model) may find the cause"
-            )
-        raise InputError(
-            f"learning_rate={settings['learning_rate']}: the loss is {value} at step {step}; lower it"
-            + ("" if settings["lora"] else ", and load the model again, whose weights are not finite")
-        )
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.step()
-    return value
+    inputs = {"position_ids": positions, "attention_mask": torch.ones_like(windows), "use_cache": False}
+    logits = model(input_ids=windows, **inputs).logits
+    return cross_entropy(logits[:, :-1].float().flatten(0, 1), windows[:, 1:].flatten())
 
 
-def _windows(rows: Tensor, length: int, batch: int, generator: torch.Generator) -> Tensor:
-    texts = torch.randint(len(rows), (batch,), generator=generator)
-    starts = torch.randint(rows.shape[1] - length + 1, (batch,), generator=generator)
-    return torch.stack([rows[t, s : s + length] for t, s in zip(texts.tolist(), starts.tolist(), strict=True)])
+def _not_finite(loss: float, step: int, settings: Mapping[str, Any]) -> InputError:
+    if step == 0:
+        return InputError(f"model: its loss is {loss} before it is trained; posenc.doctor(model) may find the cause")
+    reload = "" if settings["lora"] else ", and load the model again, whose weights are not finite"
+    return InputError(f"learning_rate={settings['learning_rate']}: the loss is {loss} at step {step}; lower it{reload}")
 
 
 def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:
     if isinstance(text, str):
         if tokenizer is None:
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
-        text = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    elif not isinstance(text, Tensor):
-        with suppress(ValueError, TypeError, RuntimeError):  # reported below
-            text = torch.tensor(text)
-    integers = isinstance(text, Tensor) and not text.is_floating_point() and text.dtype != torch.bool
-    if not isinstance(text, Tensor) or not integers or text.is_meta or text.dim() not in (1, 2) or 0 in text.shape:
-        raise InputError(
-            "text: pass a string, or token ids as a tensor or list of integers, (tokens,) or (texts, tokens)"
-        )
-    text = text.clone() if text.is_inference() else text  # inference tensors cannot be trained on
-    rows = text.long().cpu() if text.dim() == 2 else text.long().cpu()[None]
+        text = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = as_numbers("text", text)
+    if not holds_integers(ids) or ids.dim() not in (1, 2) or not ids.numel():
+        raise InputError("text: pass a string, or token ids as integers, (tokens,) or (texts, tokens)")
+    rows = ids.long().cpu().reshape(-1, ids.shape[-1]).clone()  # inference tensors cannot be trained on
     if rows.shape[-1] < length:
         raise InputError(
             f"text has {rows.shape[-1]} tokens, and a window {length}: pass a longer text, or a smaller length"
@@ -312,17 +286,16 @@ def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Te
 
 
 def _check(settings: Mapping[str, Any]) -> None:
+    length, target = settings["length"], settings["target_length"]
     check_sizes(**{name: settings[name] for name in ("steps", "batch_size", "lora")})
     check_integers(0, warmup=settings["warmup"])
-    check_integers(2, length=settings["length"])  # one token to predict the other from
-    check_integers(target_length=settings["target_length"])
+    check_integers(2, length=length)  # one token to predict the other from
+    check_integers(target_length=target)
     check_positive(learning_rate=settings["learning_rate"])
-    if settings["target_length"] is not None and not settings["pose"]:
-        raise InputError(
-            f"target_length={settings['target_length']}: needs pose=True, which skips positions up to there"
-        )
-    if settings["pose"] and settings["target_length"] < settings["length"]:
-        raise InputError(f"target_length={settings['target_length']}: must be at least length={settings['length']}")
+    if target is not None and not settings["pose"]:
+        raise InputError(f"target_length={target}: needs pose=True, which skips positions up to there")
+    if settings["pose"] and target < length:
+        raise InputError(f"target_length={target}: must be at least length={length}")
 
 
 def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
@@ -342,51 +315,41 @@ def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
 
 
 class Checkpoint:
-    """A training in a folder, as safetensors.
-
-    minutes: between two writes. rows, settings: from `prepared`.
-    """
+    """A training in a folder, finetuning.pt. minutes: between two writes. rows, settings: from `prepared`."""
 
     def __init__(self, folder: str | Path, minutes: float, model: nn.Module, rows: Tensor, settings: Mapping[str, Any]):
-        self.path: Path = Path(folder) / CHECKPOINT
+        self.path: Path = Path(folder) / "finetuning.pt"
         self.identity: str = _identity(model, rows, settings)
         self.steps: int = settings["steps"]
-        self.every, self.last = 60 * minutes, time.perf_counter()
+        self.every, self.written = 60 * minutes, time.perf_counter()
 
     def due(self) -> bool:
-        return time.perf_counter() - self.last >= self.every
+        return time.perf_counter() - self.written >= self.every
 
     def write(
         self,
         trained: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        losses: list[float],
         generator: torch.Generator,
+        losses: list[float],
     ) -> None:
         """Write the state after a step, atomically."""
-        from safetensors.torch import save_file
-
-        state: dict[str, Tensor] = {"windows": generator.get_state(), "random": torch.get_rng_state()}
-        if trained[0].is_cuda:
-            state["random.cuda"] = torch.cuda.get_rng_state(trained[0].device)
-        for index, weight in enumerate(trained):
-            state[f"{index}"] = weight.detach().cpu().contiguous()
-            for name, value in optimizer.state[weight].items():
-                state[f"{index}.{name}"] = value.detach().cpu().contiguous()
-        about = json.dumps({"identity": self.identity, "losses": losses})
+        device = trained[0].device
+        state = {
+            "identity": self.identity, "losses": losses, "weights": [weight.detach() for weight in trained],
+            "optimizer": optimizer.state_dict(), "windows": generator.get_state(), "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        }  # fmt: skip
         temporary = self.path.with_suffix(".tmp")
-        save_file(state, temporary, {"posenc": about})
+        torch.save(state, temporary)
         os.replace(temporary, self.path)
-        self.last = time.perf_counter()
+        self.written = time.perf_counter()
 
     def check(self) -> None:
         """Raises:
-        InputError: a folder that cannot be made; a file that is damaged, of another training, or of more steps."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"checkpoint={str(self.path.parent)!r}: {error.strerror}; name another folder") from error
-        self._load(tensors=False)
+        InputError: a checkpoint of another training, or of more steps."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._load()
 
     def read(
         self, trained: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator
@@ -399,21 +362,17 @@ class Checkpoint:
         Raises:
             InputError: as `check`.
         """
-        loaded = self._load(tensors=True)
-        if loaded is None:
+        state = self._load()
+        if state is None:
             return []
-        losses, state = loaded
-        for index, weight in enumerate(trained):
-            weight.data.copy_(state[f"{index}"])
-            names = [name for name in state if name.startswith(f"{index}.")]
-            optimizer.state[weight] = {
-                name.partition(".")[2]: state[name] if name.endswith(".step") else state[name].to(weight.device)
-                for name in names
-            }
+        for weight, stored in zip(trained, state["weights"], strict=True):
+            weight.data.copy_(stored)
+        optimizer.load_state_dict(state["optimizer"])
         generator.set_state(state["windows"])
         torch.set_rng_state(state["random"])
-        if "random.cuda" in state and trained[0].is_cuda:
-            torch.cuda.set_rng_state(state["random.cuda"], trained[0].device)
+        if state["random_cuda"] is not None and trained[0].is_cuda:
+            torch.cuda.set_rng_state(state["random_cuda"], trained[0].device)
+        losses: list[float] = state["losses"]
         return losses
 
     def remove(self) -> None:
@@ -422,31 +381,22 @@ class Checkpoint:
         with suppress(OSError):
             self.path.parent.rmdir()
 
-    def _load(self, tensors: bool) -> tuple[list[float], dict[str, Tensor]] | None:
-        """The losses so far and, if wanted, the state; None: there is no file."""
-        from safetensors import SafetensorError, safe_open
-
+    def _load(self) -> dict[str, Any] | None:
+        """The state; None: there is no file."""
         if not self.path.exists():
             return None
-        what = f"checkpoint={str(self.path)!r}"
-        try:
-            with safe_open(self.path, "pt") as file:
-                about = json.loads((file.metadata() or {}).get("posenc", "{}"))
-                state = {name: file.get_tensor(name) for name in (file.keys() if tensors else ())}
-        except (SafetensorError, ValueError) as error:
-            raise InputError(f"{what}: cannot be read ({error}); delete it to begin anew") from error
-        if about.get("identity") != self.identity:
+        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        remedy = "name another folder, or delete it to begin anew"
+        if state["identity"] != self.identity:
             raise InputError(
-                f"{what}: is of another model, text or settings; give those again, name another folder, or delete it to "
-                "begin anew"
+                f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {remedy}"
             )
-        losses: list[float] = about["losses"]
-        if len(losses) > self.steps:
+        if len(state["losses"]) > self.steps:
             raise InputError(
-                f"steps={self.steps}: {what} has {len(losses)} already; give as many or more, name another folder, or "
-                "delete it to begin anew"
+                f"steps={self.steps}: checkpoint={str(self.path)!r} has {len(state['losses'])} already; give as many or "
+                f"more, {remedy}"
             )
-        return losses, state
+        return state
 
 
 def _identity(model: nn.Module, rows: Tensor, settings: Mapping[str, Any]) -> str:

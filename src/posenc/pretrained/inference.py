@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
@@ -65,19 +66,14 @@ def loss_by_position(
     Raises:
         InputError: `ids` of another shape or beyond the vocabulary, or numbers that do not fit together.
     """
-    return scores_by_position(model, ids, chunk=chunk, window=window, stride=stride, progress=progress)[0]
+    return scores_by_position(model, ids, chunk, window, stride, progress)[0]
 
 
 @torch.no_grad()
 def scores_by_position(
-    model: nn.Module,
-    ids: Tensor,
-    *,
-    chunk: int = 512,
-    window: int | None = None,
-    stride: int | None = None,
+    model: nn.Module, ids: Tensor, chunk: int = 512, window: int | None = None, stride: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`loss_by_position`, and whether each token is the one that the model predicts: bool, False for the first token."""
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         raise InputError(f"ids of shape {tuple(ids.shape)}: pass (N,) or (batch, N) with at least two tokens")
@@ -199,18 +195,14 @@ class CachedBatch:
     """
 
     def __init__(self, model: nn.Module, texts: Sequence[Sequence[int]], *, chunk: int | None = None) -> None:
-        self.model = model
-        self.chunk = chunk
+        self.model, self.chunk = model, chunk
         self.device: torch.device = next(model.parameters()).device
         self.cache: Any = None
         self.length: int = 0
-        longest = max(map(len, texts))
-        ids = torch.zeros(len(texts), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, text in enumerate(texts):
-            ids[row, longest - len(text) :] = torch.tensor(text)
-            mask[row, longest - len(text) :] = 1
         self.logits: Tensor
+        rows = [torch.tensor(text) for text in texts]
+        ids = pad_sequence(rows, batch_first=True, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         self.padding: Tensor | None = None if mask.all() else mask.to(self.device)
         self.read(ids)
 
@@ -224,7 +216,13 @@ class CachedBatch:
 
     def feed(self, ids: Tensor, **options: Any) -> Tensor:
         """Append tokens (rows, n): the logits after each of them, (rows, n, vocabulary), float32."""
-        output = self.model(**self._inputs(ids), **options, use_cache=True)
+        inputs: dict[str, Any] = {"input_ids": ids.to(self.device), "past_key_values": self.cache}
+        if self.padding is not None:
+            total = self.length + ids.shape[1]
+            self.padding = F.pad(self.padding, (0, max(total - self.padding.shape[1], 0)), value=1)
+            mask = self.padding[:, :total]
+            inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, self.length :]}
+        output = self.model(**inputs, **options, use_cache=True)
         self.cache = output.past_key_values
         self.length += ids.shape[1]
         logits: Tensor = output.logits.float()
@@ -251,15 +249,3 @@ class CachedBatch:
         other = copy.copy(self)
         other.cache = copy.deepcopy(self.cache)
         return other
-
-    def _inputs(self, ids: Tensor) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"input_ids": ids.to(self.device), "past_key_values": self.cache}
-        if self.padding is None:
-            return inputs
-        total = self.length + ids.shape[1]
-        missing = total - self.padding.shape[1]
-        if missing > 0:
-            self.padding = nn.functional.pad(self.padding, (0, missing), value=1)
-        mask = self.padding[:, :total]
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, self.length :]
-        return inputs | {"attention_mask": mask, "position_ids": positions}

@@ -5,7 +5,7 @@ transformers saves, loads and trains it."""
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch.nn.functional import interpolate
 from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
-from posenc.pretrained.models import RECORD, unwrap
+from posenc.pretrained.changes import RECORD, Change, ModelChange, Report
+from posenc.pretrained.models import unwrap
 
 TABLES: dict[str, str] = {
     **dict.fromkeys(
@@ -32,7 +33,7 @@ METHODS = ("hierarchical", "interpolate")
 
 
 @dataclass(frozen=True)
-class TableExtension:
+class TableExtension(Report):
     """What `posenc.extend` did to a learned table. original_length, target_length: tokens. added_bytes: of the table."""
 
     method: str
@@ -65,9 +66,6 @@ class TableExtension:
             f"tokenizer.model_max_length = {self.target_length}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def has_learned_table(model: nn.Module) -> bool:
     """Whether the model is of a type with a learned position table that can be extended."""
@@ -92,56 +90,9 @@ def rows_of_table(model: nn.Module) -> Tensor:
     return module.weight[_first_row(module) :]
 
 
-@dataclass(eq=False)
-class TableAttachment:
-    """An extension of a learned table: the longer weight and, once attached, the tensors that it replaced."""
-
-    inner: Any
-    report: TableExtension
-    longer: nn.Parameter
-    weight: nn.Parameter | None = None
-    buffers: Mapping[str, Tensor] | None = None
-    length: int = 0
-    """max_position_embeddings before."""
-
-    def attach(self) -> None:
-        """Put the longer table in, with the buffers and the configuration that go with it."""
-        owner, module = self._owner(), table_module(self.inner)
-        added = self.report.target_length - self.report.original_length
-        weight: Any = module.weight
-        self.weight = weight
-        self.buffers = {
-            name: getattr(owner, name) for name in ("position_ids", "token_type_ids") if hasattr(owner, name)
-        }
-        for name, buffer in self.buffers.items():
-            count = torch.arange(buffer.shape[-1] + added, device=buffer.device)[None]
-            setattr(owner, name, count if name == "position_ids" else torch.zeros_like(count))
-        _set_weight(module, self.longer)
-        self.length = self.inner.config.max_position_embeddings
-        self.inner.config.max_position_embeddings += added
-        setattr(self.inner.base_model, RECORD, self)
-
-    def detach(self) -> None:
-        """Put the original table back. What the longer one has learned since is lost."""
-        owner, module, weight = self._owner(), table_module(self.inner), self.weight
-        assert weight is not None
-        assert self.buffers is not None
-        now = module.weight
-        if (weight.dtype, weight.device) != (now.dtype, now.device):  # the model was moved or cast in the meantime
-            weight = nn.Parameter(weight.detach().to(now), requires_grad=weight.requires_grad)
-        _set_weight(module, weight)
-        for name, buffer in self.buffers.items():
-            setattr(owner, name, buffer.to(now.device))
-        self.inner.config.max_position_embeddings = self.length
-        delattr(self.inner.base_model, RECORD)
-
-    def _owner(self) -> Any:
-        return self.inner.base_model.get_submodule(TABLES[self.inner.config.model_type].rpartition(".")[0])
-
-
 def plan_table(
     inner: Any, method: str, factor: float | None, target_length: int | None, options: Mapping[str, Any]
-) -> TableAttachment:
+) -> ModelChange:
     """A longer table, computed from the model's own one even where the model is extended already.
 
     method: "hierarchical" (Su 2020, kexue.fm/archives/7947: up to the square of the length, the first positions as they
@@ -156,7 +107,11 @@ def plan_table(
         raise unknown("option for a learned table", unexpected[0], ("alpha",))
     alpha = float(options.get("alpha", 0.4))
     module, current = table_module(inner), getattr(inner.base_model, RECORD, None)
-    weight: Any = module.weight if current is None else current.weight
+    weight: Any = module.weight
+    most = inner.config.max_position_embeddings
+    if current is not None:
+        weight = current.before(module)["weight"]
+        most = current.before(inner.config)["max_position_embeddings"]
     first = _first_row(module)
     length = len(weight) - first
     if (factor is None) == (target_length is None):
@@ -174,7 +129,16 @@ def plan_table(
     longer = torch.cat((weight.detach()[:first], _resampled(rows, target, method, alpha).to(weight)))
     added = (target - length) * longer.shape[1] * longer.element_size()
     report = TableExtension(method, {"alpha": alpha} if method == "hierarchical" else {}, length, target, added)
-    return TableAttachment(inner, report, nn.Parameter(longer, requires_grad=weight.requires_grad))
+    owner = inner.base_model.get_submodule(TABLES[inner.config.model_type].rpartition(".")[0])
+    count = torch.arange(len(longer), device=weight.device)[None]
+    buffers = {"position_ids": count, "token_type_ids": torch.zeros_like(count)}
+    changes = [
+        Change(module, "weight", nn.Parameter(longer, requires_grad=weight.requires_grad)),
+        Change(module, "num_embeddings", len(longer)),
+        Change(inner.config, "max_position_embeddings", most + target - length),
+        *(Change(owner, name, value) for name, value in buffers.items() if hasattr(owner, name)),
+    ]
+    return ModelChange(inner.base_model, report, changes)
 
 
 def extend_table(model: nn.Module, method: str, **options: Any) -> Any:
@@ -207,7 +171,3 @@ def _first_row(module: nn.Embedding) -> int:
     if module.padding_idx is not None:
         return module.padding_idx + 1
     return int(getattr(module, "offset", 0))
-
-
-def _set_weight(module: nn.Embedding, weight: nn.Parameter) -> None:
-    module.weight, module.num_embeddings = weight, len(weight)

@@ -48,7 +48,6 @@ task: {tasks}
 aggregate_metric_list: {metrics}
 metadata: {{version: 1.0}}
 """
-HIGHER_IS_BETTER = {"acc": True, "nll": False, "score": True}
 
 
 def write(
@@ -72,27 +71,19 @@ def write(
             for the tasks that have one. samples: texts for every task, length, depth and seed. seeds: of the texts.
 
     Raises:
-        InputError: an unknown task, a length or depth out of range, or a folder that cannot be written.
+        InputError: an unknown task, or a length or depth out of range.
     """
-    for name, given in {"tasks": tasks, "lengths": lengths, "depths": depths, "seeds": seeds}.items():
-        if not given:
-            raise InputError(f"{name}: give at least one")
     if min(lengths) < 1 or samples < 1:
         raise InputError(f"lengths={list(lengths)}, samples={samples}: must be at least 1")
     for depth in depths:
         check_depth(depth)
     made: dict[str, Task] = {}
     for task in map(create, tasks):
-        name = group_name(task)
-        if made.setdefault(name, task) != task:
-            raise InputError(
-                f"tasks: {made[name].text} and {task.text} are both {name} for lm-eval: give each a folder"
-            )
+        other = made.setdefault(group_name(task), task)
+        if other != task:
+            raise InputError(f"tasks: {other.text} and {task.text} are both {group_name(task)} for lm-eval")
     out = Path(folder)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"folder={str(folder)!r}: {error.strerror}; name a folder that can be written") from error
+    out.mkdir(parents=True, exist_ok=True)
     for task in made.values():
         cells = [
             {"task": task.text, "length": length, "depth": depth, "samples": samples, "seeds": list(seeds)}
@@ -110,24 +101,21 @@ def _write_group(
 ) -> None:
     """The tasks of all cells, and the group over them. JSON is YAML."""
     metrics = [{"metric": name, "aggregation": "mean"} for name in measures]
-    better = [metric | {"higher_is_better": HIGHER_IS_BETTER[metric["metric"]]} for metric in metrics]
-    greedily = {"do_sample": False, "max_gen_toks": new, "until": []}
-    names = []
+    shared = {
+        "kind": "generate_until" if new else "loglikelihood",
+        "function": "generated" if new else "likelihood",
+        "metrics": json.dumps([m | {"higher_is_better": m["metric"] != "nll"} for m in metrics]),
+        "generation": f"generation_kwargs: {{do_sample: false, max_gen_toks: {new}, until: []}}\n" if new else "",
+    }
+    texts = {}
     for cell in cells:
         at = "" if cell["depth"] is None else f"_at_{cell['depth']:g}"
-        names.append(f"{group}_{cell['length']}{at}")
-        text = TASK.format(
-            name=names[-1],
-            cell=json.dumps(cell),
-            kind="generate_until" if new else "loglikelihood",
-            generation=f"generation_kwargs: {json.dumps(greedily)}\n" if new else "",
-            function="generated" if new else "likelihood",
-            metrics=json.dumps(better),
-        )
-        (out / f"{names[-1]}.yaml").write_text(text, encoding="utf-8")
-    weighted = [metric | {"weight_by_size": True} for metric in metrics]
-    text = GROUP.format(name=group, tasks=json.dumps(names), metrics=json.dumps(weighted))
-    (out / f"{group}.yaml").write_text(text, encoding="utf-8")
+        name = f"{group}_{cell['length']}{at}"
+        texts[name] = TASK.format(name=name, cell=json.dumps(cell), **shared)
+    weighted = json.dumps([metric | {"weight_by_size": True} for metric in metrics])
+    texts[group] = GROUP.format(name=group, tasks=json.dumps([*texts]), metrics=weighted)
+    for name, text in texts.items():
+        (out / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
 def group_name(task: Task) -> str:
@@ -198,7 +186,7 @@ def _scored(tokenizer: Any, prompt: str, answer: str) -> int:
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Any:
-    given = next((value for key in ("tokenizer", "pretrained", "model") if (value := metadata.get(key))), None)
+    given = metadata.get("tokenizer") or metadata.get("pretrained") or metadata.get("model")
     if given is None:
         raise InputError(
             "tokenizer: texts are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "

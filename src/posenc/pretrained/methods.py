@@ -45,11 +45,7 @@ class Lengths:
 
     @property
     def new(self) -> int:
-        """The target.
-
-        Raises:
-            InputError: it was not given.
-        """
+        """The target; an InputError where it was not given."""
         if self.target is None:
             raise InputError("this method depends on the new length: pass factor= or target_length=")
         return self.target
@@ -61,22 +57,12 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """How far a position map reaches, from its options and the number of tokens that the frequencies serve.
-
-    reach: the longest text in which it makes no distance beyond those. remedy: options with which a target is reached.
-    """
-
-    reach: Callable[[Options, float], float]
-    remedy: Callable[[Options, float, float], str]
-
-
-@dataclass(frozen=True)
 class Method:
     """kind: "schedule" of frequencies, "change" applied to one, position "map", or the "attention" around it.
     make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
     many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
-    frequencies decide. limit: of a map.
+    frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
+    serve, from the options and those. remedy: how to reach farther. grows: an option by which it does.
     """
 
     kind: MethodKind
@@ -84,7 +70,9 @@ class Method:
     tuning: Tuning = "works without"
     defaults: Mapping[str, Callable[[Lengths], Any]] = field(default_factory=dict)
     exact: Callable[[Options, Lengths], int] | None = None
-    limit: Limit | None = None
+    reach: Callable[[Options, float], float] | None = None
+    remedy: str = "a window below {:.0f}"
+    grows: str = ""
 
     @property
     def summary(self) -> str:
@@ -129,19 +117,13 @@ def _group(lengths: Lengths) -> int:
     return max(math.ceil((lengths.new - window) / (lengths.trained * 2 / 3 - window)), 1)
 
 
-def _unbounded(fits: Callable[[Options, float], bool], remedy: str) -> Limit:
+def _unbounded(fits: Callable[[Options, float], bool]) -> Callable[[Options, float], float]:
     """Of a map whose distances end somewhere: any length if that is within the served ones, else as without the map."""
-    return Limit(lambda o, served: math.inf if fits(o, served) else served, lambda o, n, t: remedy.format(n))
+    return lambda options, served: math.inf if fits(options, served) else served
 
 
 def _leaky_reach(o: Options, served: float) -> float:
     return math.ceil((served - o["window"]) * o["factor"] + o["window"]) if o["window"] < served else served
-
-
-def _leaky_remedy(o: Options, served: float, target: float) -> str:
-    if o["window"] >= served:
-        return f"a window below {served:.0f}"
-    return f"factor={math.ceil((target - o['window']) / (served - o['window']))} or more"
 
 
 def _grouped_reach(o: Options, served: float) -> float:
@@ -153,13 +135,6 @@ def _grouped_reach(o: Options, served: float) -> float:
     return math.ceil(served - shift) * group
 
 
-def _grouped_remedy(o: Options, served: float, target: float) -> str:
-    if o["window"] >= served:
-        return f"a window well below {served:.0f}"
-    groups = range(o["group"], math.ceil(target) + 1)
-    return f"group={next(g for g in groups if _grouped_reach({**o, 'group': g}, served) >= target)} or more"
-
-
 def _lampe_reach(o: Options, served: float) -> float:
     shift = o["window"] - 1 - o["window"] * o["used"] // (o["length"] - 1)
     return math.ceil(math.ceil(served - shift) * (o["length"] - 1) / o["used"])
@@ -169,18 +144,10 @@ METHODS: dict[str, Method] = {
     "none": Method("none", _none, exact=lambda o, n: n.trained),
     # all frequencies, or more and more from pair to pair
     "linear": _schedule("linear", "needs it"),
-    "ntk": _schedule("ntk"),
-    "ntk_old": _schedule("ntk_old"),
-    "ntk_fixed": _schedule("ntk_fixed"),
-    "ntk_mixed": _schedule("ntk_mixed"),
+    **{name: _schedule(name) for name in ("ntk", "ntk_old", "ntk_fixed", "ntk_mixed")},
     "abf": _schedule("abf", "needs it"),
-    # slow frequencies, with a ramp
-    "yarn": _schedule("yarn"),
-    "yarn_paper": _schedule("yarn_paper"),
-    "yarn_revised": _schedule("yarn_revised"),
-    "llama3": _schedule("llama3"),
-    # by the length of the text, fixed at the new length
-    "dynamic": _schedule("dynamic"),
+    # slow frequencies, with a ramp; and by the length of the text, fixed at the new length
+    **{name: _schedule(name) for name in ("yarn", "yarn_paper", "yarn_revised", "llama3", "dynamic")},
     "longrope": _schedule("longrope", "comes with it"),
     "explicit": _schedule("explicit"),
     # changes to a schedule
@@ -192,35 +159,39 @@ METHODS: dict[str, Method] = {
         position_maps.rerope,
         defaults={"window": _window},
         exact=lambda o, n: o["window"],
-        limit=_unbounded(lambda o, n: o["window"] < n, "a window below {:.0f}"),
+        reach=_unbounded(lambda o, n: o["window"] < n),
     ),
     "leaky_rerope": Method(
         "map",
         position_maps.leaky_rerope,
         defaults={"window": _window, "factor": _slowdown},
         exact=lambda o, n: o["window"],
-        limit=Limit(_leaky_reach, _leaky_remedy),
+        reach=_leaky_reach,
+        grows="factor",
     ),
     "self_extend": Method(
         "map",
         position_maps.self_extend,
         defaults={"window": lambda n: max(n.trained // 4, 1), "group": _group},
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
-        limit=Limit(_grouped_reach, _grouped_remedy),
+        reach=_grouped_reach,
+        grows="group",
     ),
     "dual_chunk": Method(
         "map",
         position_maps.dual_chunk,
         defaults={"chunk": lambda n: max(n.trained * 3 // 4, 2), "local": lambda n: max(n.trained // 8, 1)},
         exact=lambda o, n: o["chunk"],
-        limit=_unbounded(lambda o, n: min(2 * (o["chunk"] - o["local"]) - 1, o["chunk"]) < n, "a chunk below {:.0f}"),
+        reach=_unbounded(lambda o, n: min(2 * (o["chunk"] - o["local"]) - 1, o["chunk"]) < n),
+        remedy="a chunk below {:.0f}",
     ),
     "string": Method(
         "map",
         position_maps.string,
         defaults={"shift": lambda n: max(n.trained // 3, 1), "window": lambda n: max(min(n.trained // 16, 128), 1)},
         exact=lambda o, n: o["shift"],
-        limit=Limit(lambda o, n: n + o["shift"] - o["window"] if o["shift"] <= n else n, lambda o, n, t: ""),
+        reach=lambda o, n: n + o["shift"] - o["window"] if o["shift"] <= n else n,
+        remedy="",
     ),
     "lampe": Method(
         "map",
@@ -231,24 +202,24 @@ METHODS: dict[str, Method] = {
             "length": lambda n: n.new,
         },
         exact=lambda o, n: o["window"],
-        limit=Limit(
-            _lampe_reach,
-            lambda o, n, t: f"used and window that together are below {n:.0f}, and length={t:.0f}",
-        ),
+        reach=_lampe_reach,
+        remedy="used and window that together are below {:.0f}, and length={:.0f}",
     ),
     "streaming": Method(
         "map",
         position_maps.streaming,
         defaults={"sinks": lambda n: 4, "recent": lambda n: max(n.trained - 4, 1)},
         exact=lambda o, n: o["sinks"] + o["recent"],
-        limit=_unbounded(lambda o, n: o["sinks"] + o["recent"] <= n, "sinks + recent of {:.0f} at most"),
+        reach=_unbounded(lambda o, n: o["sinks"] + o["recent"] <= n),
+        remedy="sinks + recent of {:.0f} at most",
     ),
     "lm_infinite": Method(
         "map",
         position_maps.lm_infinite,
         defaults={"sinks": lambda n: 10, "window": lambda n: n.trained},
         exact=lambda o, n: o["window"],
-        limit=_unbounded(lambda o, n: o["window"] <= n, "a window of {:.0f} at most"),
+        reach=_unbounded(lambda o, n: o["window"] <= n),
+        remedy="a window of {:.0f} at most",
     ),
     # the attention around it
     "log_n": Method(
@@ -278,10 +249,12 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A method for given lengths. text: the method, with every option of its maps and attention, so that it means the same
-    for a model that has been saved with a longer length. schedule and map are data, None where there is none; attention is
-    encodings by name. exact: tokens from the start that all parts but the schedule leave exactly as they were; None: all.
-    factor: the schedule's own factor where it is written; None: it follows from the lengths."""
+    """A method for given lengths.
+
+    text: the method, with every option of its maps and attention, so that it means the same for a model that has been saved
+    with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
+    from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
+    """
 
     text: str
     schedule: dict[str, Any] | None = None
@@ -371,16 +344,25 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
     reached, remedy = served, ""
     wanted = loaded_length + 1 if target is None else target
     if chosen.map is not None:
-        limit = METHODS[chosen.map["name"]].limit
-        assert limit is not None
-        reached = max(limit.reach(chosen.map, served), served)
-        remedy = limit.remedy(chosen.map, served, wanted) if reached * (1 + STEP) < wanted else ""
+        method = METHODS[chosen.map["name"]]
+        assert method.reach is not None
+        reached = max(method.reach(chosen.map, served), served)
+        remedy = _remedy(method, chosen.map, served, wanted) if reached * (1 + STEP) < wanted else ""
     elif chosen.factor is not None and served * (1 + STEP) < wanted and _innermost(chosen) in BY_FACTOR:
         remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
     if remedy:
         missing = "the model reads as many without it" if target is None else f"{target} are wanted"
         raise InputError(f"method={chosen.text!r}: reaches {reached:.0f} tokens, and {missing}; give {remedy}")
     return None if reached == math.inf else round(reached)
+
+
+def _remedy(method: Method, options: Options, served: float, wanted: int) -> str:
+    """Options of a map with which it reaches a length."""
+    name, reach = method.grows, method.reach
+    if not name or reach is None or options["window"] >= served:
+        return method.remedy.format(served, wanted)
+    values = range(math.ceil(options[name]), wanted + 1)
+    return f"{name}={next(n for n in values if reach({**options, name: n}, served) >= wanted)} or more"
 
 
 def _innermost(chosen: Plan) -> str:

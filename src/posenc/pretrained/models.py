@@ -5,7 +5,6 @@ length it was trained for. Read from the model and its configuration; nothing is
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
-
-RECORD = "_posenc_attached"
-"""Attribute of an extended model's base model: the `attach.Attachment`, or `learned_table.TableAttachment`."""
+from posenc.pretrained.changes import RECORD
 
 Table = Literal["halves", "repeated", "pairs"]
 """Layout of a model's cos and sin: (c, c) side by side, each pair's value twice in a row, or once per pair."""
@@ -59,11 +56,7 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "proportional": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
 }
@@ -147,18 +140,6 @@ class ModelStructure:
         return self.ropes.get("full_attention") or next(iter(self.ropes.values()))
 
     @property
-    def rope_theta(self) -> float:
-        return self.rope.rope_theta
-
-    @property
-    def rotary_dim(self) -> int:
-        return self.rope.rotary_dim
-
-    @property
-    def schedule(self) -> Mapping[str, Any]:
-        return self.rope.schedule
-
-    @property
     def trained_length(self) -> int:
         """Tokens, before any scaling that the model was loaded with."""
         return self.rope.original_length
@@ -240,28 +221,20 @@ def unwrap(model: Any) -> Any:
     if hasattr(model, "get_base_model"):  # PEFT, whose adapters live inside the layers
         model = model.get_base_model()
     if not hasattr(getattr(model, "config", None), "model_type") or not hasattr(model, "base_model"):
-        raise InputError(f"model={type(model).__name__}: {_instead_of(model)}")
+        raise InputError(f"model={type(model).__name__}: pass a transformers model, as AutoModelForCausalLM loads it")
     return model
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is not a module.
+    """Refuse what is not a module, such as a name.
 
     Raises:
         InputError: says what to pass instead.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"model={type(model).__name__}: {_instead_of(model)}")
-
-
-def _instead_of(given: Any) -> str:
-    if isinstance(given, tuple) and given and isinstance(given[0], nn.Module):
-        return "pass the model alone; posenc.load returns (model, tokenizer), model, tokenizer = posenc.load(...)"
-    if isinstance(given, str | PathLike):
-        return "a name is not a model; pass posenc.load(name)[0]"
-    if hasattr(given, "model_type"):
-        return "is a configuration; pass the model, as AutoModelForCausalLM loads it, whose .config this is"
-    return "pass a transformers model, as AutoModelForCausalLM loads it"
+        raise InputError(
+            f"model={type(model).__name__}: pass a transformers model, the first that posenc.load(name) returns"
+        )
 
 
 def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
@@ -285,7 +258,11 @@ def _rope(rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix:
     original = int(parameters.get("original_max_position_embeddings") or length)
     schedule = _schedule(parameters, original, length)
     rope = Rope(float(parameters["rope_theta"]), 2 * buffer.numel(), schedule, original)
-    _check_frequencies(rope.frequencies(), buffer, getattr(rotary, f"{prefix}attention_scaling"), parameters)
+    if not buffer.is_meta and not _has_frequencies(buffer, getattr(rotary, f"{prefix}attention_scaling"), rope):
+        raise InputError(
+            f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
+            "configuration was changed after loading, which does nothing; reload the model with it"
+        )
     return rope
 
 
@@ -311,17 +288,10 @@ def _schedule(parameters: Mapping[str, Any], original: int, length: int) -> dict
     return {"name": kind} | options | stated
 
 
-def _check_frequencies(
-    stated: frequencies.Frequencies, buffer: Tensor, scaling: float, parameters: Mapping[str, Any]
-) -> None:
-    if buffer.is_meta:
-        return
+def _has_frequencies(buffer: Tensor, scaling: float, rope: Rope) -> bool:
+    """Whether the frequencies in a model are those of its configuration."""
+    stated, actual = rope.frequencies(), buffer.detach().double().cpu()
     tolerance = max(4 * torch.finfo(buffer.dtype).eps, 1e-6)  # a model cast to bfloat16 has rounded frequencies
-    actual = buffer.detach().double().cpu()
     tiny = torch.finfo(buffer.dtype).tiny if buffer.dtype == torch.float16 else 0.0
     same = stated.inv_freq.shape == actual.shape and torch.allclose(actual, stated.inv_freq, rtol=tolerance, atol=tiny)
-    if not same or not math.isclose(scaling, stated.attention_factor, rel_tol=1e-6):
-        raise InputError(
-            f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
-            "configuration was changed after loading, which does nothing; reload the model with it"
-        )
+    return same and math.isclose(scaling, stated.attention_factor, rel_tol=1e-6)

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError
+from posenc.errors import InputError, check_word
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import attached
 from posenc.pretrained.models import ROPE_PARAMETERS, ModelStructure, Rope, head_dim_of, rope_parameters_by_type
 
-RENAMED = {"su": "longrope"}
-NUMBERS = ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
-           "partial_rotary_factor", "original_max_position_embeddings")  # fmt: skip
 LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
 MAX_STRETCH = 1e30
@@ -27,27 +24,24 @@ def check_parameters(config: Any) -> None:
 
     Raises:
         InputError: an unknown rope_type, text instead of a number, a base that is not above 0, or a list of factors of
-            another length than there are pairs; names the key, the value and what to write.
+            another length than there are pairs.
     """
     for parameters in rope_parameters_by_type(config).values():
-        kind = parameters.get("rope_type", "default")
-        if kind not in ROPE_PARAMETERS:
-            renamed = f"it is called {RENAMED[kind]!r} now; " if kind in RENAMED else ""
-            raise InputError(f"unknown rope_type {kind!r}: {renamed}known are {', '.join(sorted(ROPE_PARAMETERS))}")
-        for key in NUMBERS:
-            value = parameters.get(key)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        kind, theta = parameters.get("rope_type", "default"), parameters.get("rope_theta", 1.0)
+        if kind == "su":
+            raise InputError("unknown rope_type 'su': it is called 'longrope' now")
+        check_word("rope_type", kind, ROPE_PARAMETERS)
+        for key, value in parameters.items():
+            if isinstance(value, str) and key not in ("rope_type", "type"):
                 raise InputError(f"{key}={value!r} in rope_parameters: write a number, without quotes")
-        theta = parameters.get("rope_theta")
-        if theta is not None and not 0 < theta < math.inf:
+        if not 0 < theta < math.inf:
             raise InputError(f"rope_theta={theta} in rope_parameters: must be a number above 0")
         pairs = int(head_dim_of(config) * (parameters.get("partial_rotary_factor") or 1.0)) // 2
         for key in ("short_factor", "long_factor") if kind == "longrope" else ():
-            factors = parameters.get(key)
-            if not isinstance(factors, list | tuple) or len(factors) != pairs:
-                given = f"{len(factors)} numbers" if isinstance(factors, list | tuple) else repr(factors)
+            count = len(parameters.get(key) or ())
+            if count != pairs:
                 raise InputError(
-                    f"{key} in rope_parameters has {given}: give one for each of the {pairs} rotated pairs"
+                    f"{key} in rope_parameters has {count} numbers: give one for each of the {pairs} rotated pairs"
                 )
 
 
@@ -122,7 +116,7 @@ def _written(
     if frequencies is None or same_frequencies(frequencies, rope.frequencies()):
         return dict(given)
     shape = {"rope_theta": rope.rope_theta}
-    if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # where it means another thing
+    if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # which reads it differently
         shape["partial_rotary_factor"] = given["partial_rotary_factor"]
     divisors = stretch(frequencies, rope.rotary_dim, rope.rope_theta)
     kinds = {} if structure.model_type in LONGROPE_ONLY else _kinds(divisors.max().item(), rope.original_length)

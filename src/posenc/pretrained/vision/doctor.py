@@ -4,11 +4,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from posenc.errors import on_one_line
-from posenc.pretrained.findings import Evidence, FindingKind
+from posenc.pretrained.findings import Evidence
 from posenc.pretrained.vision.models import TransformersModel, VisionModel, shared_copy
 from posenc.pretrained.vision.resize import RECORD, by, grouped, position_parts
 from posenc.pretrained.vision.tables import (
@@ -21,67 +20,6 @@ from posenc.pretrained.vision.tables import (
     sinusoid_order,
     sinusoids,
 )
-
-VISION_FINDINGS: dict[str, FindingKind] = {
-    "rows_for_columns": FindingKind(
-        "wrong",
-        "The model takes its table of offsets, of a grid that is not square, for one of as many columns as it has rows, at "
-        "every call: patches get the biases of others.",
-        "Make it from a checkpoint for square images, which it reads others with as well; or take timm's BEiT",
-    ),
-    "table_of_zeros": FindingKind(
-        "wrong",
-        "Every row of the table of positions is zero: the model cannot tell where patches are. transformers 5.23 leaves the "
-        "fixed tables of a new ViTMAE so; those of a checkpoint are loaded.",
-        "Load a checkpoint, or fill the table: posenc.GridSinusoidal(dim, x_first=True)",
-    ),
-    "shift_lost": FindingKind(
-        "wrong",
-        "Layers that shift their windows do not any longer: the model has read an image so small that a stage had one "
-        "window, and keeps to it (transformers' Swin).",
-        "Load the model again, and give it small images in a copy",
-    ),
-    "small_images_stay": FindingKind(
-        "hazard",
-        "After an image so small that a stage has one window, the model reads images of its own size differently: "
-        "transformers' Swin then turns the shift of windows off, and never on again.",
-        "Read such images with a copy: copy.deepcopy(model)",
-    ),
-    "below_a_window": FindingKind(
-        "hazard",
-        "Images so small that the last stage has fewer patches a side than a window are not read at all.",
-        "Pad them, or posenc.resize(model, image_size, window_size=...) to smaller windows",
-    ),
-    "square_only": FindingKind(
-        "hazard",
-        "The model's table is of a grid that is not square, and its library takes it for a square one where it is asked to "
-        "interpolate (interpolate_pos_encoding=True).",
-        "Never pass interpolate_pos_encoding=True; use posenc.resize(model, (height, width))",
-    ),
-    "decoder_in_a_line": FindingKind(
-        "hazard",
-        "The decoder interpolates its table along the line of all patches, row after row, not in the image.",
-        "posenc.resize(model, image_size) before the decoder is used at another size",
-    ),
-    "formula_interpolated": FindingKind(
-        "note",
-        "The table follows MAE's formula. Its library interpolates it, which sets patches closer together than they were in "
-        "training; posenc.resize computes it, which keeps their distance and gives codes that were never seen beyond the "
-        "grid that was trained.",
-        'Measure both: posenc.resize(model, image_size), and posenc.resize(model, image_size, method="bicubic")',
-    ),
-    "another_sampling": FindingKind(
-        "note",
-        "The authors of DINOv2 interpolate for a grid that is 0.1 patches larger than the image's, which transformers does "
-        "not do any longer: features differ a little from those they published.",
-        'posenc.resize(model, image_size, method="bicubic_offset") for theirs',
-    ),
-    "one_size": FindingKind(
-        "note",
-        "Images of another size are refused.",
-        "posenc.resize(model, (height, width)), or what the library has: interpolate_pos_encoding=True, dynamic_img_size",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -113,14 +51,10 @@ def describe(vision: VisionModel) -> VisionDescription:
     vision.check_weights()
     record: Any = getattr(vision.model, RECORD, None)
     dtype = next(p.dtype for p in vision.tower.parameters())
+    before = None if record is None else record.report.old
+    parts, short = tuple(position_parts(vision)), str(dtype).removeprefix("torch.")
     return VisionDescription(
-        vision.library,
-        vision.model_type,
-        vision.image_size,
-        vision.patch_size,
-        str(dtype).removeprefix("torch."),
-        tuple(position_parts(vision)),
-        None if record is None else record.report.old,
+        vision.library, vision.model_type, vision.image_size, vision.patch_size, short, parts, before
     )
 
 
@@ -140,20 +74,17 @@ def _of_tables(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
         if not rows.any() and len(tables) == len(parts):  # a new BEiT's is, too, beside its table of offsets
             yield "table_of_zeros", f"{part.where}: all of its {len(rows)} rows of patches are zero", 0.0
         if part.kind == SINUSOIDS:
-            new = _larger(part.old)
+            new = (2 * part.old[0], 2 * part.old[1])
             exact = sinusoids(new, rows.shape[1], x_first=bool(sinusoid_order(rows, part.old))).to(rows)
             made = resample(rows, part.old, new, vision.default_method(LEARNED))
             worst = float((made - exact).abs().max())
-            yield (
-                "formula_interpolated",
-                f"{part.where}: for {by(new)} patches interpolated and computed codes differ by up to {worst:.2g}",
-                worst,
-            )
+            text = f"{part.where}: for {by(new)} patches interpolated and computed codes differ by up to {worst:.2g}"
+            yield "formula_interpolated", text, worst
 
 
 def _of_sizes(vision: VisionModel) -> Evidence:
     rows, columns = vision.grid(vision.image_size)
-    larger = (rows + 1) * vision.patch_size[0], (columns + 1) * vision.patch_size[1]
+    larger = vision.pixels((rows + 1, columns + 1))
     if error := _error(vision, larger):
         yield "one_size", f"an image of {by(larger)} gives: {error}", None
 
@@ -170,7 +101,7 @@ def _of_transformers(vision: TransformersModel, parts: tuple[Part, ...]) -> Evid
                 break
     if not learned or not hasattr(embeddings, "interpolate_pos_encoding"):
         return
-    part, new = learned[0], _larger((rows, columns))
+    part, new = learned[0], (2 * rows, 2 * columns)
     table = _rows(vision, part)
     exact = resample(table, (rows, columns), new, vision.default_method(LEARNED))
     try:
@@ -202,8 +133,7 @@ def _of_swin(vision: TransformersModel) -> Evidence:
     lost = sum(_lost(block) for stage in vision.tower.encoder.layers for block in stage.blocks[1::2])
     if lost:
         yield "shift_lost", f"layers that should shift their windows and do not: {lost}", float(lost)
-    one = _size(vision, window * 2 ** (stages - 1))
-    small = _size(vision, max(window // 2, 1) * 2 ** (stages - 1))
+    one, small = (vision.pixels((n * 2 ** (stages - 1),) * 2) for n in (window, max(window // 2, 1)))
     if window > 1 and (error := _error(vision, small)):
         yield "below_a_window", f"images below {by(one)} are not read; one of {by(small)} gives: {error}", float(one[0])
     if not lost and not _error(vision, one):
@@ -213,7 +143,6 @@ def _of_swin(vision: TransformersModel) -> Evidence:
             yield "small_images_stay", text, worst
 
 
-@torch.no_grad()
 def _remembered(vision: TransformersModel, small: Grid) -> float:
     """How much an image of a smaller size changes the outputs afterwards."""
     tower = shared_copy(vision.tower).eval()
@@ -230,7 +159,6 @@ def _lost(block: Any) -> bool:
     return window > 1 and min(block.input_resolution) > window and block.shift_size == 0
 
 
-@torch.no_grad()
 def _swapped(module: Any, window: Grid) -> float:
     """How far the biases that transformers' BEiT reads from a table are from the right ones."""
     bias = module(window)[0]
@@ -239,25 +167,15 @@ def _swapped(module: Any, window: Grid) -> float:
     return float((bias - true).abs().max())
 
 
-@torch.no_grad()
 def _interpolated(vision: TransformersModel, embeddings: Any, part: Part, table: Tensor, new: Grid) -> Tensor:
     """The table of patches as transformers interpolates it at a call."""
     tokens = table.new_empty(1, part.prefix + new[0] * new[1], table.shape[1])
-    height, width = (n * p for n, p in zip(new, vision.patch_size, strict=True))
-    table = embeddings.interpolate_pos_encoding(tokens, height, width)
-    return table[0, part.prefix :]
+    interpolated: Tensor = embeddings.interpolate_pos_encoding(tokens, *vision.pixels(new))
+    return interpolated[0, part.prefix :]
 
 
 def _rows(vision: VisionModel, part: Part) -> Tensor:
     return rows_of_patches(part, vision.model.get_parameter(part.where))
-
-
-def _size(vision: VisionModel, patches: int) -> Grid:
-    return patches * vision.patch_size[0], patches * vision.patch_size[1]
-
-
-def _larger(grid: Grid) -> Grid:
-    return 2 * grid[0], 2 * grid[1]
 
 
 def _error(vision: VisionModel, size: Grid) -> str:

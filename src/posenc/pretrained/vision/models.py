@@ -5,7 +5,6 @@ library makes of another size."""
 import copy
 import inspect
 import warnings
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,24 +29,19 @@ class VisionFamily:
 
 
 _AT_EVERY_CALL = "it interpolates at every call, and takes its table for that of a square image"
+_ROWS_FOR_COLUMNS = "it takes the rows of its tables of offsets for columns"
 _ONE_NUMBER = "its configuration has one number for the height and the width"
 FAMILIES: dict[str, VisionFamily] = {
-    "beit": VisionFamily("bilinear", "it takes the rows of its tables of offsets for columns"),
+    **dict.fromkeys(("deit", "dinov3_vit", "ijepa", "swin", "swinv2", "vit", "vit_msn"), VisionFamily()),
+    "beit": VisionFamily("bilinear", _ROWS_FOR_COLUMNS),
     "clip_vision_model": VisionFamily(square=_ONE_NUMBER),
-    "data2vec-vision": VisionFamily("bilinear", "it takes the rows of its tables of offsets for columns"),
-    "deit": VisionFamily(),
+    "data2vec-vision": VisionFamily("bilinear", _ROWS_FOR_COLUMNS),
     "dinov2": VisionFamily(square=_AT_EVERY_CALL),
     "dinov2_with_registers": VisionFamily("bicubic_antialias", square=_AT_EVERY_CALL),
-    "dinov3_vit": VisionFamily(),
-    "ijepa": VisionFamily(),
     "llama4_vision_model": VisionFamily(square=_ONE_NUMBER, interpolates=False),
     "pixtral": VisionFamily(square=_ONE_NUMBER),
     "siglip_vision_model": VisionFamily(square=_ONE_NUMBER),
-    "swin": VisionFamily(),
-    "swinv2": VisionFamily(),
-    "vit": VisionFamily(),
     "vit_mae": VisionFamily(square="its configuration makes a square table only"),
-    "vit_msn": VisionFamily(),
 }
 """Supported config.model_type of an image tower of transformers -> how it treats its table."""
 
@@ -55,7 +49,7 @@ PAIRED = ("clip", "siglip")
 """config.model_type of models with such a tower beside one that reads text."""
 
 
-class VisionModel(ABC):
+class VisionModel:
     """A vision model of one library.
 
     library: its name. model: as it was given, without a PEFT wrapper. tower: the part that reads images. root, root_name: the
@@ -73,43 +67,46 @@ class VisionModel(ABC):
     patch_size: Grid
     channels: int
 
-    @abstractmethod
     def default_method(self, kind: str) -> str:
         """How the model's authors make a table of a kind for another grid."""
+        raise NotImplementedError
 
-    @abstractmethod
     def twins(self, image_size: Grid, window_size: int | None) -> tuple[nn.Module, nn.Module]:
         """The root as its library builds it for its own size, and for another one, with arbitrary weights.
 
         Raises:
             InputError: the library has none for that size.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def settings(self, image_size: Grid, window_size: int | None) -> list[tuple[Any, str, Any]]:
         """(owner, name, value) of configuration values that depend on the size."""
+        return []
 
-    @abstractmethod
     def interpolated(self, images: Tensor, after: nn.Module) -> Tensor | None:
         """The output for images of another size by the library's own interpolation; None: it has none."""
+        raise NotImplementedError
 
-    @abstractmethod
     def read(self, images: Tensor) -> Tensor:
         """The output for images, (batch, tokens, dim). The modules stay as they are."""
+        raise NotImplementedError
 
     def grid(self, image_size: Grid) -> Grid:
         """Patches of an image; a rest at its edges is not read."""
         return image_size[0] // self.patch_size[0], image_size[1] // self.patch_size[1]
 
+    def pixels(self, grid: Grid) -> Grid:
+        """The size of an image of so many patches."""
+        return grid[0] * self.patch_size[0], grid[1] * self.patch_size[1]
+
     def check_size(self, image_size: Grid) -> None:
         """Raises:
         InputError: another size than the model's, which is not a multiple of the patch size."""
-        fits = all(n % p == 0 for n, p in zip(image_size, self.patch_size, strict=True))
-        if not fits and image_size != self.image_size:
-            near = tuple(max(round(n / p), 1) * p for n, p in zip(image_size, self.patch_size, strict=True))
+        (height, width), (rows, columns) = image_size, self.patch_size
+        if (height % rows or width % columns) and image_size != self.image_size:
+            near = self.pixels((max(round(height / rows), 1), max(round(width / columns), 1)))
             raise InputError(
-                f"image_size={image_size}: must be a multiple of the patches of {self.patch_size[0]} x {self.patch_size[1]}; "
-                f"pass {near}"
+                f"image_size={image_size}: must be a multiple of the patches of {rows} x {columns}; pass {near}"
             )
 
     def check_weights(self) -> None:
@@ -131,12 +128,10 @@ class TransformersModel(VisionModel):
     library = "transformers"
 
     def __init__(self, model: Any, name: str, tower: Any) -> None:
-        self.model = model
-        self.tower = tower
+        self.model, self.tower = model, tower
         self.config: Any = tower.config
         alone = model.config is tower.config
-        self.root: Any = model if alone else tower
-        self.root_name: str = "" if alone else name
+        self.root, self.root_name = (model, "") if alone else (tower, name)
         self.model_type: str = str(self.config.model_type)
         self.family: VisionFamily = FAMILIES[self.model_type]
         self.image_size: Grid = pair(self.config.image_size)
@@ -149,14 +144,14 @@ class TransformersModel(VisionModel):
     def settings(self, image_size: Grid, window_size: int | None) -> list[tuple[Any, str, Any]]:
         height, width = image_size
         number = height == width and isinstance(self.config.image_size, int)
-        settings: list[tuple[Any, str, Any]] = [(self.config, "image_size", height if number else [height, width])]
+        settings: dict[str, Any] = {"image_size": height if number else [height, width]}
         if window_size is not None and window_size != self.config.window_size:
-            settings.append((self.config, "window_size", window_size))
+            settings["window_size"] = window_size
             if hasattr(self.config, "pretrained_window_sizes") and not any(self.config.pretrained_window_sizes):
                 # a stage smaller than the window has one of its own size
-                sides = [min(pair(stage.blocks[0].window_size)) for stage in self.tower.encoder.layers]
-                settings.append((self.config, "pretrained_window_sizes", sides))
-        return settings
+                stages = self.tower.encoder.layers
+                settings["pretrained_window_sizes"] = [min(pair(stage.blocks[0].window_size)) for stage in stages]
+        return [(self.config, name, value) for name, value in settings.items()]
 
     def twins(self, image_size: Grid, window_size: int | None) -> tuple[nn.Module, nn.Module]:
         from transformers.initialization import no_init_weights
@@ -181,19 +176,16 @@ class TransformersModel(VisionModel):
     def interpolated(self, images: Tensor, after: nn.Module) -> Tensor | None:
         if not self.family.interpolates or self.image_size[0] != self.image_size[1]:
             return None
-        return self._read(images, interpolate="interpolate_pos_encoding" in self._parameters())
-
-    def read(self, images: Tensor) -> Tensor:
-        return self._read(images, interpolate=False)
-
-    def _parameters(self) -> set[str]:
-        return set(inspect.signature(type(self.tower).forward).parameters)
+        return self.read(images, interpolate=True)
 
     @torch.no_grad()
-    def _read(self, images: Tensor, interpolate: bool) -> Tensor:
+    def read(self, images: Tensor, interpolate: bool = False) -> Tensor:
+        parameters = inspect.signature(type(self.tower).forward).parameters
         tower = shared_copy(self.tower).eval()  # Swin's layers change their window with what they read
-        extra: dict[str, Any] = {"interpolate_pos_encoding": True} if interpolate else {}
-        if "noise" in self._parameters():  # of the patches that ViTMAE leaves out
+        extra: dict[str, Any] = {}
+        if interpolate and "interpolate_pos_encoding" in parameters:
+            extra["interpolate_pos_encoding"] = True
+        if "noise" in parameters:  # of the patches that ViTMAE leaves out
             grid = self.grid((images.shape[2], images.shape[3]))
             extra["noise"] = torch.linspace(0, 1, grid[0] * grid[1], device=images.device)[None]
         output = tower(pixel_values=images, **extra)
@@ -219,9 +211,6 @@ class TimmModel(VisionModel):
     def default_method(self, kind: str) -> str:
         return "geometric" if kind == "table of offsets" else "bicubic_antialias"
 
-    def settings(self, image_size: Grid, window_size: int | None) -> list[tuple[Any, str, Any]]:
-        return []
-
     def twins(self, image_size: Grid, window_size: int | None) -> tuple[nn.Module, nn.Module]:
         after = shared_copy(self.model)
         parameters = set(inspect.signature(after.set_input_size).parameters)
@@ -234,14 +223,11 @@ class TimmModel(VisionModel):
         return self.model, after
 
     def interpolated(self, images: Tensor, after: nn.Module) -> Tensor | None:
-        return self._read(images, after)
-
-    def read(self, images: Tensor) -> Tensor:
-        return self._read(images, self.model)
+        return TimmModel(after).read(images)
 
     @torch.no_grad()
-    def _read(self, images: Tensor, model: nn.Module) -> Tensor:
-        features: Tensor = shared_copy(model).eval().forward_features(images)
+    def read(self, images: Tensor) -> Tensor:
+        features: Tensor = shared_copy(self.model).eval().forward_features(images)
         return features
 
 
@@ -257,17 +243,16 @@ def find_vision_model(model: nn.Module) -> VisionModel | None:
 def vision_model(model: nn.Module) -> VisionModel:
     """Raises:
     InputError: not a supported vision model, or one with several image towers."""
-    vision = find_vision_model(model)
+    vision, inner = find_vision_model(model), _unwrapped(model)
     if vision is not None:
         return vision
-    inner = _unwrapped(model)
     if towers := _towers(inner):
         raise InputError(f"{type(inner).__name__} has several image towers ({', '.join(towers)}): pass one of them")
     kind = getattr(getattr(inner, "config", None), "model_type", None)
-    if isinstance(kind, str):
+    if kind is not None:
         raise unknown("vision model type", kind, FAMILIES, 0.7)
     raise InputError(
-        f"model={type(model).__name__}: pass a vision model of transformers ({', '.join(FAMILIES)}), or one of timm "
+        f"model={type(model).__name__}: pass a vision model of transformers ({', '.join(sorted(FAMILIES))}), or one of timm "
         "that has patch_embed and set_input_size"
     )
 
@@ -283,17 +268,15 @@ def _unwrapped(model: Any) -> Any:
 
 def _towers(model: nn.Module) -> dict[str, Any]:
     """Modules with a supported configuration that read images, by name; the innermost where a model wraps another."""
-    towers: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if getattr(getattr(module, "config", None), "model_type", None) in FAMILIES and _reads_images(module):
-            towers[name] = module
-    return {name: m for name, m in towers.items() if not any(_within(other, name) for other in towers)}
+    towers = {name: module for name, module in model.named_modules() if _is_tower(module)}
+    return {
+        name: module
+        for name, module in towers.items()
+        if not any(other != name and (not name or other.startswith(f"{name}.")) for other in towers)
+    }
 
 
-def _reads_images(module: nn.Module) -> bool:
-    parameters = inspect.signature(type(module).forward).parameters
-    return "pixel_values" in parameters and hasattr(module, "get_input_embeddings")
-
-
-def _within(name: str, outer: str) -> bool:
-    return name != outer and (not outer or name.startswith(f"{outer}."))
+def _is_tower(module: nn.Module) -> bool:
+    known = getattr(getattr(module, "config", None), "model_type", None) in FAMILIES
+    reads_images = "pixel_values" in inspect.signature(type(module).forward).parameters
+    return known and reads_images and hasattr(module, "get_input_embeddings")

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, check_integers, is_integer, on_one_line, shown
-from posenc.pretrained.attach import MISSING
+from posenc.pretrained.changes import Change, ModelChange, Report
 from posenc.pretrained.vision.models import TransformersModel, VisionModel, find_vision_model, vision_model
 from posenc.pretrained.vision.tables import (
     FUNCTION,
@@ -23,13 +23,12 @@ from posenc.pretrained.vision.tables import (
     Part,
     fixed_parts,
     resampled_table,
-    scales_offsets,
     table_kind,
     window_of,
 )
 
 RECORD = "_posenc_resized"
-"""Attribute of a resized model: its `_Record`."""
+"""Attribute of a resized model: its `ModelChange`."""
 
 MOST_PIXELS = 2**13
 """Of an image's side: more than any model is used at."""
@@ -39,7 +38,7 @@ PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 @dataclass(frozen=True)
-class Resizing:
+class Resizing(Report):
     """What `resize` did to a model.
 
     model_type: config.model_type, or the class of a timm model. old, new: (height, width) of images, in pixels. parts: all
@@ -57,10 +56,6 @@ class Resizing:
     difference: float | None = None
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
-
     def __str__(self) -> str:
         head = f"{self.model_type} of {self.library}: images of {by(self.old)} -> {by(self.new)}"
         return "\n  ".join([head, *grouped(self.parts), *self.verified, *self.notes])
@@ -73,54 +68,15 @@ def grouped(parts: Sequence[Part]) -> Iterator[str]:
     for (kind, prefix, old, new, method), group in groupby(parts, lambda p: (p.kind, p.prefix, p.old, p.new, p.method)):
         names = [part.where for part in group]
         where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} alike"
-        changed = f"{by(old)} -> {by(new)} ({method})" if method else _unchanged(kind, old)
+        unchanged = "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(old)} as it is"
+        changed = f"{by(old)} -> {by(new)} ({method})" if method else unchanged
         others = f", unchanged rows of tokens without a position: {prefix}" if prefix else ""
         yield f"{kind} {where}: {changed}{others}"
-
-
-def _unchanged(kind: str, grid: Grid) -> str:
-    return "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(grid)} as it is"
 
 
 def by(size: Grid) -> str:
     """A size in words, height x width."""
     return f"{size[0]} x {size[1]}"
-
-
-@dataclass
-class _Change:
-    """An attribute of a module or of a configuration, and its other value."""
-
-    owner: Any
-    name: str
-    value: Any
-
-    def swap(self) -> None:
-        """Exchange the value and the attribute."""
-        now = getattr(self.owner, self.name, MISSING)
-        if self.value is MISSING:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, _moved(self.value, now))
-        self.value = now
-
-
-@dataclass
-class _Record:
-    changes: list[_Change]
-    report: Resizing
-
-    def swap(self) -> None:
-        """All changes or none."""
-        done: list[_Change] = []
-        try:
-            for change in self.changes:
-                change.swap()
-                done.append(change)
-        except BaseException:
-            for change in reversed(done):
-                change.swap()
-            raise
 
 
 def resize(
@@ -151,17 +107,15 @@ def resize(
         InputError: a model, size, window or method that is not supported, with the reason.
     """
     new, inner = _size(image_size), vision_model(model).model
-    record: _Record | None = getattr(inner, RECORD, None)
-    if record is not None:
-        record.swap()
+    previous: ModelChange | None = getattr(inner, RECORD, None)
+    if previous is not None:
+        previous.detach()
     try:
-        made = _resized(vision_model(model), new, window_size, method, verify)
+        return _resized(vision_model(model), new, window_size, method, verify)
     except BaseException:
-        if record is not None:
-            record.swap()
+        if previous is not None:
+            previous.attach()
         raise
-    setattr(inner, RECORD, made)
-    return made.report
 
 
 def restore_size(model: nn.Module) -> bool:
@@ -171,44 +125,36 @@ def restore_size(model: nn.Module) -> bool:
         Whether there was anything to undo.
     """
     vision = find_vision_model(model)
-    record: _Record | None = None if vision is None else getattr(vision.model, RECORD, None)
-    if vision is None or record is None:
-        return False
-    record.swap()
-    delattr(vision.model, RECORD)
-    return True
+    record: ModelChange | None = None if vision is None else getattr(vision.model, RECORD, None)
+    if record is not None:
+        record.detach()
+    return record is not None
 
 
-def _resized(vision: VisionModel, new: Grid, window_size: int | None, method: str | None, verify: bool) -> _Record:
+def _resized(vision: VisionModel, new: Grid, window_size: int | None, method: str | None, verify: bool) -> Resizing:
     check_integers(1, window_size=window_size)
     vision.check_weights()
     vision.check_size(new)
     grids = vision.grid(vision.image_size), vision.grid(new)
-    try:
-        before, after = vision.twins(new, window_size)
-    except InputError:
-        raise
-    except Exception as error:  # the libraries raise errors of many types for a size that they cannot build
-        raise InputError(
-            f"image_size={new}: {vision.library} cannot make a {vision.model_type} for it: {on_one_line(error, 300)}"
-        ) from error
+    before, after = vision.twins(new, window_size)
     images = vision.images(new) if verify else None
     interpolated = None
     if images is not None:
         with suppress(Exception):  # as transformers' Swin raises for stages that are smaller than a window
             interpolated = vision.interpolated(images, after)
     changes, parts = _differences(vision, before, after, grids, method)
-    changes += [_Change(*setting) for setting in vision.settings(new, window_size)]
-    record = _Record(changes, Resizing(vision.library, vision.model_type, vision.image_size, new, tuple(parts)))
-    record.swap()
+    changes += [Change(*setting) for setting in vision.settings(new, window_size)]
+    report = Resizing(vision.library, vision.model_type, vision.image_size, new, tuple(parts))
+    record = ModelChange(vision.model, report, changes, RECORD)
+    record.attach()
     try:
         verified, difference = ((), None) if images is None else _verified(vision, new, images, interpolated)
-        notes = tuple(_notes(vision, record.report))
-        record.report = replace(record.report, verified=verified, difference=difference, notes=notes)
+        notes = tuple(_notes(vision, report))
+        record.report = replace(report, verified=verified, difference=difference, notes=notes)
     except BaseException:
-        record.swap()
+        record.detach()
         raise
-    return record
+    return record.report
 
 
 def position_parts(vision: VisionModel) -> list[Part]:
@@ -232,7 +178,7 @@ def _size(image_size: int | Sequence[int]) -> Grid:
 
 def _differences(
     vision: VisionModel, before: nn.Module, after: nn.Module, grids: tuple[Grid, Grid], method: str | None
-) -> tuple[list[_Change], list[Part]]:
+) -> tuple[list[Change], list[Part]]:
     """What differs in the model that the library builds for the new size, and the parts that depend on patch positions."""
     changes, parts = [], []
     modules, were = dict(vision.root.named_modules()), dict(before.named_modules())
@@ -250,7 +196,7 @@ def _differences(
             raise InputError(
                 f"{prefix} depends on the image size, and is not as {vision.library} builds it: resize it before"
             )
-        changes += [_Change(module, name, value) for name, value in plain.items()]
+        changes += [Change(module, name, value) for name, value in plain.items()]
         for name, weight in tables.items():
             kind, mine = table_kind(name_of(name)), getattr(module, name)
             old, new = (window_of(was) or grids[0], window_of(twin) or grids[1]) if kind == OFFSETS else grids
@@ -259,7 +205,7 @@ def _differences(
             part, made = resampled_table(name_of(name), mine, count, old, new, method, default)
             parts.append(part)
             if old != new:
-                changes.append(_Change(module, name, nn.Parameter(made, requires_grad=mine.requires_grad)))
+                changes.append(Change(module, name, nn.Parameter(made, requires_grad=mine.requires_grad)))
     return changes, parts + fixed_parts(before, after, vision.root_name, *grids)
 
 
@@ -280,28 +226,15 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _moved(value: Any, now: Any) -> Any:
-    """A tensor with the device and dtype of the one that it replaces: the model may have been moved or cast."""
-    if (
-        not isinstance(value, Tensor)
-        or not isinstance(now, Tensor)
-        or (value.dtype, value.device) == (now.dtype, now.device)
-    ):
-        return value
-    moved = value.detach().to(now.device, now.dtype if value.is_floating_point() else value.dtype)
-    return nn.Parameter(moved, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else moved
-
-
 def _verified(
     vision: VisionModel, new: Grid, images: Tensor, interpolated: Tensor | None
 ) -> tuple[tuple[str, ...], float | None]:
     """How the resized model was verified, and its largest difference from the library's interpolation."""
     try:
         output = vision_model(vision.model).read(images)
-    except Exception as error:
+    except Exception as error:  # the libraries raise errors of many types
         raise InputError(
-            f"image_size={new}: {vision.library} cannot read such images with a {vision.model_type}, even with one that it "
-            f"makes for them: {on_one_line(error, 300)}"
+            f"image_size={new}: {vision.library} cannot read such images with a {vision.model_type}: {on_one_line(error, 300)}"
         ) from error
     if not output.isfinite().all():
         raise InputError(f"image_size={new}: the model's output for an image of noise is not finite")
@@ -315,20 +248,21 @@ def _verified(
 
 def _notes(vision: VisionModel, report: Resizing) -> Iterator[str]:
     height, width = report.new
-    in_transformers = isinstance(vision, TransformersModel)
-    if in_transformers and height != width and any(part.kind == LEARNED for part in report.parts):
-        yield (
-            "never pass interpolate_pos_encoding=True to it: transformers takes the table for that of a square image, "
-            "which fails, or mixes up the patches where their number is a square"
-        )
-    moved = any(part.kind == FUNCTION and part.old != part.new for part in report.parts)
-    if not in_transformers and moved and any(map(scales_offsets, vision.model.modules())):
+    if isinstance(vision, TransformersModel):
+        if height != width and any(part.kind == LEARNED for part in report.parts):
+            yield (
+                "never pass interpolate_pos_encoding=True to it: transformers takes the table for that of a square image, "
+                "which fails, or mixes up the patches where their number is a square"
+            )
+        yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
+    elif any(part.kind == FUNCTION and part.old != part.new for part in report.parts) and any(
+        getattr(module, "pretrained_window_size", None) == (0, 0) and getattr(module, "mode", "swin") == "swin"
+        for module in vision.model.modules()
+    ):
         yield (
             "timm scales offsets to the new window, so that neighbouring patches get another bias; Swin v2's authors keep "
             "the scale of the window that was trained (pretrained_window_sizes)"
         )
     config = getattr(vision.model, "config", None)
     if hasattr(config, "image_token_id") or hasattr(config, "image_token_index"):
-        yield "the model joins images and text: let its processor place as many image tokens as there are patches now"
-    if in_transformers:
-        yield f"let the image processor make images of {by(report.new)}: its size is not in the model"
+        yield "the model joins images and text: let its processor make as many image tokens as there are patches now"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from posenc.encodings import GridSinusoidal
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_word
 from posenc.positions import Positions
 
 Grid = tuple[int, int]
@@ -174,12 +174,6 @@ def fixed_parts(before: nn.Module, after: nn.Module, prefix: str, old: Grid, new
     return parts
 
 
-def scales_offsets(module: nn.Module) -> bool:
-    """Whether a formula of offsets counts them in the current window, not in the trained one."""
-    trained = getattr(module, "pretrained_window_size", None)
-    return trained is not None and max(trained) == 0 and getattr(module, "mode", "swin") == "swin"
-
-
 def table_kind(name: str) -> str | None:
     """The kind of a parameter by its name, None: not a table of positions."""
     return next((kind for end, kind in TABLES.items() if f".{name}".endswith(f".{end}")), None)
@@ -204,7 +198,7 @@ def resampled_table(
     """
     kind = table_kind(name)
     rows = weight.detach().reshape(-1, weight.shape[-1]) if kind else weight.detach()
-    first, second = (_rows(kind, grid) for grid in (old, new))
+    first, second = ((2 * h - 1) * (2 * w - 1) if kind == OFFSETS else h * w for h, w in (old, new))
     prefix = len(rows) - first
     if kind is None or prefix < 0 or count - second != prefix:
         raise InputError(
@@ -217,12 +211,10 @@ def resampled_table(
     if x_first is not None and method is None:
         kind, method = SINUSOIDS, "computed anew"
         patches = sinusoids(new, rows.shape[1], x_first=x_first).to(patches)
-    elif kind == LEARNED:
-        method = _known(method or default, OF_PATCHES)
-        patches = resample(patches, old, new, method)
     else:
-        method = _known(method or default, OF_OFFSETS)
-        patches = resample_offsets(patches, old, new, method)
+        method = method or default
+        check_word("method for this table", method, OF_PATCHES if kind == LEARNED else OF_OFFSETS)
+        patches = (resample if kind == LEARNED else resample_offsets)(patches, old, new, method)
     made = torch.cat((patches, apart) if last else (apart, patches))
     return Part(name, kind, prefix, old, new, method if old != new else ""), made.reshape(
         *weight.shape[:-2], *made.shape
@@ -237,15 +229,3 @@ def rows_of_patches(part: Part, weight: Tensor) -> Tensor:
 
 def _last(name: str) -> bool:
     return table_kind(name) == OFFSETS or name.split(".")[-1] in LAST
-
-
-def _rows(kind: str | None, grid: Grid) -> int:
-    """Number of rows for a grid or a window, without those of tokens without a position."""
-    height, width = grid
-    return (2 * height - 1) * (2 * width - 1) if kind == OFFSETS else height * width
-
-
-def _known(method: str, known: dict[str, str]) -> str:
-    if method not in known:
-        raise unknown("method for this table", method, known)
-    return method
