@@ -11,7 +11,7 @@ from torch import nn
 
 import posenc
 from posenc.analysis import codes_of, unique
-from posenc.analysis.reading import SHAPE
+from posenc.analysis.codes import SHAPE
 from posenc.encodings import ENCODINGS, ALiBi, Learned, Rotary, Sinusoidal, create
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, sinusoidal, t5_bucket

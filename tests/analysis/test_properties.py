@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.analysis import bounded, codes_of, deterministic, properties, steps, unique
-from posenc.analysis.reading import SHAPE
+from posenc.analysis.codes import SHAPE
 from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.functional import sinusoidal

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.analysis.analyze import analyze
-from posenc.analysis.plotting import INK
-from posenc.analysis.target import target_of
+from posenc.analysis.analyze import analyze, target_of
+from posenc.analysis.finding import INK
 from posenc.report.analyze import explorer, page, results, state, trains
 from posenc.report.explorer import block
 from references import commands

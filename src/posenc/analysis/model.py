@@ -4,7 +4,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -71,18 +71,25 @@ class VectorModel:
         """
         if self.words is None:
             raise InputError(f"{self.name} reads vectors, not tokens: pass (n, dim) vectors in a floating dtype")
-        if tokens.dim() != 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
             raise InputError(f"tokens {tuple(tokens.shape)}: pass (n,) token ids between 0 and {len(self.words) - 1}")
         return self.words[tokens.long().cpu()]
 
-    def checked(self, x: Tensor, at: Tensor) -> Tensor:
-        """The representations, (batch, n, width).
+    def checked(
+        self, x: Tensor, at: Tensor, run: Callable[[Tensor, Tensor], Tensor] | None = None, dims: Sequence[int] = (3,)
+    ) -> Tensor:
+        """The result of `run`, by default of the model with its codes, (batch, n, width) or of another of these dims.
 
         Raises:
-            InputError: they have another shape or dtype, are not finite, or differ in a second call.
+            InputError: it has another shape or dtype, is not finite, or differs in a second call.
         """
-        result, again = self(x, at), self(x, at)
-        if not isinstance(result, Tensor) or result.dim() != 3 or result.shape[:2] != x.shape[:2]:
+        run = run or self
+        result, again = run(x, at), run(x, at)
+        if (
+            not isinstance(result, Tensor)
+            or result.dim() not in dims
+            or result.shape[:2] != x.shape[: result.dim()][:2]
+        ):
             shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise InputError(f"{self.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
         if result.dtype != x.dtype:
@@ -244,16 +251,16 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
     """
     if isinstance(model, Transformer):
         encoding = copy.deepcopy(model.encoding).to("cpu", torch.float64)
-        width = model.config.dim
-        check_adds(encoding, width)
+        check_adds(encoding, model.config.dim)
         at = Positions.arange(encoding.max_positions or 512 if length is None else length)
-        codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
-        return word_vectors(model), codes
+        return word_vectors(model), encoding.embed(
+            torch.zeros(1, at.num_queries, model.config.dim, dtype=torch.float64), at
+        )[0]
     check_has_table(model)
+    words = word_vectors(model)
     codes = rows_of_table(model).detach().to("cpu", torch.float64, copy=True)
     if length is not None and length > len(codes):
         raise InputError(f"length={length}: the model's table has {len(codes)} positions")
-    words = word_vectors(model)
     if words.shape[1] != codes.shape[1]:
         raise InputError(
             f"model: its token vectors are {words.shape[1]} wide, its codes {codes.shape[1]}: it does not add them"
@@ -272,22 +279,19 @@ def word_vectors(model: Any) -> Tensor:
     return vectors.to("cpu", torch.float64)
 
 
-def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
+def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
     """Raise InputError for tokens that a model cannot read, or for fewer than so many texts of two tokens."""
-    if not isinstance(tokens, Tensor):
-        raise InputError(f"tokens: a {type(tokens).__name__}; pass a tensor of integers, (texts, length)")
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
             f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"
         )
-    pretrained: Any = None if isinstance(model, Transformer) else model
-    words: Any = model.embedding if pretrained is None else pretrained.get_input_embeddings()
+    ours = isinstance(model, Transformer)
+    vocabulary = model.config.vocab_size if ours else model.get_input_embeddings().num_embeddings
     low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= words.num_embeddings:
-        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {words.num_embeddings - 1}")
-    if pretrained is not None and has_learned_table(pretrained) and tokens.shape[1] > len(rows_of_table(pretrained)):
-        have = len(rows_of_table(pretrained))
-        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {have} positions: cut them")
+    if low < 0 or high >= vocabulary:
+        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {vocabulary - 1}")
+    if not ours and has_learned_table(model) and tokens.shape[1] > (rows := len(rows_of_table(model))):
+        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {rows} positions: cut them")
 
 
 @torch.no_grad()
@@ -296,20 +300,11 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     width dim, saying how position enters instead."""
     encoding, layer = encoding.at(0)
     name, sites = encoding.known_as, encoding.sites()
-    how = {
-        "rotate": "by rotating queries and keys",
-        "bias": "as a bias of the scores",
-        "values": "through the values",
-        "scale": "through the scale of the scores",
-        "modify": "through a function of the scores",
-        "sink": "through a sink",
-        "prefix_kv": "through keys and values of its own",
-    }
-    others = [way for site, way in how.items() if site in sites]
+    others = [site for site in sites if site not in ("embed", "augment")]
     if others:
         raise InputError(
-            f"{name}: position enters {' and '.join(others)}, not as a code added to the tokens, so there are no four "
-            "terms; take a model with sinusoidal or learned codes"
+            f"{name}: position enters by {', '.join(others)}, not as a code added to the tokens; take a model with "
+            "sinusoidal or learned codes"
         )
     if "embed" not in sites:
         raise InputError(f"{name}: it adds no position code to the tokens; take one with sinusoidal or learned codes")
@@ -320,8 +315,8 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     alike = torch.allclose(without, without[:, :1].expand_as(without), atol=1e-9)
     if not alike or not torch.allclose(without[0] + without[1], without[2], atol=1e-9):
         raise InputError(
-            f"{name}: it does not add a code to the tokens but changes their vectors by position, which no sum of terms "
-            "can show; take one with sinusoidal or learned codes, merge='add' or 'concat'"
+            f"{name}: it changes the tokens' vectors by position, other than by a sum; take one with sinusoidal or learned "
+            "codes, merge='add' or 'concat'"
         )
 
 
@@ -331,8 +326,8 @@ def check_has_table(model: nn.Module) -> None:
         raise InputError(f"model={type(model).__name__}: pass a posenc Transformer or a transformers model")
     if not has_learned_table(model):
         raise InputError(
-            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens, so there are no four terms "  # type: ignore[union-attr]
-            f"(rotary position enters by rotating queries and keys); take one of {', '.join(sorted(TABLES))}"
+            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens; take one of "  # type: ignore[union-attr]
+            f"{', '.join(sorted(TABLES))}"
         )
 
 

@@ -4,29 +4,25 @@
 import copy
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import at_least
-from posenc.analysis.plotting import LINE, PALETTE, SOFT, plot
-from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
-from posenc.analysis.reading import Sizes, make, needs_causal, parts_of, size_of, sizes_of
+from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, size_of, sizes_of
+from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, bias_of
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_sizes
+from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 ROUNDING = 1e-12
 """Rounding of a score in float64."""
+VARIES = 1e-20
+"""Of squares, relative to their sum: variance below this is rounding."""
 LIMIT = 2**16
 """The longest text whose scores are computed: every sample and head needs a vector for each of its tokens."""
 
@@ -262,7 +258,7 @@ def scores(
         InputError: sizes below 1, or positions that the encoding does not take.
     """
     prepared = _prepared(encoding, layer, name, shape)
-    at_least("samples", samples, 2)
+    check_integers(2, samples=samples)
     width = prepared.share(length)
     drawn = torch.Generator().manual_seed(seed)
     added_by_sample, plain = [], []
@@ -355,6 +351,26 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     return score - without, without.expand_as(score)
 
 
+def by_distance(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of scores (batch, heads, n, n): the distances, query minus key, at which they are visible; their mean at each, (heads,
+    distances); and the share of their variance that the distance explains, (heads,), nan where they do not vary.
+    visible: broadcastable to (batch, 1, n, n)."""
+    n = scores.shape[-1]
+    at = torch.arange(n)
+    inside = visible.expand(len(scores), 1, n, n)[:, 0]
+    index = (at[:, None] - at + n - 1).expand(len(scores), n, n)[inside]
+    values = scores.transpose(0, 1)[:, inside]
+    middle = values.mean(-1, keepdim=True)
+    off = values - middle
+    count = torch.bincount(index, minlength=2 * n - 1)
+    means = torch.zeros(len(values), 2 * n - 1, dtype=values.dtype).index_add_(1, index, off) / count
+    total = off.square().sum(-1)
+    explained = 1 - (off - means[:, index]).square().sum(-1) / total
+    varies = total > VARIES * values.square().sum(-1)
+    occurs = count > 0
+    return torch.arange(1 - n, n)[occurs], (means + middle)[:, occurs], explained.where(varies, torch.nan)
+
+
 def _number(value: float) -> str:
     return f"{value:.3g}"
 
@@ -368,7 +384,7 @@ MOST = 9
 
 
 @plot("A line per head: where it falls, that head attends less to tokens so far away; a flat line ignores distance.")
-def plot_bias_by_distance(ax: "Axes", finding: Bias) -> None:
+def plot_bias_by_distance(ax: Axes, finding: Bias) -> None:
     """What each head adds to a score, by the distance of the two tokens."""
     _by_head(ax, finding.distances, finding.heads)
     ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
@@ -377,7 +393,7 @@ def plot_bias_by_distance(ax: "Axes", finding: Bias) -> None:
 @plot(
     "Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles they have not met."
 )
-def plot_pair_wavelengths(ax: "Axes", finding: PairRotation) -> None:
+def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()
     pairs = torch.arange(len(finding.angles))
@@ -396,7 +412,7 @@ def plot_pair_wavelengths(ax: "Axes", finding: PairRotation) -> None:
 @plot(
     "The faster the score with an identical token falls from left to right, the more local this encoding makes attention."
 )
-def plot_effective_scores(ax: "Axes", finding: PositionScores) -> None:
+def plot_effective_scores(ax: Axes, finding: PositionScores) -> None:
     """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
     distances = torch.arange(finding.length)
     for values, spread, colour, name in (
@@ -412,13 +428,13 @@ def plot_effective_scores(ax: "Axes", finding: PositionScores) -> None:
 
 
 @plot("Heads that part ways specialise by distance; where all lie on one line, position treats every head alike.")
-def plot_scores_by_head(ax: "Axes", finding: PositionScores) -> None:
+def plot_scores_by_head(ax: Axes, finding: PositionScores) -> None:
     """What position adds to the score of a token with an identical one, a line per head."""
     _by_head(ax, torch.arange(finding.length), finding.same)
     ax.set(xlabel="tokens back", ylabel="score minus score without positions")
 
 
-def _by_head(ax: "Axes", distances: torch.Tensor, heads: torch.Tensor) -> None:
+def _by_head(ax: Axes, distances: torch.Tensor, heads: torch.Tensor) -> None:
     for number, values in enumerate(heads):
         named = {"label": f"head {number}"} if len(heads) <= MOST else {"color": PALETTE[0], "alpha": 0.4}
         ax.plot(distances, values, **named)

@@ -49,8 +49,7 @@ class Analyze(WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.analysis.analyze import analyze
-        from posenc.analysis.target import target_of
+        from posenc.analysis.analyze import analyze, target_of
         from posenc.lab.files import Folder
         from posenc.pretrained.load import needs
         from posenc.report.analyze import page, results
