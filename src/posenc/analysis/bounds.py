@@ -19,7 +19,6 @@ from torch import Tensor
 from posenc import frequencies as schedules
 from posenc.analysis.finding import INK, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, plot
 from posenc.errors import InputError, check_positive, check_sizes, unknown
-from posenc.frequencies import Frequencies
 from posenc.frequencies.schedules import first_negative
 from posenc.functional import CURVES, check_even, frequency_curve
 
@@ -124,32 +123,26 @@ def _rule(reach: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Curves(Finding):
-    """The decay under several curves of frequencies: integrals and sums over dim/2 pairs, a row each.
+    """The decay under several curves of frequencies.
 
-    distances: (n,). names: "10000^-t", "t^0.5", ... integrals, sums: (curves, n) float64. zeros: the first zero of each
-    integral. smallest_base: the smallest base whose integral stays above zero up to the largest of the distances, within a
-    position or two: length / 0.6165.
+    distances: (n,). names: "10000^-t", "t^0.5", ... integrals: (curves, n) float64. zeros: the first zero of each.
+    smallest_base: the smallest base whose integral stays above zero up to the largest of the distances, within a position
+    or two: length / 0.6165.
     """
 
-    dim: int
     distances: Tensor
     names: tuple[str, ...]
     integrals: Tensor
-    sums: Tensor
     zeros: tuple[float | None, ...]
     smallest_base: float
 
     def sentences(self) -> list[str]:
         far = float(self.distances.abs().max())
         last = self.integrals[:, int(self.distances.abs().argmax())].tolist()
-        gaps = (self.sums - self.integrals).abs().amax(-1).tolist()
         sentences = []
-        for name, zero, value, gap in zip(self.names, self.zeros, last, gaps, strict=True):
+        for name, zero, value in zip(self.names, self.zeros, last, strict=True):
             crossing = "never reaches zero" if zero is None else f"is first zero at {zero:.5g}"
-            sentences.append(
-                f"theta = {name}: the integral {crossing} and is {value:.3g} at distance {far:g}; the sum over "
-                f"{self.dim // 2} pairs differs from it by up to {gap:.2g}."
-            )
+            sentences.append(f"theta = {name}: the integral {crossing} and is {value:.3g} at distance {far:g}.")
         sentences.append(
             f"A geometric curve stays above zero over {far:g} positions from a base of about {self.smallest_base:.4g} on."
         )
@@ -160,14 +153,12 @@ def curves(
     distances: Numbers,
     bases: Sequence[float] = (10000.0, 1000.0, 100.0),
     exponents: Sequence[float] = (0.5, 1.0, 2.0),
-    *,
-    dim: int = 128,
 ) -> Curves:
     """The curves of frequencies that Su compares, over distances: theta = base^-t for every base, t^exponent for every
-    exponent; as integrals and as sums over dim/2 pairs.
+    exponent.
 
     Raises:
-        InputError: no curve, no distance, what `decay_integral` refuses, an odd dim.
+        InputError: no curve, no distance, what `decay_integral` refuses.
 
     Source: Su, kexue.fm/archives/8231.
     """
@@ -176,13 +167,10 @@ def curves(
     chosen |= {"t" if e == 1 else f"t^{e:g}": ("power", 10000.0, e) for e in exponents}
     if not chosen or not len(x):
         raise InputError("curves: pass at least one base or exponent, and at least one distance")
-    thetas = [frequency_curve(dim, base, curve, exponent) for curve, base, exponent in chosen.values()]
     return Curves(
-        dim=dim,
         distances=x,
         names=tuple(chosen),
         integrals=torch.stack([decay_integral(x, *curve) for curve in chosen.values()]),
-        sums=torch.stack([(x[:, None] * theta).cos().mean(-1) for theta in thetas]),
         zeros=tuple(first_zero(*curve) for curve in chosen.values()),
         smallest_base=float(x.abs().max()) / CI_ZERO,
     )
@@ -202,7 +190,7 @@ Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
 FACTOR = 4
-"""How much longer than in training the texts are that a report asks about."""
+"""How much longer than in training the texts of a report are."""
 LARGEST_BASE = 1e15
 WORST = 8
 """Distances at which the sum is negative that are tried on the next base."""
@@ -239,7 +227,7 @@ def rope_bound(
     head_dim: int,
     base: float = 10000.0,
     *,
-    frequencies: Schedule | Frequencies | Tensor | None = None,
+    frequencies: Schedule | Tensor | None = None,
 ) -> Tensor:
     """RoPE's decay bound: (2/d) sum_j |S_(j+1)| with S_j = sum_(c<j) e^(i m theta_c), float64, of distances' shape.
 
@@ -267,15 +255,15 @@ def longest_length(
     base: float,
     head_dim: int,
     *,
-    frequencies: Schedule | Frequencies | Tensor | None = None,
+    frequencies: Schedule | Tensor | None = None,
     limit: int = 1 << 20,
 ) -> int | None:
     """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, from where a key
     like the query is no longer preferred to a random one. None where there is none below `limit`.
 
     A necessary condition that the paper derives and finds confirmed, not a promise: Llama 2 was trained on more than
-    twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), what it
-    gives, or a model's own (head_dim/2,) inv_freq; plain RoPE if None.
+    twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), or
+    (head_dim/2,) inv_freq; plain RoPE if None.
 
     Raises:
         InputError: an odd head_dim, a base not above 0, frequencies that do not fit, a limit below 1.
@@ -387,22 +375,22 @@ def base_bound(
     )
 
 
-def frequencies_of(given: Schedule | Frequencies | Tensor | None, head_dim: int, base: float) -> Tensor:
-    """(head_dim/2,) float64 frequencies of a schedule, of what it gives, or as they are.
+def frequencies_of(frequencies: Schedule | Tensor | None, head_dim: int, base: float) -> Tensor:
+    """(head_dim/2,) float64 frequencies, of a schedule or as they are.
 
     Raises:
         InputError: they are not head_dim/2 finite numbers, or what the schedule refuses.
     """
     check_even("head_dim", head_dim)
-    if given is None:
+    if frequencies is None:
         return frequency_curve(head_dim, base)
-    if isinstance(given, (str, Mapping)):
-        return schedules.create(schedules.parse(given) if isinstance(given, str) else given, head_dim, base).inv_freq
-    inv_freq = given.inv_freq if isinstance(given, Frequencies) else given
-    if not isinstance(inv_freq, Tensor) or inv_freq.shape != (head_dim // 2,) or not bool(inv_freq.isfinite().all()):
-        shape = tuple(inv_freq.shape) if isinstance(inv_freq, Tensor) else type(inv_freq).__name__
+    if not isinstance(frequencies, Tensor):
+        data = schedules.parse(frequencies) if isinstance(frequencies, str) else frequencies
+        return schedules.create(data, head_dim, base).inv_freq
+    if frequencies.shape != (head_dim // 2,) or not bool(frequencies.isfinite().all()):
+        shape = tuple(frequencies.shape)
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")
-    return inv_freq.detach().to("cpu", torch.float64)
+    return frequencies.detach().to("cpu", torch.float64)
 
 
 @plot(

@@ -199,9 +199,6 @@ SEQUENTIAL = 2048
 BUCKETED = ("t5", "mt5", "umt5", "longt5")
 """Model types with T5's bias."""
 
-Part = tuple[Encoding, int]
-"""An encoding that acts in a layer, and which of its own layers that is."""
-
 
 def make(text: str, **shape: Any) -> Encoding:
     """The encoding of a text for a model of that shape, drawn from a fixed seed."""
@@ -209,8 +206,8 @@ def make(text: str, **shape: Any) -> Encoding:
         return create(text, **{**SHAPE, **shape})
 
 
-def codes_of(subject: Any, *, name: str | None = None, layer: int = 0, **shape: Any) -> Codes:
-    """The codes of a subject.
+def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
+    """The codes of a subject; where layers differ, those of the first.
 
     Args:
         subject: an encoding, or its text ("rope:rope_theta=500", made for `shape`, see SHAPE); a function or a module
@@ -219,7 +216,7 @@ def codes_of(subject: Any, *, name: str | None = None, layer: int = 0, **shape: 
             Of an encoding: its vectors of positions (`Encoding.position_codes`), or what it adds to the input; else what
             its rotation makes of a query of ones in the first head; else its bias of every distance between content of
             ones, a number per head. Codes of a position map are rotations by the mapped distance.
-        name: for people. layer: which layer.
+        name: for people.
         shape: of the model, for a text; for an encoding the sizes that it does not have as attributes num_heads,
             num_kv_heads, head_dim or dim; for a function `dim`, the width that it must give.
 
@@ -229,7 +226,7 @@ def codes_of(subject: Any, *, name: str | None = None, layer: int = 0, **shape: 
     if isinstance(subject, Codes):
         return subject
     if isinstance(subject, str):
-        return encoding_codes(make(subject, **shape).eval(), layer, name or subject)
+        return encoding_codes(make(subject, **shape).eval(), name or subject)
     sized = isinstance(subject, (Tensor, nn.Embedding, Transformer)) or hasattr(subject, "config")
     known = set(SHAPE) if isinstance(subject, Encoding) else set() if sized else {"dim"}
     if set(shape) - known:
@@ -238,15 +235,15 @@ def codes_of(subject: Any, *, name: str | None = None, layer: int = 0, **shape: 
             "their texts take it)"
         )
     if isinstance(subject, Encoding):
-        return encoding_codes(subject, layer, name or subject.known_as, shape)
+        return encoding_codes(subject, name or subject.known_as, shape)
     if isinstance(subject, nn.Embedding):
         return _table_codes(subject.weight, name or "table")
     if isinstance(subject, Tensor) or type(subject).__module__ == "numpy":
         return _table_codes(torch.as_tensor(subject), name or "table")
     if isinstance(subject, Transformer):
-        return encoding_codes(subject.encoding, layer, name or subject.encoding.known_as)
+        return encoding_codes(subject.encoding, name or subject.encoding.known_as)
     if hasattr(subject, "config"):
-        return _pretrained_codes(subject, name, layer)
+        return _pretrained_codes(subject, name)
     name = name or str(getattr(subject, "__name__", type(subject).__name__))
     if isinstance(subject, nn.Module):
         device = device_of(subject)
@@ -323,14 +320,14 @@ def sizes_of(encoding: Encoding, given: Mapping[str, int]) -> Sizes:
 
 
 @torch.no_grad()
-def needs_causal(encoding: Encoding, sizes: Sizes, layer: int = 0) -> bool:
+def needs_causal(encoding: Encoding, sizes: Sizes) -> bool:
     """Whether no query may see later keys: the encoding declares it, or accepts a causal text and no other."""
     q = torch.ones(1, sizes.num_heads, 2, sizes.head_dim, dtype=torch.float64, device=device_of(encoding))
     k = q[:, : sizes.num_kv_heads]
 
     def accepts(causal: bool) -> bool:
         try:
-            prepare(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, layer)
+            prepare(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, 0)
         except Exception:  # a user's encoding may refuse by any exception
             return False
         return True
@@ -346,59 +343,57 @@ def device_of(module: nn.Module) -> torch.device:
 # ---------------------------------------------------------------- encodings
 
 
-def encoding_codes(encoding: Encoding, layer: int, name: str, given: Mapping[str, int] = MappingProxyType({})) -> Codes:
+def encoding_codes(encoding: Encoding, name: str, given: Mapping[str, int] = MappingProxyType({})) -> Codes:
     """See `codes_of`. given: sizes that the encoding does not have as attributes."""
-    parts = _acting(encoding, layer)
+    parts = _acting(encoding)
     for reader in (_input_codes, _rotation_codes, _bias_codes):
         codes = reader(encoding, parts, name, given)
         if codes is not None:
             return codes
-    sites = sorted({at for part, _ in parts for at in part.sites()})
+    sites = sorted({at for part in parts for at in part.sites()})
     raise InputError(
-        f"{name}: it has no code per position or distance; in layer {layer} it acts on {', '.join(sites) or 'nothing'}"
+        f"{name}: it has no code per position or distance; in layer 0 it acts on {', '.join(sites) or 'nothing'}"
     )
 
 
-def _acting(encoding: Encoding, layer: int) -> list[Part]:
-    """What acts in a layer: the terms of sums, and the encoding whose turn it is."""
-    acting, number = encoding.at(layer)
-    if isinstance(acting, Sum):
-        return [part for term in acting for part in _acting(term, number)]
-    return [(acting, number)]
+def _acting(encoding: Encoding) -> list[Encoding]:
+    """What acts in the first layer: the terms of sums, and the encoding whose turn it is."""
+    acting, _ = encoding.at(0)
+    return [part for term in acting for part in _acting(term)] if isinstance(acting, Sum) else [acting]
 
 
 def has_position_codes(encoding: Encoding) -> bool:
     return type(encoding).position_codes is not Encoding.position_codes
 
 
-def _input_codes(encoding: Encoding, parts: list[Part], name: str, given: Mapping[str, int]) -> Codes | None:
-    used = [part for part in parts if "embed" in part[0].sites() or has_position_codes(part[0])]
+def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
+    used = [part for part in parts if "embed" in part.sites() or has_position_codes(part)]
     if not used:
         return None
-    if len(used) > 1 and any(getattr(part, "merge", "add") != "add" for part, _ in used):
+    if len(used) > 1 and any(getattr(part, "merge", "add") != "add" for part in used):
         raise InputError(f"{name}: several codes that are not all added to the input; analyse them one by one")
 
     def codes(at: Tensor) -> Tensor:
         positions = _text_positions(encoding, at)
-        return torch.stack([_vectors(part, number, positions, given) for part, number in used]).sum(0)
+        return torch.stack([_vectors(part, positions, given) for part in used]).sum(0)
 
-    waves, frequencies = None, used[0][0].code_frequencies() if len(used) == 1 else None
+    waves, frequencies = None, used[0].code_frequencies() if len(used) == 1 else None
     if frequencies is not None and not _moves(encoding):
         with torch.no_grad():
             waves = _waves(frequencies.detach().cpu().double(), codes(torch.arange(4)).cpu(), 1e-6)
-    return _codes(name, codes, encoding, [part for part, _ in used], waves)
+    return _codes(name, codes, encoding, used, waves)
 
 
-def _vectors(part: Encoding, layer: int, positions: Positions, given: Mapping[str, int]) -> Tensor:
-    vectors = part.position_codes(positions, layer)
+def _vectors(part: Encoding, positions: Positions, given: Mapping[str, int]) -> Tensor:
+    vectors = part.position_codes(positions)
     if vectors is not None:
         return vectors[0]
     width = sizes_of(part, given).dim
     if width is None:
         raise InputError(f"{part.known_as}: the width of the input is not known; set self.dim, or pass dim=")
     zeros = torch.zeros(1, positions.num_queries, width, device=device_of(part))
-    added = part.embed(zeros, positions, layer)
-    if not torch.allclose(part.embed(zeros + 1, positions, layer), added + 1, atol=1e-5):
+    added = part.embed(zeros, positions)
+    if not torch.allclose(part.embed(zeros + 1, positions), added + 1, atol=1e-5):
         raise InputError(f"{type(part).__name__}: it is not added to the input; pass its codes as a function")
     return added[0]
 
@@ -420,12 +415,12 @@ def _waves(frequencies: Tensor, codes: Tensor, tolerance: float) -> Waves | None
     return None
 
 
-def _rotation_codes(encoding: Encoding, parts: list[Part], name: str, given: Mapping[str, int]) -> Codes | None:
-    rotating = [part for part in parts if "rotate" in part[0].sites() and part[0].planes != ()]
+def _rotation_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
+    rotating = [part for part in parts if "rotate" in part.sites() and part.planes != ()]
     if not rotating:
         return None
-    if len(rotating) == 1 and isinstance(rotating[0][0], Mapped):
-        return _map_codes(rotating[0][0], rotating[0][1], name, given)
+    if len(rotating) == 1 and isinstance(rotating[0], Mapped):
+        return _map_codes(rotating[0], name, given)
 
     def codes(at: Tensor) -> Tensor:
         return _rotated(rotating, _text_positions(encoding, at, key_at_zero=not encoding.needs_length), given)
@@ -434,16 +429,16 @@ def _rotation_codes(encoding: Encoding, parts: list[Part], name: str, given: Map
         first = codes(torch.arange(4)).cpu()
     if bool((first.diff(dim=0) == 0).all()):
         return None  # it prepares queries and keys for the bias, whatever their position
-    waves = _rotation_waves(*rotating[0], first) if len(rotating) == 1 else None
-    return _codes(name, codes, encoding, [part for part, _ in rotating], waves)
+    waves = _rotation_waves(rotating[0], first) if len(rotating) == 1 else None
+    return _codes(name, codes, encoding, rotating, waves)
 
 
-def _rotated(parts: list[Part], positions: Positions, given: Mapping[str, int]) -> Tensor:
+def _rotated(parts: list[Encoding], positions: Positions, given: Mapping[str, int]) -> Tensor:
     """Queries of ones, rotated. Unless the text's length matters, the only key is at position 0, so that no code depends on
     others."""
-    q, k = _ones(sizes_of(parts[0][0], given), positions)
-    for part, layer in parts:
-        q, k = part.rotate(q, k, positions, layer)
+    q, k = _ones(sizes_of(parts[0], given), positions)
+    for part in parts:
+        q, k = part.rotate(q, k, positions)
     return q[0, 0]
 
 
@@ -453,10 +448,10 @@ def _ones(sizes: Sizes, positions: Positions) -> tuple[Tensor, Tensor]:
     return tuple(torch.ones(1, heads, n, sizes.head_dim, **like) for heads, n in counts)  # type: ignore[call-overload]
 
 
-def _rotation_waves(part: Encoding, layer: int, codes: Tensor) -> Waves | None:
+def _rotation_waves(part: Encoding, codes: Tensor) -> Waves | None:
     """From the angles of its keys, where they grow evenly."""
     try:
-        angles = part.key_angles(Positions.from_ids(torch.arange(3, device=device_of(part))), layer)
+        angles = part.key_angles(Positions.from_ids(torch.arange(3, device=device_of(part))))
     except InputError:
         return None
     angles = angles[0, 0].detach().cpu().double()
@@ -466,7 +461,7 @@ def _rotation_waves(part: Encoding, layer: int, codes: Tensor) -> Waves | None:
     return _waves(frequencies, codes, 1e-9)
 
 
-def _map_codes(part: Mapped, layer: int, name: str, given: Mapping[str, int]) -> Codes:
+def _map_codes(part: Mapped, name: str, given: Mapping[str, int]) -> Codes:
     """Of a distance: the rotation by the mapped distance."""
     if not part.map.shift_invariant:
         raise InputError(f"{name}: its map depends on more than the distance, so there is no code of a distance")
@@ -476,44 +471,44 @@ def _map_codes(part: Mapped, layer: int, name: str, given: Mapping[str, int]) ->
         if bool(at.isnan().any()):
             raise HiddenKeys(name, int(distances[at.isnan()].min()))
         moved = at.to(device_of(part))
-        return _rotated([(part.encoding, layer)], Positions.from_ids(moved, moved.new_zeros(1)), given)
+        return _rotated([part.encoding], Positions.from_ids(moved, moved.new_zeros(1)), given)
 
     return Codes(name, codes, of="distance", module=part)
 
 
-def _bias_codes(encoding: Encoding, parts: list[Part], name: str, given: Mapping[str, int]) -> Codes | None:
-    adding = [part for part in parts if "bias" in part[0].sites()]
-    if not adding or any(has_position_codes(part) for part, _ in adding):
+def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
+    adding = [part for part in parts if "bias" in part.sites()]
+    if not adding or any(map(has_position_codes, adding)):
         return None
-    causal = any(needs_causal(part, sizes_of(part, given), layer) for part, layer in adding)
-    if causal and any(_reads_keys(part, layer, sizes_of(part, given)) for part, layer in adding):
-        raise InputError(f"{name}: its bias depends on what the text says, so there is no code before there is a text")
+    causal = any(needs_causal(part, sizes_of(part, given)) for part in adding)
+    if causal and any(_reads_keys(part, sizes_of(part, given)) for part in adding):
+        raise InputError(f"{name}: its bias depends on the content of the text, so a distance has no code")
 
     def codes(distances: Tensor) -> Tensor:
         """(n, heads): what a query adds to its score with a key so far before it, of content of ones."""
         at = _last_of_a_text(encoding, distances) if causal else _text_positions(encoding, distances, key_at_zero=True)
-        bias = torch.stack([_bias(part, layer, at, sizes_of(part, given)) for part, layer in adding]).sum(0)
+        bias = torch.stack([_bias(part, at, sizes_of(part, given)) for part in adding]).sum(0)
         by_distance = bias[:, 0].T.flip(0)[distances.long()] if causal else bias[:, :, 0].T
         hidden = (by_distance == -torch.inf).any(-1).to(distances.device)
         if bool(hidden.any()):
             raise HiddenKeys(name, int(distances[hidden].min()))
         return by_distance
 
-    return _codes(name, codes, encoding, [part for part, _ in adding], of_distance=True)
+    return _codes(name, codes, encoding, adding, of_distance=True)
 
 
-def _bias(part: Encoding, layer: int, positions: Positions, sizes: Sizes) -> Tensor:
+def _bias(part: Encoding, positions: Positions, sizes: Sizes) -> Tensor:
     """(heads, queries, keys)."""
     q, k = _ones(sizes, positions)
     try:
-        terms = bias_of(part, q, k, positions, layer)
+        terms = bias_of(part, q, k, positions, 0)
     except InputError:
         if type(part).share is Encoding.share:
             raise
         part, width = copy(part), sizes.num_heads * sizes.head_dim
         repeat = lambda x: x.repeat(1, -(-width // x.shape[-1]))[..., :width]  # noqa: E731
-        part.share([(repeat, repeat)] * (layer + 1))  # a model's projections, which here repeat its table in every head
-        terms = bias_of(part, q, k, positions, layer)
+        part.share([(repeat, repeat)])  # a model's projections, which here repeat its table in every head
+        terms = bias_of(part, q, k, positions, 0)
     bias = dense_sum(terms, positions.q.device)
     if bias is None:
         raise InputError(f"{type(part).__name__}: its bias has no terms")
@@ -530,11 +525,11 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
 
 
-def _reads_keys(part: Encoding, layer: int, sizes: Sizes) -> bool:
+def _reads_keys(part: Encoding, sizes: Sizes) -> bool:
     """Whether its bias is computed from the keys."""
     q, k = _ones(sizes, at := Positions.arange(1, 3, causal=True, device=device_of(part)))
     with torch.enable_grad():
-        bias = dense_sum(bias_of(part, q, k.requires_grad_(), at, layer), k.device)
+        bias = dense_sum(bias_of(part, q, k.requires_grad_(), at, 0), k.device)
         if bias is None or not bias.requires_grad:
             return False
         return torch.autograd.grad(bias.sum(), k, allow_unused=True)[0] is not None
@@ -580,16 +575,16 @@ def _text_positions(encoding: Encoding, at: Tensor, key_at_zero: bool = False) -
 # ---------------------------------------------------------------- pretrained models
 
 
-def _pretrained_codes(model: nn.Module, name: str | None, layer: int) -> Codes:
+def _pretrained_codes(model: nn.Module, name: str | None) -> Codes:
     inner = unwrap(model)
     model_type = str(inner.config.model_type)
     name = name or model_type
     if has_learned_table(model):
         return _table_codes(rows_of_table(model), name, inner)
     if model_type in BUCKETED:
-        return encoding_codes(_bucketed(inner, layer), 0, name)
+        return encoding_codes(_bucketed(inner), name)
     if model_type in FAMILIES:
-        return encoding_codes(_rotation(model, layer), 0, name)
+        return encoding_codes(_rotation(model), name)
     known = sorted({*TABLES, *BUCKETED, *FAMILIES})
     raise InputError(
         f"model of type {model_type!r}: its positions are unknown (known: {', '.join(known)}); pass its table, or a function "
@@ -597,31 +592,25 @@ def _pretrained_codes(model: nn.Module, name: str | None, layer: int) -> Codes:
     )
 
 
-def _rotation(model: nn.Module, layer: int) -> Encoding:
-    """What rotates queries and keys in a layer of the model as it is now, extended or not."""
+def _rotation(model: nn.Module) -> Encoding:
+    """What rotates queries and keys in the first layer that has positions, of the model as it is now, extended or not."""
     structure = model_structure(model)
-    if not 0 <= layer < len(structure.layers):
-        raise InputError(f"layer={layer}: the model has layers 0 .. {len(structure.layers) - 1}")
-    own = structure.layers[layer]
-    if not own.rotates:
-        raise InputError(f"layer={layer}: this layer has no positions; pass another")
+    layer, first = next((at, each) for at, each in enumerate(structure.layers) if each.rotates)
     record = attached(structure.model)
     rotary = getattr(structure.decoder, "rotary_emb", None)
     if record is not None and isinstance(rotary, RotaryModule):
-        kind = own.layer_type if own.layer_type in rotary.rotations else next(iter(rotary.rotations))
+        kind = first.layer_type if first.layer_type in rotary.rotations else next(iter(rotary.rotations))
         inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotary.rotations[kind]
         assert isinstance(inside, Encoding)
         return inside
-    rope = structure.ropes.get(own.layer_type, structure.rope)
+    rope = structure.ropes.get(first.layer_type, structure.rope)
     return Rotary(structure.head_dim, rope.rope_theta, structure.layout, rope.rotary_dim, rope.schedule)
 
 
-def _bucketed(inner: Any, layer: int) -> T5:
-    """The bias of the encoder, or of the only stack; one for all layers, or one each (umt5)."""
+def _bucketed(inner: Any) -> T5:
+    """The bias of the encoder, or of the only stack, in its first layer."""
     stack = getattr(inner, "encoder", None) or inner.decoder
-    tables = [m for m in stack.modules() if hasattr(m, "relative_attention_bias")]
-    attention = [m.relative_attention_bias for m in tables if getattr(m, "has_relative_attention_bias", True)]
-    table = attention[layer if len(attention) > 1 else 0].weight
+    table = next(m.relative_attention_bias for m in stack.modules() if hasattr(m, "relative_attention_bias")).weight
     config = inner.config
     buckets = config.relative_attention_num_buckets, config.relative_attention_max_distance
     encoding = T5(table.shape[1], not stack.is_decoder, *buckets)

@@ -227,7 +227,6 @@ def expansion(
     *,
     codes: Any = None,
     layers: int | None = None,
-    amplitudes: Sequence[float] = AMPLITUDES,
     pairs: int = 32,
     columns: int = 1,
     length: int = 16,
@@ -242,17 +241,15 @@ def expansion(
         texts: (n,) or (texts, n) token ids, or (n, dim) or (texts, n, dim) vectors in a floating dtype; or how many
             texts of `length` random tokens, of N(0, 1) vectors where there are no tokens.
         codes: what `codes_of` takes, per position. None: those that the model itself adds.
-        layers: only the first ones of a model with several; None: all.
-        amplitudes: factors of the codes to measure the remainder at, falling or rising. pairs: at most so many pairs
+        layers: only the first ones of a posenc Transformer; None: all.
+        pairs: at most so many pairs
             of positions a text. columns: positions n a text whose blocks H_mn with every m < n are made, by dim
             Hessian-vector products each. seed: of whatever is random.
 
     Raises:
         InputError: no codes, codes of another width than the model's, texts that do not fit, a function that changes
-            between calls, is not finite, not in float64 or has no derivative, or amplitudes that are not positive.
+            between calls, is not finite, not in float64 or has no derivative.
     """
-    if len(set(amplitudes)) < 2 or not all(0 < a < math.inf for a in amplitudes):
-        raise InputError(f"amplitudes={list(amplitudes)}: pass two or more different positive numbers")
     check_sizes(pairs=pairs, columns=columns)
     runner, draw = vector_model(model, layers=layers), torch.Generator().manual_seed(seed)
     x = _vectors(runner, texts, length, draw)
@@ -261,8 +258,8 @@ def expansion(
     p = added(torch.arange(max(n, min(DISTANCES, added.limit or DISTANCES))))
     if p.shape[1] != width:
         raise InputError(f"codes: those of {added.name} are {p.shape[1]} wide, the model's vectors {width}")
-    f = _scalar(runner, x, draw)
-    expanded = [_expanded(f, text, p[:n], torch.tensor(amplitudes, dtype=torch.float64), pairs, draw) for text in x]
+    f, amplitudes = _scalar(runner, x, draw), torch.tensor(AMPLITUDES, dtype=torch.float64)
+    expanded = [_expanded(f, text, p[:n], amplitudes, pairs, draw) for text in x]
     blocks = [
         column(f, text, j)[:j] for text in x for j in (1 + torch.randperm(n - 1, generator=draw)[:columns]).tolist()
     ]
@@ -277,10 +274,10 @@ def expansion(
         length=n,
         whole=_terms(torch.stack([one.whole for one in expanded])),
         pair=_terms(torch.cat([one.pairs for one in expanded])),
-        amplitudes=list(amplitudes),
+        amplitudes=list(AMPLITUDES),
         remainders=remainders.tolist(),
         exact=float(remainders.max()) <= rounding,
-        slope=_slope(amplitudes, remainders.tolist(), rounding),
+        slope=_slope(AMPLITUDES, remainders.tolist(), rounding),
         blocks=shapes,
         decay=None if shapes is None or not p.any() else decay(p[:DISTANCES], shapes.matrix),
         by_distance=[float(each.diagonal(distance).mean()) for distance in range(1, n)],

@@ -32,16 +32,12 @@ RISE = 1e-12
 """Of the same: means that differ by less are equal."""
 
 
-BLOCK = 1 << 20
-"""Dot products at once."""
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel(Finding):
     """Dot products of codes by distance k, over their mean squared norm: p_m . p_(m+k) over all m, in length positions.
 
     mean, spread: (length,) float64, over m; the spread is a standard deviation, zero where the distance decides.
-    asymmetry: the largest |p_m . p_(m+k) - p_m . p_(m-k)| over all m and k. first_rise: the first k at which the mean
+    first_rise: the first k at which the mean
     is larger than at k - 1. first_zero: the first at which it is not above zero. half: the first at which it is at
     most half of its value at zero. tail: its mean from half the length on. random: standard deviation of the dot
     product of two random unit vectors, dim^(-1/2). like_random: the first k at which the mean is within it. Each is
@@ -53,7 +49,6 @@ class Kernel(Finding):
     length: int
     mean: Tensor
     spread: Tensor
-    asymmetry: float
     first_rise: int | None
     first_zero: int | None
     half: int | None
@@ -64,19 +59,14 @@ class Kernel(Finding):
     @property
     def stationary(self) -> bool:
         """Whether the dot product is a function of the distance."""
-        return float(self.spread.max()) <= SAME and self.symmetric
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether p_m has the same dot product with what lies as far before it as after it."""
-        return self.asymmetry <= SAME
+        return float(self.spread.max()) <= SAME
 
     @property
     def monotone(self) -> bool:
         return self.first_rise is None
 
     def sentences(self) -> list[str]:
-        return [self._about_distance(), self._about_order(), self._about_decay(), self._about_random()]
+        return [self._about_distance(), self._about_decay(), self._about_random()]
 
     def _about_distance(self) -> str:
         if self.stationary:
@@ -90,11 +80,6 @@ class Kernel(Finding):
             f"The dot product of two codes of {self.name} is no function of their distance: at distance {at} its standard "
             f"deviation is {float(self.spread[at]):.3g}, its mean {float(self.mean[at]):.3g}."
         )
-
-    def _about_order(self) -> str:
-        if self.symmetric:
-            return "It is the same before and after: p_m . p_(m+k) = p_m . p_(m-k)."
-        return f"p_m . p_(m+k) and p_m . p_(m-k) differ by up to {self.asymmetry:.3g}: it depends on where m is."
 
     def _about_decay(self) -> str:
         steps, last = self.mean.diff(), self.length - 1
@@ -138,7 +123,9 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     power = float(values.pow(2).sum(-1).mean())
     if power == 0:
         raise InputError(f"{codes.name}: every code is zero, so there is nothing to compare")
-    mean, spread, asymmetry = _by_distance(values / math.sqrt(power))
+    values = values / math.sqrt(power)
+    dots = [(values[: length - k] * values[k:]).sum(-1) for k in range(length)]
+    mean, spread = torch.stack([k.mean() for k in dots]), torch.stack([k.std(correction=0) for k in dots])
     level = float(mean[0])
     rises = mean.diff() > RISE
     random = values.shape[1] ** -0.5
@@ -148,7 +135,6 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
         length=length,
         mean=mean,
         spread=spread,
-        asymmetry=asymmetry,
         first_rise=_first(rises, 1),
         first_zero=_first(mean <= 0),
         half=_first(mean <= level / 2),
@@ -160,26 +146,6 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
 
 def _first(holds: Tensor, offset: int = 0) -> int | None:
     return int(holds.int().argmax()) + offset if bool(holds.any()) else None
-
-
-def _by_distance(values: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Mean and standard deviation of v_m . v_(m+k) for each k, and the largest difference to v_m . v_(m-k)."""
-    length = len(values)
-    distances = torch.arange(length)
-    count = length - distances.double()
-    level = values @ values[0]  # of the first row: deviations from it are small where the distance decides
-    first, second, asymmetry = torch.zeros_like(level), torch.zeros_like(level), 0.0
-    for rows in distances.split(max(1, BLOCK // length)):
-        dots = values[rows] @ values.T
-        after, before = rows[:, None] + distances, rows[:, None] - distances
-        ahead = dots.gather(1, after.clamp(max=length - 1))
-        behind = dots.gather(1, before.clamp(min=0))
-        off = (ahead - level).masked_fill(after >= length, 0)
-        first, second = first + off.sum(0), second + off.pow(2).sum(0)
-        both = (after < length) & (before >= 0)
-        asymmetry = max(asymmetry, float((ahead - behind).abs().masked_fill(~both, 0).max()))
-    shift = first / count
-    return level + shift, (second / count - shift**2).clamp(min=0).sqrt(), asymmetry
 
 
 @plot(
@@ -233,9 +199,6 @@ class Shift(Finding):
     t = first, first + 1, .. fitted, rank: how many positions it was fitted to, in how many directions: as many as serve
     positions left out. composition: how far M M p(t) is from p(t + 2 shift), over the same norm. orthogonality: the
     largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
-    angles: by how much M turns its planes, radians from 0 to pi, from its eigenvalues of modulus above 1/2.
-    angle_error: how far the nearest of them is at most from the angles that the frequencies give; None where these are not
-    known.
     """
 
     name: str
@@ -254,8 +217,6 @@ class Shift(Finding):
     rank: int
     composition: float
     orthogonality: float
-    angles: Tensor
-    angle_error: float | None
 
     def sentences(self) -> list[str]:
         dim = len(self.matrix)
@@ -284,10 +245,6 @@ class Shift(Finding):
             sentences.append(
                 f"It {norms} (M^T M is within {self.orthogonality:.1g} of 1 where codes are); applied twice it "
                 f"shifts by {2 * self.shift:g} (within {self.composition:.1g})."
-            )
-        if self.angle_error is not None:
-            sentences.append(
-                f"Its angles are the known frequencies times the shift, within {self.angle_error:.1g} rad."
             )
         return sentences
 
@@ -322,7 +279,6 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     else:
         matrix, rank = _fitted(before[~rest], after[~rest])
     missed = (before @ matrix.T - after).norm(dim=-1) / norm
-    angles = _angles(matrix if known else _inside(matrix, before[~rest], rank))
     residual = _mean(missed[rest])
     return Shift(
         name=codes.name,
@@ -341,8 +297,6 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
         rank=rank,
         composition=_mean((before @ (matrix @ matrix).T - twice).norm(dim=-1) / norm),
         orthogonality=_orthogonality(matrix, before),
-        angles=angles,
-        angle_error=_furthest(shift * codes.waves.frequencies, angles) if codes.waves and len(angles) else None,
     )
 
 
@@ -384,30 +338,6 @@ def _orthogonality(matrix: Tensor, codes: Tensor) -> float:
     _, singular, directions = torch.linalg.svd(codes, full_matrices=False)
     used = matrix @ directions[singular > 1e-4 * singular[0]].T
     return float((used.T @ used - torch.eye(used.shape[1], dtype=used.dtype)).abs().max()) if used.numel() else 0.0
-
-
-def _angles(matrix: Tensor) -> Tensor:
-    """By how much planes and lines are turned, ascending: one for each pair of complex eigenvalues or real one."""
-    try:
-        values = torch.linalg.eigvals(matrix)
-    except RuntimeError:  # many eigenvalues that are nearly equal: perturb them by rounding
-        noise = torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
-        values = torch.linalg.eigvals(matrix + 1e-13 * float(matrix.abs().max()) * noise)
-    values = values[(values.abs() > 0.5) & (values.imag >= 0)]
-    return values.angle().abs().sort().values
-
-
-def _inside(matrix: Tensor, codes: Tensor, rank: int) -> Tensor:
-    """The matrix among the directions that it was fitted in, (rank, rank): the same eigenvalues, less the zeros."""
-    directions = torch.linalg.svd(codes, full_matrices=False)[2][:rank]
-    return directions @ matrix @ directions.T
-
-
-def _furthest(turned: Tensor, angles: Tensor) -> float:
-    """How far the nearest of angles in 0 .. pi is, at most, from one of the planes turned."""
-    folded = turned.abs() % (2 * math.pi)
-    folded = torch.minimum(folded, 2 * math.pi - folded)
-    return float((folded[:, None] - angles).abs().amin(-1).max())
 
 
 @plot("Blocks of two by two on the diagonal, or two stripes: each pair of channels is turned by itself.", (5, 4.2))

@@ -109,7 +109,7 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
     Args:
         subject: a `posenc.Transformer`, a transformers model, nn.TransformerEncoder, nn.TransformerEncoderLayer,
             nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors in float64.
-        layers: only the first ones of a model with several; None: all. name: for people.
+        layers: only the first ones of a posenc Transformer; None: all. name: for people.
 
     Raises:
         InputError: a number of layers that the model does not have, or a model that reads two texts or does not add its
@@ -125,12 +125,10 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
     model = copy.deepcopy(subject).to("cpu", torch.float64).eval().requires_grad_(False)
     if isinstance(model, Transformer):
         return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
-    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
-        return _of_pretrained(model, layers, named)
     if layers is not None:
-        if not isinstance(model, nn.TransformerEncoder):
-            raise InputError(f"layers={layers}: {named} has no layers to choose from; leave it out")
-        model.layers = _first(model.layers, layers, named)
+        raise InputError(f"layers={layers}: only layers of a posenc Transformer can be chosen; leave it out")
+    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
+        return _of_pretrained(model, named)
     width = next((p.shape[-1] for p in model.parameters() if p.dim() > 1), None)
     if isinstance(model, nn.MultiheadAttention):
         width = model.embed_dim
@@ -139,7 +137,9 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> VectorModel:
     encoding = model.encoding
-    blocks = [block for block in _first(model.blocks, layers, name) if isinstance(block, Block)]
+    if layers is not None and not 1 <= layers <= len(model.blocks):
+        raise InputError(f"layers={layers}: {name} has 1 to {len(model.blocks)}")
+    blocks = [block for block in model.blocks[:layers] if isinstance(block, Block)]
     for module in model.modules():
         if isinstance(module, Attention):
             module.backend = "reference"  # the only one that is differentiable twice under every encoding
@@ -165,14 +165,11 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Vector
     return VectorModel(name, model.config.dim, run, join, codes, word_vectors(model), reads_positions=True)
 
 
-def _of_pretrained(model: Any, layers: int | None, name: str) -> VectorModel:
+def _of_pretrained(model: Any, name: str) -> VectorModel:
     check_single_text(model)
     inner = model.base_model
     if getattr(inner, "_supports_sdpa", False):  # the others have only one differentiable attention
         inner.set_attn_implementation("sdpa")
-    if layers is not None:
-        owner, stack = _stack(inner, name)
-        setattr(owner, stack, _first(getattr(owner, stack), layers, name))
     codes, takes_ids = None, "position_ids" in inspect.signature(inner.forward).parameters
     if has_learned_table(inner):
         words, table = tables(inner)
@@ -206,24 +203,6 @@ class _Float64(TorchFunctionMode):
 def _in_float64() -> Iterator[None]:
     with sdpa_kernel(SDPBackend.MATH), _Float64():  # fused attention has no second derivative
         yield
-
-
-def _stack(inner: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that owns a model's layers, and under which name."""
-    config: Any = inner.config
-    for path, module in inner.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:  # ALBERT has one for all
-            owner, _, attribute = path.rpartition(".")
-            return inner.get_submodule(owner), attribute
-    raise InputError(f"layers: {name} has no list of layers to choose from; leave it out")
-
-
-def _first(stack: nn.ModuleList, layers: int | None, name: str) -> nn.ModuleList:
-    if layers is None:
-        return stack
-    if not 1 <= layers <= len(stack):
-        raise InputError(f"layers={layers}: {name} has 1 to {len(stack)}")
-    return stack[:layers]
 
 
 def _of_vectors(model: nn.Module, x: Tensor) -> Tensor:

@@ -18,8 +18,6 @@ EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
 """Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
 closer than this share of a code's norm are the same."""
 STEPS = 1, 2, 4, 8, 16
-LIKE = 0.1
-"""How far the logarithms of norms may be off a line where they are reported as a power of the position."""
 
 
 # ---------------------------------------------------------------- unique
@@ -257,8 +255,7 @@ class Boundedness(Finding):
 
     trained: positions inside. up_to: how far it was tried. defined_to: positions 0 .. defined_to-1 have codes. refusal:
     what the next one was refused with, empty where all have. inside, past: the largest norm of a code, nan where there
-    is none. growth: e, where norms past the trained length go like position^e, to 10% everywhere; nan where they do not,
-    or are too few. holds: defined everywhere tried, and nowhere more than 1% longer than inside.
+    is none. holds: defined everywhere tried, and nowhere more than 1% longer than inside.
     """
 
     of: str
@@ -269,7 +266,6 @@ class Boundedness(Finding):
     refusal: str
     inside: float
     past: float
-    growth: float
 
     def sentences(self) -> list[str]:
         sentences = [f"Inside the trained length, {self.trained}, the largest norm of a code is {self.inside:.4g}."]
@@ -281,8 +277,7 @@ class Boundedness(Finding):
                 sentences.append(f"{past}.")
             else:
                 times = f", {self.past / self.inside:.3g} times as much" if self.inside else ""
-                like = f", like {self.of}^{self.growth:.2f}" if self.growth >= 0.05 else ""
-                sentences.append(f"{past}{times}{like}.")
+                sentences.append(f"{past}{times}.")
         return sentences
 
 
@@ -319,19 +314,7 @@ def bounded(
         refusal=refusal,
         inside=float(inside.max()),
         past=largest,
-        growth=_exponent(past, trained),
     )
-
-
-def _exponent(norms: Tensor, start: int) -> float:
-    """The slope of log norm against log position, where that is a line."""
-    positive = norms > 0
-    if int(positive.sum()) < 2:
-        return math.nan
-    x, y = (start + torch.arange(len(norms)))[positive].double().log(), norms[positive].log()
-    x, y = x - x.mean(), y - y.mean()
-    slope = float((x * y).sum() / x.square().sum())
-    return slope if float((y - slope * x).abs().max()) <= LIKE else math.nan
 
 
 # ---------------------------------------------------------------- deterministic

@@ -30,8 +30,8 @@ LIMIT = 2**16
 @dataclass(frozen=True, eq=False)
 class Bias(Finding):
     """What each head adds to a score. distances: (n,), of the query after the key; negative where the key comes later.
-    heads: (num_heads, n), NaN where the head hides the key. of_content: whether it also depends on what tokens say; then
-    all say one in every channel. learned: whether there are weights in it."""
+    heads: (num_heads, n), NaN where the head hides the key. of_content: whether it also depends on the content of tokens,
+    which is then a one in every channel. learned: whether there are weights in it."""
 
     name: str
     distances: Tensor
@@ -47,40 +47,28 @@ class Bias(Finding):
         near, far = (self.heads[:, self.distances == at][:, 0] for at in (first, last))
         changes = (far - near).tolist()
         most = max(changes, key=abs)
-        sentences = [
-            f"From distance {first} to {last}, what is added to the scores changes by {_signed(most)}"
-            + (
-                f" in head {changes.index(most)} and by {_signed(min(changes, key=abs))} in the head that changes least."
-                if len(changes) > 1
-                else "."
-            )
-        ]
+        rest = "."
+        if len(changes) > 1:
+            rest = f" in head {changes.index(most)} and by {min(changes, key=abs):+.3g} in the head that changes least."
+        sentences = [f"From distance {first} to {last}, what is added to the scores changes by {most:+.3g}{rest}"]
         if hidden := int((past & ~visible).sum()):
             every = int((past & self.heads.isnan().all(0)).sum())
-            sentences.append(
-                f"Of {int(past.sum())} distances back, {hidden} are hidden"
-                + (f", {hidden - every} of them in some heads alone." if every < hidden else ".")
-            )
+            sentences.append(f"Of {int(past.sum())} distances back, {hidden} are hidden, {every} of them in all heads.")
         if not past.all():
-            apart = self._mirrored()
+            most = int(min(self.distances.max(), -self.distances.min()))
+            before = self.heads[:, (self.distances >= 0) & (self.distances <= most)].nan_to_num(-torch.inf)
+            after = self.heads[:, (self.distances <= 0) & (self.distances >= -most)].flip(-1).nan_to_num(-torch.inf)
+            apart = float((before - after).abs().masked_fill(before == after, 0).max())
             sentences.append(
-                "Tokens before and after a query are treated alike."
+                "The same distance before and after a query gives the same."
                 if apart < ROUNDING
-                else f"Direction counts: the same distance before and after a query differs by up to {_number(apart)}."
+                else f"Direction counts: the same distance before and after a query differs by up to {apart:.3g}."
             )
         if self.of_content:
             sentences.append("It depends on the content, too; shown is that of tokens with a one in every channel.")
         if self.learned:
-            sentences.append("Its weights are learned; these are the ones it was given.")
+            sentences.append("Its weights are learned; these are its present ones.")
         return sentences
-
-    def _mirrored(self) -> float:
-        most = int(min(self.distances.max(), -self.distances.min()))
-        before = self.heads[:, (self.distances >= 0) & (self.distances <= most)]
-        after = self.heads[:, (self.distances <= 0) & (self.distances >= -most)].flip(-1)
-        apart = (before - after).abs()
-        apart[before.isnan() & after.isnan()] = 0.0
-        return float(apart.nan_to_num(math.inf).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +82,7 @@ class PairRotation(Finding):
 
     @property
     def wavelengths(self) -> Tensor:
-        """Positions a turn, (pairs,); infinite where a pair stands still."""
+        """Positions a turn, (pairs,); infinite where a pair does not rotate."""
         return 2 * math.pi / self.angles.abs()
 
     @property
@@ -149,39 +137,40 @@ class PositionScores(Finding):
         same, unrelated = self.same.nanmean(0)[visible], self.unrelated.nanmean(0)[visible]
         spread, shown = self.unrelated_spread.nanmean(0)[visible], visible.nonzero()
         first, last = int(shown.min()), int(shown.max())
-        sentences = [
-            f"Position changes a token's score with an identical token by {_signed(float(same[0]))} at distance {first} and by "
-            f"{_signed(float(same[-1]))} at distance {last}, mean over heads and contents; for scale, content alone spreads "
-            f"the scores of unrelated tokens by {_number(self.content)}.",
-            f"Of two unrelated tokens position moves the mean by up to {_number(float(unrelated.abs().max()))}, and it "
-            f"spreads their scores by {_number(float(spread[-1]))} at distance {last}.",
-        ]
         if not bool((self.same.nan_to_num() != 0).any() | (self.unrelated.nan_to_num() != 0).any()):
             sentences = [f"Position changes no score within {self.length} tokens."]
+        else:
+            sentences = [
+                f"Position changes a token's score with an identical token by {float(same[0]):+.3g} at distance {first} and "
+                f"by {float(same[-1]):+.3g} at distance {last}, mean over heads and contents. Content alone gives the scores "
+                f"of unrelated tokens a standard deviation of {self.content:.3g}.",
+                f"Of two unrelated tokens position changes the mean by up to {float(unrelated.abs().max()):.3g}; the standard "
+                f"deviation is {float(spread[-1]):.3g} at distance {last}.",
+            ]
         if not bool(visible.all()):
             sentences.append(f"{int((~visible).sum())} of {self.length} distances are hidden from all heads.")
         return sentences
 
 
-def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any) -> Bias:
+def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None, **shape: Any) -> Bias:
     """What each head adds to a score by distance, up to `length` - 1 in both directions; for causal encodings, back
     alone. The query is at position length - 1, so that every key has a position.
 
     Args:
-        encoding: with a site `bias`, or its text. layer: whose. name: for people. shape: for a text, see
+        encoding: with a site `bias`, or its text. name: for people. shape: for a text, see
             `codes_of`; for an encoding the sizes that it does not have as attributes num_heads, num_kv_heads, head_dim
             or dim.
 
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
     """
-    prepared = _prepared(encoding, layer, name, shape)
-    acting, layer, name, sizes = prepared.acting, prepared.layer, prepared.name, prepared.sizes
+    prepared = _prepared(encoding, name, shape)
+    acting, name, sizes = prepared.acting, prepared.name, prepared.sizes
     if "bias" not in acting.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
     width = prepared.share(length)
     one_way = any(getattr(part, "bidirectional", True) is False for part in parts_of(acting))
-    one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes, layer)
+    one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes)
     both = not one_way and prepared.fits(2 * length - 1)
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both)
@@ -190,7 +179,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
         x = content.double().expand(1, sizes.num_heads, len(keys), width)
         with torch.no_grad():
-            terms = bias_of(acting, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, layer)
+            terms = bias_of(acting, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, 0)
             dense = dense_sum(terms, torch.device("cpu"))
         if dense is None:
             raise InputError(f"{name}: its bias has no terms in this layer")
@@ -204,18 +193,16 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     return Bias(name, (length - 1 - keys).flip(0), ones.masked_fill(hidden, torch.nan), of_content, learned)
 
 
-def rotation(
-    encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
-) -> PairRotation:
+def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None = None, **shape: Any) -> PairRotation:
     """How fast the pairs of an encoding's keys turn: the part of it that turns them, unmapped.
 
     Args:
-        encoding: as in `bias`. trained: positions to compare wavelengths with. layer: whose. name: for people.
+        encoding: as in `bias`. trained: positions to compare wavelengths with. name: for people.
 
     Raises:
         InputError: an encoding that rotates nothing by an angle that grows evenly with position.
     """
-    prepared = _prepared(encoding, layer, name, shape)
+    prepared = _prepared(encoding, name, shape)
     name = prepared.name
     check_sizes(trained=trained)
     rotating = [part for part in parts_of(prepared.acting) if "rotate" in part.sites()]
@@ -225,7 +212,7 @@ def rotation(
     at = Positions.from_ids([0, 1, 2])
     with torch.no_grad():
         try:
-            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at, prepared.layer)
+            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at)
         except InputError:
             raise InputError(f"{name}: it rotates no pair of channels by an angle") from None
     angles = angles[0, 0]
@@ -241,7 +228,6 @@ def scores(
     *,
     samples: int = 64,
     seed: int = 0,
-    layer: int = 0,
     name: str | None = None,
     **shape: Any,
 ) -> PositionScores:
@@ -252,12 +238,12 @@ def scores(
 
     Args:
         encoding: as in `bias`, any. length: tokens of the text. samples, seed: contents that are drawn, and how.
-            layer: whose. name: for people.
+            name: for people.
 
     Raises:
         InputError: sizes below 1, or positions that the encoding does not take.
     """
-    prepared = _prepared(encoding, layer, name, shape)
+    prepared = _prepared(encoding, name, shape)
     check_integers(2, samples=samples)
     width = prepared.share(length)
     drawn = torch.Generator().manual_seed(seed)
@@ -281,12 +267,10 @@ def scores(
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A copy of an encoding in evaluation mode, the part that acts in a layer, which of its own layers that is, a name and
-    sizes."""
+    """A copy of an encoding in evaluation mode, the part that acts in the first layer, a name and sizes."""
 
     encoding: Encoding
     acting: Encoding
-    layer: int
     name: str
     sizes: Sizes
 
@@ -313,15 +297,15 @@ class _Prepared:
         return width
 
 
-def _prepared(encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]) -> _Prepared:
+def _prepared(encoding: Encoding | str, name: str | None, shape: dict[str, Any]) -> _Prepared:
     if isinstance(encoding, str):
         name, encoding, given = name or encoding, make(encoding, **shape), {}
     elif isinstance(encoding, Encoding):
         name, encoding, given = name or encoding.known_as, copy.deepcopy(encoding), shape
     else:
         raise InputError(f"encoding: got a {type(encoding).__name__}; pass an Encoding or its text")
-    acting, number = encoding.eval().at(layer)
-    return _Prepared(encoding, acting, number, name, sizes_of(acting, given))
+    acting, _ = encoding.eval().at(0)
+    return _Prepared(encoding, acting, name, sizes_of(acting, given))
 
 
 def width_of(encoding: Encoding, sizes: Sizes) -> int:
@@ -340,12 +324,12 @@ def width_of(encoding: Encoding, sizes: Sizes) -> int:
 def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
     without it. x: (length, width)."""
-    encoding, sizes, layer = prepared.acting, prepared.sizes, prepared.layer
+    encoding, sizes = prepared.acting, prepared.sizes
     at = encoding.augment(Positions.arange(len(x), causal=True), 1)
-    heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
+    heads = encoding.embed(x[None], at).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, layer)
+    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0)
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = problem.scale * (x @ x[-1])
     return score - without, without.expand_as(score)
@@ -369,14 +353,6 @@ def by_distance(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor
     varies = total > VARIES * values.square().sum(-1)
     occurs = count > 0
     return torch.arange(1 - n, n)[occurs], (means + middle)[:, occurs], explained.where(varies, torch.nan)
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−") if value else "0"
 
 
 MOST = 9

@@ -67,7 +67,7 @@ class Survival(Finding):
     curves, by what is read: "with residuals": the stream of vectors, as the model computes it. "written by the layer":
     what attention and MLP of a layer add to that stream, the model being as it is. "without residuals": the stream of the
     same weights when every x + f(x) is f(x), so that position must pass through each sub-layer. "untrained": with
-    residuals, fresh weights; "untrained, without residuals". "shuffled positions": with residuals, the probe's targets
+    residuals, fresh weights. "shuffled positions": with residuals, the probe's targets
     assigned at random. Of transformers models only the first and the controls.
     guess: mean absolute error in tokens of always guessing the middle. transfer: (layers, layers), the squared
     correlation with position of what the row's probe reads behind the column's layer: in what form position survives.
@@ -130,8 +130,6 @@ def survival(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> Survival:
     streams, name = _streams(model, tokens)
     control, _ = _streams(_afresh(model, seed), tokens)
     streams[UNTRAINED] = control[INTACT]
-    if CUT in control:
-        streams[f"{UNTRAINED}, {CUT}"] = control[CUT]
     at = torch.arange(tokens.shape[1], dtype=torch.float64).expand(len(tokens), -1)
     draws = torch.Generator().manual_seed(seed)
     shuffled = at.flatten()[torch.randperm(at.numel(), generator=draws)].view_as(at)
@@ -285,7 +283,6 @@ def plot_survival(ax: Axes, finding: Survival) -> None:
         WRITTEN: (PALETTE[2], "-"),
         CUT: (PALETTE[1], "-"),
         UNTRAINED: (SOFT, "--"),
-        f"{UNTRAINED}, {CUT}": (SOFT, "-."),
         SHUFFLED: (SOFT, ":"),
     }
     for kind, curve in finding.curves.items():
