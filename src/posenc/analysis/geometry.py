@@ -37,6 +37,7 @@ class Kernel(Finding):
     """Dot products of codes by distance k, over their mean squared norm: p_m . p_(m+k) over all m, in length positions.
 
     mean, spread: (length,) float64, over m; the spread is a standard deviation, zero where the distance decides.
+    deviation: the largest difference of a product from the mean at its distance.
     first_rise: the first k at which the mean
     is larger than at k - 1. first_zero: the first at which it is not above zero. half: the first at which it is at
     most half of its value at zero. tail: its mean from half the length on. random: standard deviation of the dot
@@ -49,6 +50,7 @@ class Kernel(Finding):
     length: int
     mean: Tensor
     spread: Tensor
+    deviation: float
     first_rise: int | None
     first_zero: int | None
     half: int | None
@@ -59,7 +61,7 @@ class Kernel(Finding):
     @property
     def stationary(self) -> bool:
         """Whether the dot product is a function of the distance."""
-        return float(self.spread.max()) <= SAME
+        return self.deviation <= SAME
 
     @property
     def monotone(self) -> bool:
@@ -71,8 +73,8 @@ class Kernel(Finding):
     def _about_distance(self) -> str:
         if self.stationary:
             return (
-                f"The dot product of two codes of {self.name} depends on their distance alone: at equal distance it differs "
-                f"by a standard deviation of at most {float(self.spread.max()):.1g}."
+                f"The dot product of two codes of {self.name} depends on their distance alone, within "
+                f"{self.deviation:.1g}."
             )
         near = self.spread[: self.length // 2 + 1]  # further out there are few pairs to judge by
         at = int((near if float(near.max()) > SAME else self.spread).argmax())
@@ -135,6 +137,7 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
         length=length,
         mean=mean,
         spread=spread,
+        deviation=max(float((d - m).abs().max()) for d, m in zip(dots, mean, strict=True)),
         first_rise=_first(rises, 1),
         first_zero=_first(mean <= 0),
         half=_first(mean <= level / 2),

@@ -111,7 +111,7 @@ class Survival(Finding):
 
 
 @torch.no_grad()
-def survival(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> Survival:
+def survival(model: nn.Module, tokens: Tensor, *, untrained: nn.Module | None = None, seed: int = 0) -> Survival:
     """Fit a ridge regression of position on the vectors behind each layer, in closed form, for each layer separately.
 
     Its weight, for channels of unit variance, is that of RIDGES with the smallest error on texts that it was not fitted to.
@@ -119,7 +119,8 @@ def survival(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> Survival:
     Args:
         model: a posenc Transformer under any encoding, or a transformers model in eval mode. tokens: (texts, length)
             without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
-            same token, leave position to the model. seed: of the control's fresh weights and of the shuffled positions.
+            same token, leave position to the model. untrained: the control; None: the same architecture with fresh weights.
+        seed: of these weights and of the shuffled positions.
 
     Raises:
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
@@ -128,7 +129,7 @@ def survival(model: nn.Module, tokens: Tensor, *, seed: int = 0) -> Survival:
         model = unwrap(model)
     check_tokens(tokens, model, 4)
     streams, name = _streams(model, tokens)
-    control, _ = _streams(_afresh(model, seed), tokens)
+    control, _ = _streams(_afresh(model, seed) if untrained is None else untrained, tokens)
     streams[UNTRAINED] = control[INTACT]
     at = torch.arange(tokens.shape[1], dtype=torch.float64).expand(len(tokens), -1)
     draws = torch.Generator().manual_seed(seed)
@@ -266,7 +267,7 @@ def _afresh(model: nn.Module, seed: int) -> nn.Module:
             try:
                 return Transformer(model.config, from_spec(model.encoding.spec()))
             except InputError as error:
-                raise InputError(f"model: {error}; an untrained one cannot be made for comparison") from None
+                raise InputError(f"untrained=None: {error}; pass an untrained model of the same kind") from None
         from transformers import AutoModel
 
         inner: Any = model
