@@ -174,7 +174,7 @@ def test_a_width_comes_from_the_parts_or_the_caller():
 
 def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
     found, names, _ = answered(OneLayer)
-    assert "layer 0, which has its own parameters, is analysed alone" in found.note
+    assert "layer 0, which has separate parameters, is analysed alone" in found.note
     assert {"kernel", "symmetry", "twins"} <= names
     _, names, reasons = answered(OneLayer(16, 1))
     assert "kernel" in names

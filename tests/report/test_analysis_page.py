@@ -176,7 +176,7 @@ def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, 
     [
         (["mine:infinite"], "mine:infinite: the code of position 0 is not finite"),
         (["mine:changing"], "mine:changing: gave two different codes for the same positions"),
-        (["mine:wrong"], "mine:wrong: gave (3, 4) for"),
+        (["mine:wrong"], "mine:wrong: gave (3, 4) "),
         (["mine:waves", "--dim", "6"], "gave codes of width 8, expected 6"),
         (["mine:number"], "a int has no codes"),
         (["mine:wavse"], "unknown function in mine 'wavse': did you mean 'waves'?"),

@@ -103,7 +103,7 @@ class Target:
     def position_codes(self) -> Codes:
         """The codes, where they are of positions."""
         if self.codes.of != "position":
-            raise InputError("it acts on the distance of two tokens, and no position has a code of its own")
+            raise InputError("it acts on the distance of two tokens, and no position has a code")
         return self.codes
 
     @property
@@ -172,7 +172,7 @@ class Target:
         acting, _ = self.obj.at(0)
         if acting is self.obj and self.obj.num_layers == 1:
             return ""
-        what = f"has {acting.known_as}" if acting is not self.obj else "has its own parameters"
+        what = f"has {acting.known_as}" if acting is not self.obj else "has separate parameters"
         return f"Layers differ: layer 0, which {what}, is analysed alone; symmetry, twins and trained models use all layers."
 
     @cached_property
@@ -204,7 +204,7 @@ class Target:
     def adding_model(self) -> nn.Module:
         """A trained model whose input has codes added."""
         if "embed" not in self.encoding.sites():
-            raise InputError("it adds no code to the input, where content and position could be told apart")
+            raise InputError("it adds no code to the input, where content and position could be separated")
         return self.model
 
     def texts(self, count: int, length: int = TOKENS) -> Tensor:
@@ -274,7 +274,7 @@ def _object(subject: Any, shape: dict[str, Any], given: dict[str, Any], name: st
         return subject
     if isinstance(subject, Codes) or _is_model(subject):
         if given:
-            raise InputError(f"{', '.join(given)}: {_name(subject)} has its own; leave it out")
+            raise InputError(f"{', '.join(given)}: {_name(subject)} is defined without it; leave it out")
         return subject
     if not inspect.isclass(subject):
         return codes_of(subject, name=name, **given)

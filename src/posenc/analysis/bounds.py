@@ -319,7 +319,7 @@ def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> 
 class BaseBound(Finding):
     """Bases against lengths: the smallest of each length, and those of models.
 
-    limits: length / 0.6165, the smallest base with infinitely many pairs. longest: each model's own longest length.
+    limits: length / 0.6165, the smallest base with infinitely many pairs. longest: the longest length of each model.
     """
 
     head_dim: int

@@ -248,18 +248,16 @@ def plot_counter(ax: Axes, finding: Counter) -> None:
     ax.set(xlabel="digits and pairs, fast ones first", ylabel="position")
 
 
-@plot(
-    "Where a line rises out of the grey, a pair turns to angles that it never met in training; at one it has met all."
-)
+@plot("Where a line rises out of the grey, a pair turns to angles that were not reached in training; at one all were.")
 def plot_digits(ax: Axes, *findings: Digits) -> None:
     """The turn that each pair made in training, and makes in the longer text under each schedule, up to a full one."""
     first = findings[0]
     pairs = torch.arange(len(first.trained))
-    ax.fill_between(pairs, first.trained / math.tau, color=LINE, lw=0, label=f"met in {first.length} positions")
+    ax.fill_between(pairs, first.trained / math.tau, color=LINE, lw=0, label=f"reached in {first.length} positions")
     for other, color in zip(findings, PALETTE * len(findings), strict=False):
         ax.plot(pairs, other.reached / math.tau, label=other.schedule, color=color)
     part = int((first.trained < math.tau).int().argmax())  # the first pair that did not finish a turn
-    ax.set(xlabel="pair", ylabel=f"turn met in {first.factor * first.length:.0f} positions")
+    ax.set(xlabel="pair", ylabel=f"turn reached in {first.factor * first.length:.0f} positions")
     ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
     ax.legend(loc="upper right", fontsize=8)
 
@@ -274,9 +272,9 @@ def plot_squeeze(ax: Axes, *findings: Digits) -> None:
 
 
 def _under_schedules(t: "Target") -> Findings:
-    """Under the target's own schedule and the usual ones, for texts FACTOR times longer."""
-    rotary, own = t.rotary, dict(t.rotary.schedule)
-    schedules = SCHEDULES if own == {"name": "default"} else (own, *SCHEDULES)
+    """Under the target's schedule and the usual ones, for texts FACTOR times longer."""
+    rotary, schedule = t.rotary, dict(t.rotary.schedule)
+    schedules = SCHEDULES if schedule == {"name": "default"} else (schedule, *SCHEDULES)
     channels, base = rotary.rotary_dim or rotary.head_dim, rotary.rope_theta
     return Findings(
         tuple(digits([t.trained - 1], channels, base, s, factor=FACTOR, length=t.trained) for s in schedules), first=4

@@ -171,7 +171,7 @@ class Expansion(Finding):
         slope: of its logarithm in that of the amplitude, over the smallest: 3, unless the third order is absent or f
             has kinks (ReLU). None: fewer than two remainders are more than rounding.
         blocks, decay: see there; None: nothing interacts.
-        by_distance: p_m^T H_mn p_n, each pair with its own H, means over pairs at distance 1, 2, ..
+        by_distance: p_m^T H_mn p_n, each pair with its H, means over pairs at distance 1, 2, ..
         word_norm, code_norm: means over the vocabulary, None without one, and over positions.
     """
 
@@ -429,7 +429,7 @@ def plot_interaction_block(ax: Axes, expansion: Expansion) -> None:
     ax.set(xlabel="channel of pₙ", ylabel="channel of pₘ")
 
 
-@plot("Under the identity the interaction decays as the codes' dot products do; under the model's own H it need not.")
+@plot("Under the identity the interaction decays as the codes' dot products do; under the model's H it need not.")
 def plot_interaction_decay(ax: Axes, expansion: Expansion) -> None:
     """p_m^T H p_n by distance under three H, each over its largest value, so that it starts above zero."""
     decay = expansion.decay
@@ -440,7 +440,7 @@ def plot_interaction_decay(ax: Axes, expansion: Expansion) -> None:
         label = f"{name} H: distance explains {decay.relative[name]:.0%}"
         ax.plot((curve / _largest(curve).copysign(curve[0]))[:reach], label=label)
     each = torch.tensor(expansion.by_distance)
-    ax.plot(range(1, 1 + len(each)), each / _largest(each), ".", color=INK, label="each pair its own H")
+    ax.plot(range(1, 1 + len(each)), each / _largest(each), ".", color=INK, label="H of each pair")
     ax.axhline(0, color=SOFT, linewidth=1)
     ax.set(xlabel="distance n - m", ylabel="mean pₘ H pₙ, over its largest")
     legend_above(ax)

@@ -386,7 +386,7 @@ class Spectrum(Finding):
     share: of the variance of the codes in the first so many directions, cumulative, (min(length, dim),). effective_dim: directions in use, (sum s^2)^2 / sum s^4 with s the singular
     values of the codes less their mean. directions_99: how many have 99% of the variance. mean_share: of the codes' mean square that is their mean,
     the same at every position. wavelengths: positions that each channel needs to turn once, (dim,), inf where it never
-    does. known: they are the encoding's own frequencies; else those of the wave that fits a channel best, and purity is
+    does. known: they are the frequencies of the encoding; else those of the wave that fits a channel best, and purity is
     the share of the channel's variance it holds, (dim,). unfinished: channels that turn less than once. waves: channels
     that turn at least once and have a purity of 0.9 and more.
     """
@@ -466,7 +466,7 @@ def spectrum(subject: Any, length: int = 512, **options: Any) -> Spectrum:
 
 def _dominant(varying: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     """The wave that fits each channel best, as its frequency in radians a position, and the share of the variance that it
-    holds: least squares on a constant, a sine and a cosine, which also tells waves that are longer than the text. squares:
+    holds: least squares on a constant, a sine and a cosine, which also finds waves longer than the text. squares:
     of the channels with their means, against which what rounding leaves of a constant is nothing."""
     length = len(varying)
     slow = torch.logspace(-1, 0, 17, dtype=torch.float64)[:-1] / length
@@ -502,7 +502,7 @@ def plot_singular_values(ax: Axes, spectrum: Spectrum) -> None:
     ax.legend(loc="center right")
 
 
-@plot("Channels above the line turn less than once in the text: the further up, the less they tell neighbours apart.")
+@plot("Channels above the line turn less than once in the text: the further up, the less neighbours differ in them.")
 def plot_wavelengths(ax: Axes, spectrum: Spectrum) -> None:
     """How many positions each channel needs to turn once, against the length of the text. Faint: one wave holds little of
     what the channel does."""

@@ -169,7 +169,7 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def _module_phases(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:
-    """The phases of the encoding's own results in a dtype: (first position, number n) -> (n, pairs). None: it does not compute
+    """The phases of the encoding's results in a dtype: (first position, number n) -> (n, pairs). None: it does not compute
     them from constant tables, or they cannot be read off unit vectors."""
     module = copy.deepcopy(encoding).to(dtype)
     adds = has_position_codes(module)

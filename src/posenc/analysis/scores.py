@@ -278,7 +278,7 @@ class _Prepared:
         return self.encoding.max_positions is None or length <= self.encoding.max_positions
 
     def share(self, length: int) -> int:
-        """Give it identity projections, for encodings that put vectors of their own through the model's; returns the width of
+        """Give it identity projections, for encodings that apply the model's to their vectors; returns the width of
         a token. Raises InputError for a length that it does not take."""
         if not 2 <= length <= LIMIT:
             raise InputError(f"length={length}: must lie between 2 and {LIMIT}")
@@ -366,9 +366,7 @@ def plot_bias_by_distance(ax: Axes, finding: Bias) -> None:
     ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
 
 
-@plot(
-    "Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles they have not met."
-)
+@plot("Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles not reached.")
 def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()

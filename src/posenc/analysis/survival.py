@@ -299,7 +299,7 @@ def plot_survival(ax: Axes, finding: Survival) -> None:
 
 
 @plot(
-    "Bright off the diagonal: the layers hold position in the same directions. Bright on it alone: each in its own.",
+    "Bright off the diagonal: the layers represent position in the same directions. Bright on it alone: in different ones.",
     (5.2, 4.2),
 )
 def plot_probe_transfer(ax: Axes, finding: Survival) -> None:

@@ -47,7 +47,7 @@ class Equivariance(Finding):
 
     @property
     def blind(self) -> bool:
-        """Whether it cannot tell one order of the tokens from another."""
+        """Whether the order of the tokens changes nothing."""
         return self.order < ROUNDING
 
     def sentences(self) -> list[str]:

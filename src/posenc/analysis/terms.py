@@ -158,7 +158,7 @@ class _Recorder:
         self.norms = _FrozenNorms(self.model)
 
     def run(self, tokens: Tensor, parts: tuple[str, ...], weights: Tensor | None = None) -> Any:
-        """The model's output, with these parts of its input. weights: those of the first attention; None: its own."""
+        """The model's output, with these parts of its input. weights: those of the first attention; None: the computed ones."""
         self.parts, self.weights, self.recorded = parts, weights, None
         return self.model(tokens)
 
@@ -230,7 +230,7 @@ class _Recorder:
 class FourTerms(Finding):
     """The terms of the first layer's scores, per head, over all pairs that a query sees.
 
-    terms: their names. error: the largest difference between their sum and the model's own scores. Since softmax ignores
+    terms: their names. error: the largest difference between their sum and the model's scores. Since softmax ignores
     what all keys of a query share, shares are of scores from which each query's mean is taken.
     share: (heads, terms), a term's variance over the sum of the terms' variances. removed: (heads, terms), total variation
     between the attention with and without a term, mean over queries: 0 nothing changes, 1 everything. designs: the same
